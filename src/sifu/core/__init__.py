@@ -1,0 +1,1 @@
+"""The mathematics of certified federated unlearning: pure functions and frozen dataclasses over numpy."""

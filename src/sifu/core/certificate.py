@@ -1,0 +1,196 @@
+"""The certificate of a request in its two forms (DESIGN section 7).
+
+The auditor's copy states everything and is confidential: exact Psi, drift, beta, the node, and any plain
+hash of an un-noised model are functions of the forgotten client's data. The public copy leaves them out
+and has salted commitments instead of hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sifu.core.calibration import Calibration, true_positive_rate
+from sifu.core.history import Accounting
+from sifu.core.ledger import finite_or_text
+from sifu.core.noise import NoiseSource
+from sifu.core.premises import Level, Premise
+from sifu.core.retention import Retention
+from sifu.core.rollback import Scope, Unit
+
+FORMAT = "sifu-certificate-1"
+
+GUARANTEE = (
+    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "
+    "earlier noise, source models and noise sizes), and over the noise drawn from this request on, what is released "
+    "{scope} from the data with the client and without it, under that same plan, is (epsilon, delta)-close."
+)
+SCOPE_WORDS = {
+    "all": "in all models from this request on",
+    "latest": "in the latest model (earlier releases are not counted)",
+}
+NOT_COVERED = (
+    "What the plan itself reveals is not covered: when and from where training went back, and how long it took.",
+    "Models seen before this request was carried out are not covered.",
+    "The other participants and the operator, who hold more than the released models, are not covered.",
+    "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
+    "This is evidence for the operator's file, not a statement of legal compliance.",
+)
+EXACT_GUARANTEE = (
+    "The model training went on from was never touched by the client's data, so the models released from it are "
+    "those of training without the client under the same plan."
+)
+NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
+
+
+@dataclass(frozen=True)
+class SubjectStatement:
+    """One subject of the request: its clients, Psi at the node, its charge and what its budget allows."""
+
+    clients: tuple[str, ...]
+    psi: float
+    charge: float
+    budget: float
+
+
+@dataclass(frozen=True)
+class ModelCommitment:
+    """A model as the certificate names it: salted commitment for all, digest and nonce for the auditor."""
+
+    node: int
+    digest: str
+    nonce: str
+    commitment: str
+
+
+@dataclass(frozen=True)
+class CertificateFacts:
+    """Everything a certificate states, before it is put into either form."""
+
+    run: str
+    request: str
+    method: str
+    clients: tuple[str, ...]
+    unit: Unit
+    scope: Scope
+    epsilon: float
+    delta: float
+    delta_reached: float
+    calibration: Calibration
+    multiplier: float
+    accounting: Accounting
+    participation: str
+    retention: Retention
+    noise: NoiseSource
+    noise_std: float
+    psi_star: float
+    psi: float
+    node: int
+    noise_node: int
+    final_node: int
+    rounds: int
+    subjects: tuple[SubjectStatement, ...]
+    earlier: tuple[SubjectStatement, ...]
+    premises: tuple[Premise, ...]
+    level: Level
+    source_model: ModelCommitment
+    noised_model: ModelCommitment
+    final_model: ModelCommitment
+    erased_nodes: tuple[int, ...]
+    remaining_nodes: tuple[int, ...]
+    ledger_seq: int
+    ledger_head: str
+    received: str
+    carried_out: str
+    issued: str
+    versions: Mapping[str, str]
+
+
+def _common(facts: CertificateFacts) -> dict[str, Any]:
+    guarantee = GUARANTEE.format(scope=SCOPE_WORDS[facts.scope])
+    if facts.level == "exact":
+        guarantee = EXACT_GUARANTEE
+    elif facts.level == "none":
+        guarantee = NO_GUARANTEE
+    return {
+        "format": FORMAT,
+        "run": facts.run,
+        "request": facts.request,
+        "method": facts.method,
+        "clients": list(facts.clients),
+        "level": facts.level,
+        "unit": facts.unit,
+        "scope": facts.scope,
+        "epsilon": facts.epsilon,
+        "delta": facts.delta,
+        "delta_reached": facts.delta_reached,
+        "calibration": facts.calibration,
+        "noise_multiplier": facts.multiplier,
+        "noise_source": facts.noise,
+        "sigma": facts.noise_std,
+        "attacker_true_positive_rate_at_1_percent": round(true_positive_rate(1.0 / facts.multiplier), 4),
+        "accounting": facts.accounting,
+        "participation": facts.participation,
+        "counterfactual": "the same schedule with the client absent and its slots not refilled",
+        "retention": facts.retention,
+        "guarantee": guarantee,
+        "not_covered": list(NOT_COVERED),
+        "commitments": {
+            "source_model": facts.source_model.commitment,
+            "noised_model": facts.noised_model.commitment,
+            "final_model": facts.final_model.commitment,
+        },
+        "ledger": {"seq": facts.ledger_seq, "head": facts.ledger_head},
+        "received": facts.received,
+        "carried_out": facts.carried_out,
+        "issued": facts.issued,
+        "versions": dict(facts.versions),
+    }
+
+
+def public_form(facts: CertificateFacts) -> dict[str, Any]:
+    """What anyone may see: no Psi, drift, beta, node or plain hash."""
+    kept = (
+        "Models from before the rollback stay for later requests; they still hold the client's part, within the budget."
+    )
+    return _common(facts) | {
+        "form": "public",
+        "premises": [{"name": one.name, "status": one.status, "statement": one.statement} for one in facts.premises],
+        "erased": "Every kept model after the point training went back to was erased."
+        + (" So was every earlier one that held the client's part." if facts.retention == "strict" else ""),
+        "remains": "Nothing that holds the client's part remains." if facts.retention == "strict" else kept,
+    }
+
+
+def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
+    """Everything, confidential."""
+    return _common(facts) | {
+        "form": "auditor",
+        "confidential": "This copy holds figures that depend on the forgotten clients' data.",
+        "premises": [asdict(one) for one in facts.premises],
+        "psi": finite_or_text(facts.psi),
+        "psi_star": facts.psi_star,
+        "node": facts.node,
+        "noise_node": facts.noise_node,
+        "final_node": facts.final_node,
+        "rounds": facts.rounds,
+        "subjects": [_statement(one) for one in facts.subjects],
+        "earlier_subjects": [_statement(one) for one in facts.earlier],
+        "models": {
+            "source_model": asdict(facts.source_model),
+            "noised_model": asdict(facts.noised_model),
+            "final_model": asdict(facts.final_model),
+        },
+        "erased_nodes": list(facts.erased_nodes),
+        "remaining_nodes": list(facts.remaining_nodes),
+    }
+
+
+def _statement(subject: SubjectStatement) -> dict[str, Any]:
+    return {
+        "clients": list(subject.clients),
+        "psi": finite_or_text(subject.psi),
+        "charge": subject.charge,
+        "budget": subject.budget,
+    }

@@ -1,0 +1,141 @@
+"""What an engine is: it runs rounds. The embedded simulator and Flower are two of them.
+
+A method is handed an engine and speaks only to this protocol, so every method runs on every engine.
+Engines know nothing of Psi, budgets or stores; they report scalars, rounded so that no bound built on
+them is too small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.participation import ClientIndices, Participation
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a round starts: model theta_u^n of the paper, `branch` u and `round` n.
+
+    `branch` is 0 for the first training and grows by one with every request, so a position is never
+    used twice and keys every random choice of its round.
+    """
+
+    branch: int
+    round: int
+
+
+@dataclass(frozen=True)
+class ClientProfile:
+    """What is known of a client before any round.
+
+    `smoothness` (beta) bounds from above the curvature of *every* loss one of its local steps descends
+    (each mini-batch too), `curvature` (mu) bounds it from below; both include weight decay. None means
+    that nothing is known: then only an assumed regularity can be used.
+    """
+
+    name: str
+    samples: int
+    local_steps: int
+    smoothness: float | None = None
+    curvature: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What every client does in every round, and the facts a certificate's premises need.
+
+    `smooth_model` says that the loss has Lipschitz gradients in the parameters (a linear model with
+    softmax, logistic or squared loss); a ReLU network, dropout, or an unknown user module has False.
+    `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
+    `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
+    """
+
+    local_rate: float
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    batch_size: int | None
+    server_rate: float
+    participation: Participation
+    dtype: str
+    smooth_model: bool
+    rounding_bounded: bool
+    outside: tuple[str, ...] = ()
+    preprocessing: str = "fixed constants"
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """One round of FedAvg (eq. 4) as it happened.
+
+    `participants` are sorted client indices; `samples` their |D_i|; `drifts` ||theta_i - mean||,
+    rounded up, in float64. `mean_shift` is ||mean - theta^n||, rounded up. `rounding` bounds how far
+    floating point may have moved the result from exact arithmetic (0.0 where nothing is proven, see
+    `TrainingFacts.rounding_bounded`). `gram` holds <theta_i - mean, theta_j - mean> when asked for.
+    An empty round has no participants, leaves the model as it was, and has zeros everywhere.
+    """
+
+    model: Vector
+    participants: ClientIndices
+    samples: NDArray[np.int64]
+    drifts: NDArray[np.float64]
+    mean_shift: float
+    rounding: float
+    gram: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Per evaluated client: samples, correct predictions (or 0 for regression), sum of losses."""
+
+    clients: ClientIndices
+    samples: NDArray[np.int64]
+    correct: NDArray[np.int64]
+    loss_sum: NDArray[np.float64]
+
+    @property
+    def accuracy(self) -> float:
+        """Correct predictions over all samples of the clients evaluated; NaN when there are none."""
+        total = int(self.samples.sum())
+        return float(self.correct.sum()) / total if total else float("nan")
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over all samples of the clients evaluated; NaN when there are none."""
+        total = int(self.samples.sum())
+        return float(self.loss_sum.sum()) / total if total else float("nan")
+
+
+class Engine(Protocol):
+    """Runs rounds and evaluates models. Models are flat vectors of `layout`."""
+
+    @property
+    def layout(self) -> ModelLayout: ...
+
+    @property
+    def clients(self) -> tuple[ClientProfile, ...]: ...
+
+    @property
+    def facts(self) -> TrainingFacts: ...
+
+    def initial_model(self, branch: int) -> Vector:
+        """A fresh model that no client's data has touched; another one for each branch."""
+        ...
+
+    def run_round(
+        self, model: Vector, position: Position, active: ClientIndices, *, want_gram: bool = False
+    ) -> RoundResult:
+        """One round from `model` among the `active` clients; the argument is never modified.
+
+        Same model, position and active clients: same result, bit for bit, on one machine.
+        """
+        ...
+
+    def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
+        """How `model` does on the data of each of `clients`."""
+        ...

@@ -1,0 +1,46 @@
+"""What can go wrong, as sentences with a stable exit code (DESIGN section 10).
+
+Every message names the thing, the value found and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class SifuError(Exception):
+    """Base of every error a user can cause or meet; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class InputError(SifuError):
+    """A bad argument, spec, data set or model: nothing was changed."""
+
+    exit_code = 2
+
+
+class RoundRejectedError(InputError):
+    """A round produced values that must not touch the model (NaN, Inf): the last good state stays."""
+
+
+class VerificationError(SifuError):
+    """A recorded claim does not recompute."""
+
+    exit_code = 3
+
+
+class NotCertifiableError(SifuError):
+    """The request cannot be certified as asked: nothing was changed."""
+
+    exit_code = 4
+
+
+class RunDamagedError(SifuError):
+    """The run folder is damaged, of a newer schema, or not a run."""
+
+    exit_code = 5
+
+
+class RunBusyError(SifuError):
+    """Another process is writing to the run."""
+
+    exit_code = 5

@@ -1,0 +1,274 @@
+"""The active history as one path, and Psi of a client or a set along it (DESIGN sections 4 and 6).
+
+    theta_0^0 -> rounds -> (noise) -> rounds -> (noise) -> ...
+
+A place on the path is a *depth*, 0 for the initial model. A noise edge adds nothing to any Psi: the same
+noise is added in both worlds. Psi of a subject (one client, or a set taken jointly) changes only at the
+rounds it took part in, but for the common factor L of everyone absent, whose running product is kept for
+the path; so a curve costs O(rounds the subject took part in).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.regularity import RoundRegularity
+from sifu.core.sensitivity import (
+    client_increments,
+    population_increments,
+    set_increment_bound,
+    set_increment_exact,
+)
+from sifu.core.tracking import rounding_growth
+from sifu.core.upward import up
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Accounting = Literal["round", "population"]
+NodeKind = Literal["initial", "round", "noise"]
+_UP = 1.0 + 2.0**-50
+NOBODY = RoundRegularity(0, 0.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class PathNode:
+    """One model of the history and the edge that made it: the initial model, a round, or added noise.
+
+    For a round: `regularity` sums up its participants, `mean_shift` = ||mean - theta^n||, `rounding` is its
+    allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart) and `order` counts the
+    requests carried out, so that "added at or after f asked" is a comparison of orders.
+    """
+
+    node: int
+    parent: int | None
+    kind: NodeKind
+    branch: int
+    position: int
+    regularity: RoundRegularity = NOBODY
+    mean_shift: float = 0.0
+    rounding: float = 0.0
+    noise_std: float = 0.0
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class TakenPart:
+    """The rounds one client took part in, by depth of the model that each round made."""
+
+    depths: Integers
+    samples: Integers
+    drifts: Floats
+    factor: float
+    averagedness: float
+
+
+class ActivePath:
+    """The nodes from the initial model to the current one, with the running quantities every Psi shares."""
+
+    def __init__(
+        self,
+        nodes: list[PathNode],
+        server_rate: float,
+        accounting: Accounting = "round",
+        population_samples: int = 0,
+        grams: Mapping[int, tuple[Integers, Floats]] | None = None,
+    ) -> None:
+        self.nodes = nodes
+        self.server_rate = server_rate
+        self.accounting = accounting
+        self.population_samples = population_samples
+        self._grams = grams or {}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def tip(self) -> int:
+        """The depth of the current model."""
+        return len(self.nodes) - 1
+
+    @cached_property
+    def depth_of(self) -> dict[int, int]:
+        """Depth of each node of the path."""
+        return {node.node: depth for depth, node in enumerate(self.nodes)}
+
+    @cached_property
+    def noise_depths(self) -> list[tuple[int, int]]:
+        """(depth, order) of each noise edge on the path."""
+        return [(d, node.order) for d, node in enumerate(self.nodes) if node.kind == "noise"]
+
+    @cached_property
+    def rounding(self) -> Floats:
+        """R(n): the allowance for floating point gathered up to each depth."""
+        gathered, values = 0.0, np.zeros(len(self.nodes))
+        for depth, node in enumerate(self.nodes):
+            if node.kind == "round":
+                growth = rounding_growth(node.regularity, self.server_rate)
+                carried = gathered if growth == 1.0 else up(gathered * growth)
+                gathered = up(carried + node.rounding) if node.rounding else carried
+            values[depth] = gathered
+        return values
+
+    @cached_property
+    def _products(self) -> tuple[Floats, Integers] | None:
+        """The running product of L over the path as mantissas and binary exponents; None when all are 1."""
+        factors = [node.regularity.absent(self.server_rate) if node.kind == "round" else 1.0 for node in self.nodes]
+        if all(factor == 1.0 for factor in factors):
+            return None
+        mantissas, exponents = np.ones(len(factors)), np.zeros(len(factors), dtype=np.int64)
+        mantissa, exponent = 1.0, 0
+        for depth, factor in enumerate(factors):
+            mantissa, shift = math.frexp(mantissa * factor)
+            exponent += shift
+            mantissas[depth], exponents[depth] = mantissa, exponent
+        return mantissas, exponents
+
+    @property
+    def constant_when_absent(self) -> bool:
+        """Whether Psi of whoever is absent never moves (L = 1 in every round)."""
+        return self._products is None
+
+    def growth(self, start: int, stop: int | Integers) -> Floats:
+        """Product of the absent L over rounds (start, stop], rounded up."""
+        if self._products is None:
+            return np.ones(np.shape(stop))
+        mantissas, exponents = self._products
+        steps = np.asarray(stop) - start
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            ratio = np.ldexp(mantissas[stop] / mantissas[start], exponents[stop] - exponents[start])
+        # Once some L was zero the ratio says nothing; zero is what everything became.
+        ratio = np.where(np.isnan(ratio), 0.0, ratio)
+        return np.where(steps == 0, 1.0, ratio * (1.0 + (np.asarray(stop) + 8) * 2.0**-51))
+
+    def gram(self, depth: int) -> tuple[Integers, Floats] | None:
+        """(participants, Gram matrix) of the round that made this depth, when it was kept."""
+        return self._grams.get(self.nodes[depth].node)
+
+
+@dataclass(frozen=True)
+class PsiCurve:
+    """Psi(n, subject) at every depth n of a path."""
+
+    path: ActivePath
+    depths: Integers
+    values: Floats
+
+    def at(self, depths: int | Integers) -> Floats:
+        """Psi at the given depths, rounded up; exactly zero before the subject first took part."""
+        wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))
+        last = np.searchsorted(self.depths, wanted, side="right") - 1
+        result = np.zeros(wanted.size)
+        seen = last >= 0
+        if np.any(seen):
+            index = last[seen]
+            bare = self.values[index]
+            if not self.path.constant_when_absent:
+                growth = [
+                    float(self.path.growth(int(s), int(t)))
+                    for s, t in zip(self.depths[index], wanted[seen], strict=True)
+                ]
+                bare = np.where(np.array(growth) == 1.0, bare, bare * np.array(growth) * _UP)
+            total = (bare + self.path.rounding[wanted[seen]]) * _UP
+            result[seen] = np.where(bare > 0.0, total, 0.0)
+        return result
+
+    def one(self, depth: int) -> float:
+        """Psi at one depth."""
+        return float(self.at(depth)[0])
+
+
+def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
+    """Psi(., c) of one client from its own scalars (theorem 1)."""
+    if path.accounting == "population":
+        increments = population_increments(part.samples, part.drifts, path.population_samples, path.server_rate)
+    else:
+        rounds = [path.nodes[depth] for depth in part.depths.tolist()]
+        increments = client_increments(
+            part.samples,
+            part.drifts,
+            np.array([one.regularity.total_samples for one in rounds], dtype=np.int64),
+            np.array([one.mean_shift for one in rounds]),
+            path.server_rate,
+        )
+    return _accumulate(
+        path,
+        part.depths,
+        increments,
+        part.samples.astype(np.float64),
+        np.full(part.depths.size, part.factor),
+        np.full(part.depths.size, part.averagedness),
+    )
+
+
+def joint_curve(path: ActivePath, parts: Mapping[int, TakenPart]) -> PsiCurve:
+    """Psi(., W) of a set taken jointly, exact where the Gram matrix was kept, by the triangle inequality elsewhere."""
+    by_depth: dict[int, list[tuple[int, int, float, float, float]]] = {}
+    for client, part in sorted(parts.items()):
+        for depth, samples, drift in zip(part.depths, part.samples, part.drifts, strict=True):
+            row = (client, int(samples), float(drift), part.factor, part.averagedness)
+            by_depth.setdefault(int(depth), []).append(row)
+    depths = np.array(sorted(by_depth), dtype=np.int64)
+    increments, counts, factors, averagedness = (np.zeros(depths.size) for _ in range(4))
+    for index, depth in enumerate(depths.tolist()):
+        rows = by_depth[depth]
+        samples = np.array([row[1] for row in rows], dtype=np.int64)
+        increments[index] = _joint_increment(path, depth, rows, samples)
+        total = float(samples.sum())
+        counts[index] = total
+        factors[index] = math.fsum(row[1] * row[3] for row in rows) / total
+        averagedness[index] = math.fsum(row[1] * row[4] for row in rows) / total
+    return _accumulate(path, depths, increments, counts, factors, averagedness)
+
+
+def _joint_increment(
+    path: ActivePath, depth: int, rows: list[tuple[int, int, float, float, float]], samples: Integers
+) -> float:
+    node = path.nodes[depth]
+    total = path.population_samples if path.accounting == "population" else node.regularity.total_samples
+    drifts = np.array([row[2] for row in rows])
+    bound = set_increment_bound(samples, drifts, total, node.mean_shift, path.server_rate)
+    kept = path.gram(depth)
+    if kept is None or path.accounting == "population" or len(rows) == 1:
+        return bound
+    participants, matrix = kept
+    index = np.searchsorted(participants, np.array([row[0] for row in rows]))
+    exact = set_increment_exact(samples, matrix[np.ix_(index, index)], total, node.mean_shift, path.server_rate)
+    return min(bound, exact)
+
+
+def _accumulate(
+    path: ActivePath,
+    depths: Integers,
+    increments: Floats,
+    counts: Floats,
+    factors: Floats,
+    averagedness: Floats,
+) -> PsiCurve:
+    """Psi' = L(W) Psi + Delta_W at each round the subject took part in, the absent L between them."""
+    values = np.zeros(depths.size)
+    psi, previous = 0.0, 0
+    trivial = path.constant_when_absent and path.server_rate <= 1.0
+    for index, depth in enumerate(depths.tolist()):
+        if psi > 0.0 and not path.constant_when_absent:
+            growth = float(path.growth(previous, depth - 1))
+            psi = psi if growth == 1.0 else psi * growth * _UP
+        if psi > 0.0 and not (trivial and factors[index] == 1.0):
+            own = float(
+                path.nodes[depth].regularity.without(
+                    counts[index : index + 1],
+                    factors[index : index + 1],
+                    averagedness[index : index + 1],
+                    path.server_rate,
+                )[0]
+            )
+            psi = psi if own == 1.0 else psi * own * _UP
+        psi = (psi + increments[index]) * _UP if increments[index] > 0.0 else psi
+        values[index], previous = psi, depth
+    return PsiCurve(path, depths, values)

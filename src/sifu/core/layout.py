@@ -1,0 +1,54 @@
+"""A model as one flat vector, and the names and shapes that turn it back into arrays.
+
+Every norm, mean and noise of this project is taken over *all* parameters at once, so models travel as
+flat vectors; the layout is kept beside them for files and for engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.errors import InputError
+
+Vector = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Names, shapes and element type of a model's parameters, in the order they are flattened."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "float64"
+
+    @property
+    def size(self) -> int:
+        """The number of parameters, d."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def flatten(self, arrays: Mapping[str, NDArray[np.floating]]) -> Vector:
+        """One vector of all arrays, in order; a missing name or another shape is refused."""
+        parts = []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if name not in arrays:
+                raise InputError(f"the model has no parameter {name!r}; it has {sorted(arrays)}")
+            if tuple(arrays[name].shape) != shape:
+                raise InputError(f"parameter {name!r} has shape {tuple(arrays[name].shape)}, not {shape}")
+            parts.append(np.asarray(arrays[name], dtype=self.dtype).reshape(-1))
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=self.dtype)
+
+    def unflatten(self, vector: Vector) -> dict[str, Vector]:
+        """The named arrays of a flat vector (views where possible)."""
+        if vector.shape != (self.size,):
+            raise InputError(f"a model of {self.size} parameters was expected, found shape {vector.shape}")
+        arrays, start = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            stop = start + math.prod(shape)
+            arrays[name] = vector[start:stop].reshape(shape)
+            start = stop
+        return arrays

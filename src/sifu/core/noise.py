@@ -1,0 +1,53 @@
+"""Where certified noise comes from: the operating system's entropy, drawn and added in float64.
+
+Every certified normal is made from bytes the operating system hands out for this one draw; they are used
+once and never logged. A seeded generator is for experiments only and caps a certificate at `none`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.layout import Vector
+from sifu.core.randomness import keyed_generator
+
+NoiseSource = Literal["system", "seeded"]
+
+
+class NormalSource(Protocol):
+    """Anything that draws standard normals; numpy's Generator is one."""
+
+    def standard_normal(self, size: int) -> NDArray[np.float64]: ...
+
+
+class SystemNormals:
+    """Standard normals straight from the operating system's entropy (Box and Muller 1958, 53-bit uniforms)."""
+
+    def standard_normal(self, size: int) -> NDArray[np.float64]:
+        """`size` independent standard normals."""
+        pairs = (size + 1) // 2
+        raw = np.frombuffer(secrets.token_bytes(16 * pairs), dtype="<u8") >> np.uint64(11)
+        radius_uniform = (raw[:pairs].astype(np.float64) + 1.0) * 2.0**-53  # in (0, 1]: its log is finite
+        angle = raw[pairs:].astype(np.float64) * (2.0**-53 * 2.0 * np.pi)
+        radius = np.sqrt(-2.0 * np.log(radius_uniform))
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+
+
+def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
+    """What a noise edge draws from; `seed` is used by `seeded` only."""
+    if source == "seeded":
+        return keyed_generator(seed, "seeded noise", branch)
+    return SystemNormals()
+
+
+def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
+    """theta + N(0, sigma^2 I), in float64, then rounded to the model's own type.
+
+    Rounding the sum is post-processing: it costs nothing of the guarantee.
+    """
+    noisy = model.astype(np.float64) + noise_std * normals.standard_normal(model.size)
+    return noisy.astype(model.dtype)

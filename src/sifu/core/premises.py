@@ -1,0 +1,181 @@
+"""What a certificate rests on, and the level that follows (DESIGN section 7).
+
+Each premise is either `met` (by construction, or measured as an upper bound), `assumed` (taken on trust, so the
+level is at most `conditional`) or `failed` (so the level is `none`). The level is computed from the
+premises and from nothing else; nobody can write a level down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sifu.core.calibration import Calibration
+from sifu.core.engine import TrainingFacts
+from sifu.core.history import Accounting
+from sifu.core.noise import NoiseSource
+from sifu.core.regularity import RegularityClass
+
+Level = Literal["exact", "proven", "conditional", "none"]
+Status = Literal["met", "assumed", "failed"]
+
+
+@dataclass(frozen=True)
+class Premise:
+    """One premise: its name, whether it holds, and a sentence. `detail` may hold figures that depend on
+    clients' data; it stands in the auditor's copy only."""
+
+    name: str
+    status: Status
+    statement: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class MeasuredRegularity:
+    """The regularity class of a run with the figures it was decided on."""
+
+    kind: RegularityClass
+    largest_smoothness: float | None
+    largest_factor: float
+    local_rate: float
+    largest_certified_rate: float | None
+    assumed_factor: float | None = None
+
+
+def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Premise:
+    """Which theorem bounds L, and whether what it needs was measured."""
+    if measured.kind == "assumed":
+        return Premise(
+            "regularity",
+            "assumed",
+            f"Every local step is taken to expand distances by at most B = {measured.assumed_factor:g}; "
+            "nothing proves this for the model trained here.",
+        )
+    if not facts.smooth_model:
+        return Premise("regularity", "assumed", "The loss is taken to be smooth; the model is not known to be.")
+    detail = (
+        f"largest beta {measured.largest_smoothness!r}, local rate {measured.local_rate!r}, "
+        f"largest P_i {measured.largest_factor!r}, largest certified rate {measured.largest_certified_rate!r}"
+    )
+    statement = {
+        "strongly convex": "The local losses are strongly convex (weight decay) and smooth, with every client's "
+        "smoothness bounded from above.",
+        "convex": "The local losses are convex and smooth, every client's smoothness is bounded from above, and the "
+        "local rate is within the range where no step expands distances.",
+        "smooth": "The local losses are smooth with every client's smoothness bounded from above; the local rate is "
+        "beyond the range certified as convex, so distances may grow.",
+    }[measured.kind]
+    return Premise("regularity", "met", statement, detail)
+
+
+def collect_premises(
+    facts: TrainingFacts,
+    measured: MeasuredRegularity,
+    *,
+    accounting: Accounting,
+    calibration: Calibration,
+    epsilon: float,
+    noise: NoiseSource,
+) -> tuple[Premise, ...]:
+    """Every premise of a noised release, in a fixed order."""
+    return (
+        regularity_premise(facts, measured),
+        *(
+            Premise(
+                "outside the theory",
+                "assumed",
+                f"{what[0].upper()}{what[1:]} is outside the theorem and assumed harmless.",
+            )
+            for what in facts.outside
+        ),
+        Premise(
+            "accounting",
+            "met" if accounting == "round" else "failed",
+            "Weights are those of the rounds that really happened."
+            if accounting == "round"
+            else "Population accounting under-states sensitivity; it can be compared, never certified.",
+        ),
+        Premise(
+            "counterfactual",
+            "met" if facts.participation.independent else "assumed",
+            "Clients take part independently of each other, so the same schedule without the client is the law of "
+            "training without it."
+            if facts.participation.independent
+            else "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
+            "client's slots left empty, not with a world where others filled them.",
+        ),
+        _calibration_premise(calibration, epsilon),
+        _arithmetic_premise(facts),
+        Premise(
+            "noise",
+            "met" if noise == "system" else "failed",
+            "The noise was drawn from the operating system's entropy and added in float64."
+            if noise == "system"
+            else "The noise came from a seeded generator, so whoever has the seed can remove it.",
+        ),
+        preprocessing_premise(facts),
+        Premise(
+            "honest reports",
+            "met",
+            "Sample counts, drifts and smoothness bounds are those the engine computed or the clients reported; "
+            "they are trusted.",
+        ),
+    )
+
+
+def preprocessing_premise(facts: TrainingFacts) -> Premise:
+    """Whether clients' data shaped the preprocessing, which no rollback undoes."""
+    fixed = facts.preprocessing == "fixed constants"
+    return Premise(
+        "preprocessing",
+        "met" if fixed else "assumed",
+        "Preprocessing uses fixed constants; no client's data shaped it."
+        if fixed
+        else f"Preprocessing ({facts.preprocessing}) is taken not to depend on the forgotten clients' data.",
+    )
+
+
+def _calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
+    if calibration == "exact":
+        return Premise("calibration", "met", "Exact calibration of the Gaussian mechanism (Balle & Wang 2018).")
+    if epsilon < 1.0:
+        return Premise(
+            "calibration",
+            "assumed",
+            "Classical calibration inside its range (epsilon < 1), not the exact one.",
+        )
+    return Premise(
+        "calibration",
+        "failed",
+        f"Classical calibration is proven for epsilon < 1 only; it was used at epsilon = {epsilon:g}.",
+    )
+
+
+def _arithmetic_premise(facts: TrainingFacts) -> Premise:
+    if facts.dtype == "float64" and facts.rounding_bounded:
+        return Premise(
+            "arithmetic",
+            "met",
+            "Local steps ran in float64; a bound on their rounding is added to the sensitivity.",
+        )
+    return Premise(
+        "arithmetic",
+        "assumed",
+        f"Rounding of the {facts.dtype} local steps is not bounded and is assumed not to matter.",
+    )
+
+
+def level_of(premises: Sequence[Premise], *, exact: bool) -> Level:
+    """The level that the premises allow.
+
+    `exact` says that no forgotten client ever touched the released model; then only preprocessing matters.
+    """
+    if exact:
+        relevant = [one for one in premises if one.name == "preprocessing"]
+        return "exact" if all(one.status == "met" for one in relevant) else "conditional"
+    statuses = {one.status for one in premises}
+    if "failed" in statuses:
+        return "none"
+    return "conditional" if "assumed" in statuses else "proven"

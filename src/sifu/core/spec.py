@@ -1,0 +1,292 @@
+"""The spec of a run: what is trained on what, and the promises it must be able to keep.
+
+Each section is a frozen dataclass whose fields carry their own comment, so that `sifu init` writes a
+commented file, errors can name the key and its nearest neighbour, and there is one place to look.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+from sifu.core.calibration import Calibration, check_budget, check_noise
+from sifu.core.errors import InputError
+from sifu.core.history import Accounting
+from sifu.core.noise import NoiseSource
+from sifu.core.participation import Participation
+from sifu.core.retention import Retention
+from sifu.core.rollback import Scope, Unit
+
+
+def _key(default: Any, comment: str) -> Any:
+    return field(default=default, metadata={"comment": comment})
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data, and how it is spread over clients."""
+
+    name: str = _key("digits", "digits, mnist, fashion_mnist, cifar10, cifar100, celeba, npz")
+    clients: int = _key(160, "how many clients the data is spread over")
+    samples_per_client: int = _key(10, "samples of each client; 0 spreads everything evenly")
+    partition: Literal["iid", "one_class", "dirichlet", "identity", "given"] = _key(
+        "iid", "iid, one_class, dirichlet (see alpha), identity (whole people), given (client ids in an npz)"
+    )
+    alpha: float = _key(0.1, "concentration of the dirichlet partition; small is unequal")
+    normalise: Literal["unit", "standard"] = _key(
+        "unit", "unit scales to [0, 1]; standard also centres, by fixed published constants"
+    )
+    folder: str = _key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
+    file: str = _key("", "the file of name = npz")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is trained."""
+
+    kind: Literal["softmax", "logistic", "least_squares", "mlp", "cnn", "python"] = _key(
+        "softmax", "softmax, logistic, least_squares (can be proven); mlp, cnn (conditional at best)"
+    )
+    init: Literal["zeros", "random"] = _key("zeros", "zeros or random; linear models only")
+    dtype: Literal["float64", "float32"] = _key("float64", "float64 can be proven; float32 is conditional at best")
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """What a client does in a round."""
+
+    rate: float | Literal["auto"] = _key("auto", 'local learning rate; "auto" is the largest one certified as convex')
+    steps: int = _key(10, "local gradient steps K of each round")
+    batch: int = _key(0, "mini-batch size; 0 is the whole data of the client")
+    momentum: float = _key(0.0, "heavy-ball momentum, reset each round")
+    nesterov: bool = _key(False, "Nesterov's momentum (never certified as convex)")
+    weight_decay: float = _key(0.0, "coupled weight decay on every parameter; makes losses strongly convex")
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What the server does in a round."""
+
+    rate: float = _key(1.0, "server rate g of FedAvg")
+    participation: str = _key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
+
+
+@dataclass(frozen=True)
+class StopSpec:
+    """When training and retraining stop."""
+
+    target: float = _key(0.95, "stop at this accuracy on the active clients' data; 0 runs max_rounds")
+    min_rounds: int = _key(1, "never stop before this many rounds")
+    max_rounds: int = _key(2000, "always stop after this many rounds")
+    evaluate_every: int = _key(1, "rounds between evaluations")
+
+
+@dataclass(frozen=True)
+class PrivacySpec:
+    """What a request promises unless it says otherwise."""
+
+    epsilon: float = _key(10.0, "budget epsilon; 1 is strong, 10 is weak")
+    delta: float = _key(0.01, "budget delta")
+    sigma: float | Literal["auto"] = _key("auto", 'noise; "auto" chooses it at the request, from recorded scalars')
+    unit: Unit = _key("client", "client covers each client by itself; joint covers a request's clients together")
+    scope: Scope = _key("all", "all covers every later release; latest only the latest one (the paper's rule)")
+    calibration: Calibration = _key("exact", "exact (Balle & Wang), or classical (the paper's theorem 2)")
+    accounting: Accounting = _key("round", "round; population reproduces the paper's figures, certifies nothing")
+    retention: Retention = _key("paper", "paper keeps models from before the rollback; strict erases them too")
+    reserve: float = _key(0.0, "fraction of a budget kept back for later requests")
+    noise: NoiseSource = _key("system", "system entropy; seeded is for experiments, certifies nothing")
+
+
+@dataclass(frozen=True)
+class RegularitySpec:
+    """Which bound on a round's expansion is used."""
+
+    kind: Literal["measured", "assumed"] = _key(
+        "measured", "measured from the clients' data, or assumed (the certificate then says so)"
+    )
+    factor: float = _key(1.0, "the assumed expansion B of one local step; the paper takes 1 for networks")
+
+
+@dataclass(frozen=True)
+class KeepSpec:
+    """Which models are kept to go back to."""
+
+    models: int = _key(64, "at most this many models on disk")
+    ratio: float = _key(1.25, "ratio of the ladder of levels when sigma is auto")
+    lowest_sigma: float = _key(1e-4, "the ladder's lowest sigma")
+    highest_sigma: float = _key(10.0, "the ladder's highest sigma")
+    gram_clients: int = _key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A whole run."""
+
+    seed: int = _key(1, "seeds data, participation and batches; never the certified noise")
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
+    local: LocalSpec = field(default_factory=LocalSpec)
+    server: ServerSpec = field(default_factory=ServerSpec)
+    stop: StopSpec = field(default_factory=StopSpec)
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    regularity: RegularitySpec = field(default_factory=RegularitySpec)
+    keep: KeepSpec = field(default_factory=KeepSpec)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_mapping(mapping: Mapping[str, Any]) -> Spec:
+        """From plain values; unknown keys, wrong types and values out of range are refused by name."""
+        spec: Spec = _parse(Spec, mapping, "")
+        _check_ranges(spec)
+        return spec
+
+
+def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
+    if not isinstance(mapping, Mapping):
+        raise InputError(f"{prefix.rstrip('.')} must be a table of keys, found {mapping!r}")
+    hints = typing.get_type_hints(kind)
+    known = {one.name for one in fields(kind)}
+    values = {}
+    for key, value in mapping.items():
+        if key not in known:
+            raise InputError(f"unknown key {prefix}{key!s} in the spec{nearest_hint(prefix, str(key), kind)}")
+        hint = hints[key]
+        values[key] = (
+            _parse(hint, value, f"{prefix}{key}.")
+            if isinstance(hint, type) and is_dataclass(hint)
+            else _cast(hint, value, prefix + key)
+        )
+    return kind(**values)
+
+
+def nearest_hint(prefix: str, key: str, kind: type[Any] = Spec) -> str:
+    """A sentence with the nearest known keys, here or in another section."""
+    here = [prefix + one.name for one in fields(kind)]
+    everywhere = [
+        f"{section.name}.{one.name}"
+        for section in fields(Spec)
+        if section.name != "seed"
+        for one in fields(typing.get_type_hints(Spec)[section.name])
+    ]
+    near = difflib.get_close_matches(prefix + key, here, n=1) or [
+        name for name in everywhere if name.split(".")[1] == key
+    ]
+    near = near or difflib.get_close_matches(prefix + key, everywhere, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(sorted(here))}"
+
+
+def _cast(hint: Any, value: Any, name: str) -> Any:
+    """`value` as the type `hint` says, or a sentence."""
+    if typing.get_origin(hint) is Literal:
+        if value in typing.get_args(hint) and not isinstance(value, bool):
+            return value
+        options = ", ".join(map(str, typing.get_args(hint)))
+        near = difflib.get_close_matches(str(value), [str(one) for one in typing.get_args(hint)], n=1)
+        raise InputError(
+            f"{name} must be one of {options}; found {value!r}" + (f", did you mean {near[0]}?" if near else "")
+        )
+    alternatives = typing.get_args(hint)
+    if alternatives:  # a number or a word
+        if isinstance(value, str):
+            words = next(one for one in alternatives if typing.get_origin(one) is Literal)
+            if value in typing.get_args(words):
+                return value
+            raise InputError(f"{name} must be a number or {typing.get_args(words)[0]!r}, found {value!r}")
+        return _cast(float, value, name)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise InputError(f"{name} must be a finite number, found {value}")
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is str and isinstance(value, str):
+        return value
+    words_for = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
+    raise InputError(f"{name} must be {words_for[hint]}, found {value!r} ({type(value).__name__})")
+
+
+def _check_ranges(spec: Spec) -> None:
+    def demand(holds: bool, name: str, found: object, wanted: str) -> None:
+        if not holds:
+            raise InputError(f"{name} must be {wanted}, found {found}")
+
+    demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
+    demand(spec.data.clients >= 2, "data.clients", spec.data.clients, "at least 2")
+    demand(spec.data.samples_per_client >= 0, "data.samples_per_client", spec.data.samples_per_client, "0 or more")
+    demand(spec.data.alpha > 0, "data.alpha", spec.data.alpha, "positive")
+    demand(spec.local.rate == "auto" or spec.local.rate > 0, "local.rate", spec.local.rate, "positive, or auto")
+    demand(spec.local.steps >= 1, "local.steps", spec.local.steps, "at least 1")
+    demand(spec.local.batch >= 0, "local.batch", spec.local.batch, "0 or more")
+    demand(0 <= spec.local.momentum < 1, "local.momentum", spec.local.momentum, "in [0, 1)")
+    demand(
+        not spec.local.nesterov or spec.local.momentum > 0,
+        "local.momentum",
+        spec.local.momentum,
+        "positive with local.nesterov",
+    )
+    demand(spec.local.weight_decay >= 0, "local.weight_decay", spec.local.weight_decay, "0 or more")
+    demand(0 < spec.server.rate <= 10, "server.rate", spec.server.rate, "in (0, 10]")
+    Participation.parse(spec.server.participation)
+    demand(0 <= spec.stop.target <= 1, "stop.target", spec.stop.target, "in [0, 1]")
+    demand(spec.stop.evaluate_every >= 1, "stop.evaluate_every", spec.stop.evaluate_every, "at least 1")
+    demand(spec.stop.min_rounds >= 0, "stop.min_rounds", spec.stop.min_rounds, "0 or more")
+    demand(
+        spec.stop.max_rounds >= max(1, spec.stop.min_rounds),
+        "stop.max_rounds",
+        spec.stop.max_rounds,
+        "at least 1 and at least stop.min_rounds",
+    )
+    check_budget(spec.privacy.epsilon, spec.privacy.delta)
+    if spec.privacy.sigma != "auto":
+        check_noise(spec.privacy.sigma)
+    demand(0 <= spec.privacy.reserve < 1, "privacy.reserve", spec.privacy.reserve, "in [0, 1)")
+    demand(spec.regularity.factor > 0, "regularity.factor", spec.regularity.factor, "positive")
+    demand(spec.keep.models >= 2, "keep.models", spec.keep.models, "at least 2")
+    demand(spec.keep.ratio > 1, "keep.ratio", spec.keep.ratio, "more than 1")
+    demand(
+        0 < spec.keep.lowest_sigma <= spec.keep.highest_sigma,
+        "keep.lowest_sigma",
+        spec.keep.lowest_sigma,
+        "positive and at most keep.highest_sigma",
+    )
+    demand(spec.keep.gram_clients >= 0, "keep.gram_clients", spec.keep.gram_clients, "0 or more")
+
+
+def commented_toml(spec: Spec) -> str:
+    """The spec as TOML with a comment beside every key: what `sifu init` writes."""
+    lines = [f"seed = {spec.seed}  # {_comment(Spec, 'seed')}"]
+    for section in fields(Spec):
+        value = getattr(spec, section.name)
+        if not is_dataclass(value):
+            continue
+        heading = (type(value).__doc__ or "").strip().splitlines()[0]
+        lines += ["", f"[{section.name}]  # {heading}"]
+        keys = [
+            (f"{one.name} = {_toml_value(getattr(value, one.name))}", _comment(type(value), one.name))
+            for one in fields(value)
+        ]
+        width = max(len(text) for text, _ in keys)
+        lines += [f"{text:<{width}}  # {comment}" for text, comment in keys]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(kind: type[Any], name: str) -> str:
+    return next(str(one.metadata["comment"]) for one in fields(kind) if one.name == name)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,100 @@
+"""Psi of every client, kept up to date in O(participants) a round (theorem 1, eq. 8 of the paper).
+
+    Psi(n+1, c) = L_n(c) Psi(n, c) + Delta_c(n),        Psi(0, c) = 0
+
+All clients absent from a round share one L, so it is applied to a common scale instead of to each of them:
+Psi_c = scale * value_c, and only the participants' values are rewritten. Floating point may add to each
+round a small allowance r_n (float64 linear models, see the engine); it is the same for everyone and is
+carried in one number, R(n+1) = max(1, |1-g| + g max P_i) R(n) + r_n, added to Psi of whoever ever took part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.participation import ClientIndices
+from sifu.core.regularity import RoundRegularity
+from sifu.core.upward import up
+
+Floats = NDArray[np.float64]
+_UP = 1.0 + 2.0**-50
+_SCALE_RANGE = (1e-100, 1e100)
+
+
+@dataclass(frozen=True)
+class RoundScalars:
+    """What one round adds, for its participants: everything Psi needs and nothing else."""
+
+    participants: ClientIndices
+    increments: Floats
+    own_contractions: Floats
+    absent_contraction: float
+    rounding: float
+    rounding_growth: float
+
+
+def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
+    """max(1, |1-g| + g max P_i): no L of the round is larger, for any W."""
+    if server_rate <= 1.0 and regularity.factor_max <= 1.0:
+        return 1.0
+    return max(1.0, (abs(1.0 - server_rate) + server_rate * regularity.factor_max) * _UP)
+
+
+class SensitivityTracker:
+    """Psi(n, c) of all clients at the tip of the active history."""
+
+    def __init__(self, client_count: int) -> None:
+        self._values: Floats = np.zeros(client_count)
+        self._scale = 1.0
+        self._rounding = 0.0
+
+    @classmethod
+    def resume(cls, values: Floats, rounding: float) -> SensitivityTracker:
+        """Continue from the Psi (without the rounding allowance) of every client."""
+        tracker = cls(values.size)
+        tracker._values[:] = values
+        tracker._rounding = rounding
+        return tracker
+
+    @property
+    def rounding(self) -> float:
+        """R(n), the allowance for floating point gathered so far."""
+        return self._rounding
+
+    def bare(self, clients: ClientIndices) -> Floats:
+        """Psi without the rounding allowance."""
+        return self._read(self._values[clients])
+
+    def total(self, clients: ClientIndices) -> Floats:
+        """Psi(n, c) with the allowance; exactly zero for a client that never took part."""
+        bare = self.bare(clients)
+        return np.where(bare > 0.0, (bare + self._rounding) * _UP, 0.0)
+
+    def update(self, scalars: RoundScalars) -> tuple[Floats, Floats]:
+        """Add a round; returns the participants' bare Psi before and after it."""
+        who = scalars.participants
+        before = self.bare(who)
+        if scalars.absent_contraction != 1.0:
+            self._rescale(scalars.absent_contraction)
+        after = np.where(scalars.own_contractions == 1.0, before, before * scalars.own_contractions * _UP)
+        after = np.where(scalars.increments > 0.0, (after + scalars.increments) * _UP, after)
+        self._values[who] = after if self._scale == 1.0 else after / self._scale * _UP
+        growth = scalars.rounding_growth
+        carried = self._rounding if growth == 1.0 else up(self._rounding * growth)
+        self._rounding = up(carried + scalars.rounding) if scalars.rounding else carried
+        return before, after
+
+    def _read(self, values: Floats) -> Floats:
+        return values.copy() if self._scale == 1.0 else values * self._scale * _UP
+
+    def _rescale(self, factor: float) -> None:
+        self._scale *= factor * _UP if factor else 0.0
+        if not _SCALE_RANGE[0] < self._scale < _SCALE_RANGE[1]:
+            with np.errstate(over="ignore", invalid="ignore"):
+                scaled = self._values * self._scale * _UP
+            # 0 * inf: a client that never took part stays exactly at zero.
+            self._values = np.where(self._values == 0.0, 0.0, scaled)
+            self._scale = 1.0

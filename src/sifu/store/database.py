@@ -1,0 +1,75 @@
+"""Opening the database of a run: write-ahead log, full sync, and a clear answer when it is not one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+from sifu.core.errors import InputError, RunDamagedError
+
+DATABASE = "run.db"
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
+
+
+def create_database(folder: Path) -> sqlite3.Connection:
+    """A new, empty database with the current schema."""
+    path = folder / DATABASE
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    schema = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
+    connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
+    return connection
+
+
+def open_database(folder: Path) -> sqlite3.Connection:
+    """The database of an existing run, checked to be one and of a schema this version knows."""
+    path = folder / DATABASE
+    if not path.is_file():
+        raise InputError(
+            f"{folder} is not a run folder: it has no {DATABASE}. Start one with: sifu train SPEC.toml --run {folder}"
+        )
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+        connection.execute("PRAGMA synchronous=FULL")
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise RunDamagedError(f"{path} is damaged: {error}. Restore the folder from a backup.") from error
+    if application != APPLICATION_ID:
+        connection.close()
+        raise InputError(f"{path} is not a sifu run (application id {application}, expected {APPLICATION_ID})")
+    if version != SCHEMA_VERSION:
+        connection.close()
+        raise RunDamagedError(
+            f"{folder} has schema {version}, this version of sifu reads schema {SCHEMA_VERSION}: "
+            + ("upgrade sifu" if version > SCHEMA_VERSION else "use an older sifu")
+        )
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, mode: str = "IMMEDIATE") -> Iterator[None]:
+    """All of the block or nothing of it."""
+    try:
+        connection.execute(f"BEGIN {mode}")
+        yield
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+            raise InputError(
+                "no space left to write the run's database: free some and run the command again; nothing was lost"
+            ) from error
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
+            raise RunDamagedError(f"the run's database cannot be used: {error}") from error
+        raise

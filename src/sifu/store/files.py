@@ -1,0 +1,87 @@
+"""Files that are whole or absent: written under a temporary name, synced, renamed, the folder synced."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from sifu.core.errors import InputError, RunDamagedError
+from sifu.core.layout import ModelLayout, Vector
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and deletions in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it as it was."""
+    temporary = path.with_name(TEMPORARY_PREFIX + path.name)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(
+                f"no space left to write {path}: free some and run the command again; nothing was lost"
+            ) from error
+        raise
+    sync_folder(path.parent)
+
+
+def model_path(folder: Path, node: int) -> Path:
+    """Where the model of a node lies."""
+    return folder / "models" / f"{node}.safetensors"
+
+
+def model_bytes(layout: ModelLayout, vector: Vector) -> bytes:
+    """A model as safetensors, byte for byte the same for the same values."""
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(array) for name, array in layout.unflatten(vector).items()})
+
+
+def read_model(path: Path, layout: ModelLayout, digest: str | None = None) -> Vector:
+    """The model in `path`, checked against its digest when one is given."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunDamagedError(f"the model file {path.name} cannot be read: {error.strerror}") from error
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise RunDamagedError(f"the model file {path.name} does not have the recorded digest: it was changed")
+    try:
+        return layout.flatten(load(content))
+    except (SafetensorError, ValueError) as error:
+        raise RunDamagedError(f"the model file {path.name} is not a safetensors file: {error}") from error
+
+
+def remove_strays(folder: Path, expected: set[int]) -> list[str]:
+    """Delete models that no row names and temporary files a crash left; returns their names."""
+    strays = []
+    for path in sorted((folder / "models").iterdir()) if (folder / "models").is_dir() else []:
+        if path.name.startswith(TEMPORARY_PREFIX) or (
+            path.suffix == ".safetensors" and path.stem.isdigit() and int(path.stem) not in expected
+        ):
+            path.unlink()
+            strays.append(path.name)
+    if strays:
+        sync_folder(folder / "models")
+    return strays

@@ -1,0 +1,42 @@
+"""One writer at a time: an advisory lock that the kernel lets go when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from sifu.core.errors import RunBusyError
+
+
+class WriterLock:
+    """Held from construction to `release`; a second writer is refused at once with a sentence."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(self._descriptor, 32).decode(errors="replace").strip() or "unknown"
+            self.release()
+            raise RunBusyError(
+                f"{path.parent} is in use by another process (pid {holder}): wait for it, or stop it; "
+                "nothing was changed"
+            ) from error
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Let go of the lock; calling it twice is harmless."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> WriterLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,78 @@
+"""What each event does to the tables: one function, used to write them and to check them.
+
+The small tables hold nothing that the ledger does not say. `changes` turns an event into row changes; the
+store applies them to SQLite inside the event's own transaction, and verification applies them to dictionaries and
+compares. Nodes, participations and Gram matrices are tied to their event by a digest instead (`rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sifu.core.ledger import canonical_json
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "run": ("key",),
+    "evaluations": ("node", "subset"),
+    "models": ("node",),
+    "requests": ("request",),
+    "subjects": ("subject",),
+    "charges": ("noise_node", "subject"),
+    "comparisons": ("request", "method"),
+}
+"""The tables an event writes, with their primary keys."""
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Set `values` in the row of `table` with this key, making it if need be; None deletes the row."""
+
+    table: str
+    key: Key
+    values: dict[str, Any] | None
+
+
+def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
+    """The row changes of one event."""
+    for key, value in payload.get("run", {}).items():
+        yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
+    for node in payload.get("dropped_models", []):
+        yield Change("models", (node,), None)
+    for row in payload.get("models", []):
+        yield Change("models", (row["node"],), {key: row[key] for key in row if key != "node"})
+    for row in payload.get("evaluations", []):
+        values = {key: row[key] for key in ("samples", "accuracy", "loss")}
+        yield Change("evaluations", (row["node"], row["subset"]), values)
+    if kind == "request received":
+        values = dict(payload["request"])
+        values["clients"] = canonical_json(values["clients"]).decode()
+        yield Change("requests", (values.pop("request"),), values | {"status": "received", "received": time})
+    elif kind == "rolled back":
+        yield Change("requests", (payload["request"],), payload["choice"] | {"status": "running", "carried_out": time})
+        for row in payload["subjects"]:
+            clients = canonical_json(row["clients"]).decode()
+            yield Change("subjects", (row["subject"],), {"request": payload["request"], "clients": clients})
+        for row in payload["charges"]:
+            key = (payload["choice"]["noise_node"], row["subject"])
+            yield Change("charges", key, {"psi": row["psi"], "charge": row["charge"]})
+    elif kind == "request done":
+        values = {"status": "done", "final_node": payload["final_node"], "level": payload["level"], "finished": time}
+        yield Change("requests", (payload["request"],), values)
+    elif kind == "comparison":
+        values = {key: payload[key] for key in ("rounds", "reached", "accuracy", "forgotten_accuracy")}
+        yield Change("comparisons", (payload["request"], payload["method"]), values)
+
+
+def replay(all_changes: Iterable[Change]) -> dict[str, dict[Key, dict[str, Any]]]:
+    """The tables as the ledger says they must be."""
+    tables: dict[str, dict[Key, dict[str, Any]]] = {table: {} for table in KEYS}
+    for change in all_changes:
+        if change.values is None:
+            tables[change.table].pop(change.key, None)
+        else:
+            tables[change.table].setdefault(change.key, {}).update(change.values)
+    return tables

@@ -1,0 +1,282 @@
+"""Reading a run: at any time, also while another process writes to it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.engine import ClientProfile
+from sifu.core.errors import RunDamagedError
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.ledger import Event
+from sifu.store import files
+from sifu.store.database import open_database, transaction
+from sifu.store.rows import NodeRow, ParticipationRows
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """A row of `requests`."""
+
+    request: str
+    status: str
+    clients: tuple[str, ...]
+    method: str
+    epsilon: float
+    delta: float
+    sigma: str
+    unit: Any
+    scope: Any
+    calibration: Any
+    retention: Any
+    reserve: float
+    received: str
+    request_order: int | None
+    carried_out: str | None
+    multiplier: float | None
+    noise_std: float | None
+    source_node: int | None
+    wanted_node: int | None
+    noise_node: int | None
+    final_node: int | None
+    level: str | None
+    finished: str | None
+
+
+@dataclass(frozen=True)
+class SubjectRow:
+    """A row of `subjects` with its request's order and the sum of its charges."""
+
+    subject: int
+    request: str
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A row of `models`: a file that exists. `kept` ones can be rolled back to; the tip is always there."""
+
+    node: int
+    kept: bool
+    bytes: int
+    digest: str
+    nonce: str
+    psi_max: float
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """A row of `evaluations`."""
+
+    node: int
+    subset: str
+    samples: int
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class ChargeRow:
+    """A row of `charges`."""
+
+    noise_node: int
+    subject: int
+    psi: str
+    charge: float
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """A row of `comparisons`: what another method needed for the same request."""
+
+    request: str
+    method: str
+    rounds: int
+    reached: bool
+    accuracy: float
+    forgotten_accuracy: float | None
+
+
+class RunReader:
+    """The recorded facts of a run."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection | None = None) -> None:
+        self.folder = folder
+        self.connection = connection or open_database(folder)
+
+    def close(self) -> None:
+        """Close the database."""
+        self.connection.close()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Within this block every read sees the same instant."""
+        return transaction(self.connection, "DEFERRED")
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a SELECT; a damaged database becomes a sentence."""
+        try:
+            return self.connection.execute(sql, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
+
+    def value(self, key: str, default: str | None = None) -> str:
+        """A value of the `run` table."""
+        rows = self.query("SELECT value FROM run WHERE key = ?", (key,))
+        if rows:
+            return str(rows[0][0])
+        if default is None:
+            raise RunDamagedError(f"{self.folder} is damaged: its run table has no {key!r}")
+        return default
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The merged spec the run was made with."""
+        result: dict[str, Any] = json.loads(self.value("spec"))
+        return result
+
+    @property
+    def layout(self) -> ModelLayout:
+        """Names, shapes and type of the model's parameters."""
+        content = json.loads(self.value("layout"))
+        shapes = tuple(tuple(shape) for shape in content["shapes"])
+        return ModelLayout(tuple(content["names"]), shapes, content["dtype"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The training facts as they were recorded."""
+        result: dict[str, Any] = json.loads(self.value("facts"))
+        return result
+
+    @property
+    def tip(self) -> int:
+        """The node of the current model."""
+        return int(self.value("tip"))
+
+    @property
+    def phase(self) -> str:
+        """`training`, `ready`, or `retraining`."""
+        return self.value("phase")
+
+    def clients(self) -> tuple[ClientProfile, ...]:
+        """Every client the run knows, by index."""
+        rows = self.query("SELECT name, samples, local_steps, smoothness, curvature FROM clients ORDER BY client")
+        return tuple(ClientProfile(*row) for row in rows)
+
+    def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
+        """Nodes by number, the cut ones too."""
+        rows = self.query(
+            "SELECT node, parent, kind, branch, position, samples, request_order, factor_sum, factor_max, "
+            "averagedness_sum, mean_shift, rounding, noise_std, distance FROM nodes "
+            "WHERE node BETWEEN ? AND ? ORDER BY node",
+            (first, 2**62 if last is None else last),
+        )
+        return [NodeRow.of(row) for row in rows]
+
+    def path(self, tip: int | None = None) -> list[NodeRow]:
+        """The nodes from the initial model to `tip` (the current model by default)."""
+        by_number = {row.node.node: row for row in self.node_rows()}
+        result: list[NodeRow] = []
+        current: int | None = self.tip if tip is None else tip
+        while current is not None:
+            if current not in by_number or len(result) > len(by_number):
+                raise RunDamagedError(f"the history is broken: node {current} is missing or repeated")
+            row = by_number[current]
+            result.append(row)
+            current = row.node.parent
+        return result[::-1]
+
+    def participation(
+        self, clients: Sequence[int] | None = None, first: int = 0, last: int = 2**62
+    ) -> ParticipationRows:
+        """Who took part, by (node, client): of some clients or of all, in a range of nodes."""
+        sql = "SELECT node, client, samples, drift FROM participation WHERE node BETWEEN ? AND ?"
+        if clients is not None:
+            sql += f" AND client IN ({','.join(str(int(client)) for client in clients)})"
+        rows = self.query(sql + " ORDER BY node, client", (first, last))
+        if not rows:
+            return ParticipationRows.empty()
+        nodes, who, samples, drifts = zip(*rows, strict=True)
+        return ParticipationRows(
+            np.array(nodes, dtype=np.int64),
+            np.array(who, dtype=np.int64),
+            np.array(samples, dtype=np.int64),
+            np.array(drifts, dtype=np.float64),
+        )
+
+    def grams(self, first: int = 0, last: int = 2**62) -> list[tuple[int, bytes]]:
+        """Gram matrices that were kept, as little-endian float64 bytes."""
+        return [
+            (int(node), bytes(matrix))
+            for node, matrix in self.query(
+                "SELECT node, matrix FROM grams WHERE node BETWEEN ? AND ? ORDER BY node", (first, last)
+            )
+        ]
+
+    def models(self) -> dict[int, ModelRow]:
+        """The model files that exist, by node."""
+        rows = self.query("SELECT node, kept, bytes, digest, nonce, psi_max FROM models ORDER BY node")
+        return {int(row[0]): ModelRow(int(row[0]), bool(row[1]), *row[2:]) for row in rows}
+
+    def load_model(self, node: int) -> Vector:
+        """The model of a node, checked against its recorded digest."""
+        row = self.models().get(node)
+        if row is None:
+            raise RunDamagedError(f"the model of node {node} was not kept")
+        return files.read_model(files.model_path(self.folder, node), self.layout, row.digest)
+
+    def requests(self) -> list[RequestRow]:
+        """All requests, in the order they were received."""
+        columns = ", ".join(RequestRow.__dataclass_fields__)
+        rows = self.query(f"SELECT {columns} FROM requests")
+        parsed = [_request_row(row) for row in rows]
+        order = {
+            json.loads(payload)["request"]["request"]: seq
+            for seq, payload in self.query("SELECT seq, payload FROM events WHERE kind = 'request received'")
+        }
+        return sorted(parsed, key=lambda one: order.get(one.request, 0))
+
+    def subjects(self) -> list[SubjectRow]:
+        """Everyone forgotten so far, in order."""
+        rows = self.query("SELECT subject, request, clients FROM subjects ORDER BY subject")
+        return [SubjectRow(int(a), str(b), tuple(json.loads(c))) for a, b, c in rows]
+
+    def charges(self) -> list[ChargeRow]:
+        """What each noise edge cost each subject."""
+        rows = self.query("SELECT noise_node, subject, psi, charge FROM charges ORDER BY noise_node, subject")
+        return [ChargeRow(*row) for row in rows]
+
+    def evaluations(self) -> list[EvaluationRow]:
+        """All evaluations, by node."""
+        rows = self.query("SELECT node, subset, samples, accuracy, loss FROM evaluations ORDER BY node, subset")
+        return [EvaluationRow(*row) for row in rows]
+
+    def comparisons(self) -> list[ComparisonRow]:
+        """What other methods needed for the same requests."""
+        rows = self.query(
+            "SELECT request, method, rounds, reached, accuracy, forgotten_accuracy FROM comparisons "
+            "ORDER BY request, method"
+        )
+        return [ComparisonRow(a, b, c, bool(d), e, f) for a, b, c, d, e, f in rows]
+
+    def certificates(self) -> dict[tuple[str, str], str]:
+        """The signed certificates as JSON text, by (request, form)."""
+        return {(a, b): c for a, b, c in self.query("SELECT request, form, content FROM certificates")}
+
+    def events(self) -> Iterator[Event]:
+        """The ledger, in order."""
+        rows = self.query("SELECT seq, time, kind, payload, nonce, commitment, hash FROM events ORDER BY seq")
+        for seq, time, kind, payload, nonce, commitment, digest in rows:
+            yield Event(seq, time, kind, payload.encode(), nonce, commitment, digest)
+
+
+def _request_row(row: tuple[Any, ...]) -> RequestRow:
+    values = dict(zip(RequestRow.__dataclass_fields__, row, strict=True))
+    values["clients"] = tuple(json.loads(values["clients"]))
+    return RequestRow(**values)

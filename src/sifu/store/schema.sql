@@ -1,0 +1,134 @@
+-- Schema 1 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+CREATE TABLE run (
+    key   TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE clients (
+    client      INTEGER PRIMARY KEY,
+    name        TEXT    NOT NULL UNIQUE,
+    samples     INTEGER NOT NULL,
+    local_steps INTEGER NOT NULL,
+    smoothness  REAL,
+    curvature   REAL
+) STRICT;
+
+CREATE TABLE nodes (
+    node             INTEGER PRIMARY KEY,
+    parent           INTEGER,
+    kind             TEXT    NOT NULL CHECK (kind IN ('initial', 'round', 'noise')),
+    branch           INTEGER NOT NULL,
+    position         INTEGER NOT NULL,
+    samples          INTEGER NOT NULL,
+    request_order    INTEGER NOT NULL,
+    factor_sum       REAL    NOT NULL,
+    factor_max       REAL    NOT NULL,
+    averagedness_sum REAL    NOT NULL,
+    mean_shift       REAL    NOT NULL,
+    rounding         REAL    NOT NULL,
+    noise_std        REAL    NOT NULL,
+    distance         REAL    NOT NULL
+) STRICT;
+
+CREATE TABLE participation (
+    node    INTEGER NOT NULL,
+    client  INTEGER NOT NULL,
+    samples INTEGER NOT NULL,
+    drift   REAL    NOT NULL,
+    PRIMARY KEY (node, client)
+) STRICT, WITHOUT ROWID;
+
+-- The weight of each participant in its round, w_i = |D_i| / sum_j |D_j|.
+CREATE VIEW weights AS
+    SELECT p.node, p.client, p.samples, CAST(p.samples AS REAL) / n.samples AS weight, p.drift
+    FROM participation p JOIN nodes n USING (node);
+
+CREATE TABLE grams (
+    node   INTEGER PRIMARY KEY,
+    matrix BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE evaluations (
+    node     INTEGER NOT NULL,
+    subset   TEXT    NOT NULL,
+    samples  INTEGER NOT NULL,
+    accuracy REAL    NOT NULL,
+    loss     REAL    NOT NULL,
+    PRIMARY KEY (node, subset)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE models (
+    node    INTEGER PRIMARY KEY,
+    kept    INTEGER NOT NULL,
+    bytes   INTEGER NOT NULL,
+    digest  TEXT    NOT NULL,
+    nonce   TEXT    NOT NULL,
+    psi_max REAL    NOT NULL
+) STRICT;
+
+CREATE TABLE requests (
+    request       TEXT PRIMARY KEY,
+    status        TEXT NOT NULL CHECK (status IN ('received', 'running', 'done')),
+    clients       TEXT NOT NULL,
+    method        TEXT NOT NULL,
+    epsilon       REAL NOT NULL,
+    delta         REAL NOT NULL,
+    sigma         TEXT NOT NULL,
+    unit          TEXT NOT NULL,
+    scope         TEXT NOT NULL,
+    calibration   TEXT NOT NULL,
+    retention     TEXT NOT NULL,
+    reserve       REAL NOT NULL,
+    received      TEXT NOT NULL,
+    request_order INTEGER,
+    carried_out   TEXT,
+    multiplier    REAL,
+    noise_std     REAL,
+    source_node   INTEGER,
+    wanted_node   INTEGER,
+    noise_node    INTEGER,
+    final_node    INTEGER,
+    level         TEXT,
+    finished      TEXT
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE subjects (
+    subject INTEGER PRIMARY KEY,
+    request TEXT NOT NULL,
+    clients TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE charges (
+    noise_node INTEGER NOT NULL,
+    subject    INTEGER NOT NULL,
+    psi        TEXT    NOT NULL,
+    charge     REAL    NOT NULL,
+    PRIMARY KEY (noise_node, subject)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE comparisons (
+    request  TEXT    NOT NULL,
+    method   TEXT    NOT NULL,
+    rounds   INTEGER NOT NULL,
+    reached  INTEGER NOT NULL,
+    accuracy REAL    NOT NULL,
+    forgotten_accuracy REAL,
+    PRIMARY KEY (request, method)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE certificates (
+    request TEXT NOT NULL,
+    form    TEXT NOT NULL CHECK (form IN ('auditor', 'public')),
+    content TEXT NOT NULL,
+    PRIMARY KEY (request, form)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE events (
+    seq        INTEGER PRIMARY KEY,
+    time       TEXT NOT NULL,
+    kind       TEXT NOT NULL,
+    payload    TEXT NOT NULL,
+    nonce      BLOB NOT NULL,
+    commitment BLOB NOT NULL,
+    hash       BLOB NOT NULL
+) STRICT;

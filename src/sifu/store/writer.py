@@ -1,0 +1,304 @@
+"""Writing a run: every state change is one event in one transaction, under one lock.
+
+Model files are written before the transaction that names them and deleted after the one that drops them; a
+kill in between leaves a stray file that the next opening removes, never a row without its file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sifu.core.engine import ClientProfile, TrainingFacts
+from sifu.core.errors import InputError
+from sifu.core.history import PathNode
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
+from sifu.store import files
+from sifu.store.database import DATABASE, create_database, open_database, transaction
+from sifu.store.keys import KEY_FILE, create_key
+from sifu.store.lock import WriterLock
+from sifu.store.projection import KEYS, Change, changes
+from sifu.store.reader import EvaluationRow, RunReader
+from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
+
+LOCK_FILE = "lock"
+CERTIFICATES = "certificates"
+_STAGING = ".new"
+_OWN_FILES = {LOCK_FILE, "models", CERTIFICATES, KEY_FILE, _STAGING}
+
+
+def utc_now() -> str:
+    """The time of an event, to the second and in UTC."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows of the three large tables that one event adds."""
+
+    nodes: Sequence[NodeRow] = ()
+    participation: ParticipationRows = field(default_factory=ParticipationRows.empty)
+    grams: Sequence[tuple[int, bytes]] = ()
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """A model to be written with an event."""
+
+    node: int
+    vector: Vector
+    kept: bool
+    psi_max: float = 0.0
+
+
+class RunWriter(RunReader):
+    """The one process that may change a run."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection, lock: WriterLock) -> None:
+        super().__init__(folder, connection)
+        self._lock = lock
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        spec: Mapping[str, Any],
+        layout: ModelLayout,
+        clients: Sequence[ClientProfile],
+        facts: TrainingFacts,
+        versions: Mapping[str, str],
+        initial_model: Vector,
+    ) -> RunWriter:
+        """A new run in an empty or absent folder, with its initial model and its operator's key."""
+        if folder.exists() and (not folder.is_dir() or any(p.name not in _OWN_FILES for p in folder.iterdir())):
+            raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        lock = WriterLock(folder / LOCK_FILE)
+        try:
+            _clear_unfinished(folder)
+            for name in ("models", CERTIFICATES):
+                (folder / name).mkdir(mode=0o700)
+            public_key = create_key(folder)
+            # The database appears under its name only when it is whole: until then the folder is no run.
+            staging = folder / _STAGING
+            staging.mkdir(mode=0o700)
+            writer = cls(folder, create_database(staging), lock)
+            writer._begin(spec, layout, clients, facts, versions, public_key, initial_model)
+            writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            writer.connection.close()
+            (staging / DATABASE).rename(folder / DATABASE)
+            for leftover in staging.iterdir():
+                leftover.unlink()
+            staging.rmdir()
+            files.sync_folder(folder)
+            writer.connection = open_database(folder)
+        except BaseException:
+            lock.release()
+            raise
+        return writer
+
+    def _begin(
+        self,
+        spec: Mapping[str, Any],
+        layout: ModelLayout,
+        clients: Sequence[ClientProfile],
+        facts: TrainingFacts,
+        versions: Mapping[str, str],
+        public_key: str,
+        initial_model: Vector,
+    ) -> None:
+        recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
+        values = {
+            "run": secrets.token_hex(8),
+            "spec": dict(spec),
+            "layout": {
+                "names": list(layout.names),
+                "shapes": [list(shape) for shape in layout.shapes],
+                "dtype": layout.dtype,
+            },
+            "facts": recorded_facts,
+            "versions": dict(versions),
+            "public_key": public_key,
+            "client_count": str(len(clients)),
+            "clients_digest": clients_digest(clients),
+            "tip": "0",
+            "phase": "training",
+        }
+        with transaction(self.connection):
+            self.connection.executemany(
+                "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (index, one.name, one.samples, one.local_steps, one.smoothness, one.curvature)
+                    for index, one in enumerate(clients)
+                ],
+            )
+            self._record(
+                "run created",
+                {"run": values},
+                NewRows(nodes=[NodeRow(PathNode(0, None, "initial", 0, 0), 0.0)]),
+                [NewModel(0, initial_model, kept=True)],
+                layout,
+            )
+
+    @classmethod
+    def open(cls, folder: Path) -> RunWriter:
+        """Take the lock of an existing run and clear away what a crash may have left."""
+        connection = open_database(folder)
+        try:
+            lock = WriterLock(folder / LOCK_FILE)
+        except BaseException:
+            connection.close()
+            raise
+        writer = cls(folder, connection, lock)
+        try:
+            files.remove_strays(folder, set(writer.models()))
+            writer.export_certificates()
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def close(self) -> None:
+        """Close the database and let go of the lock."""
+        super().close()
+        self._lock.release()
+
+    def record(
+        self,
+        kind: str,
+        payload: dict[str, Any],
+        *,
+        rows: NewRows | None = None,
+        models: Sequence[NewModel] = (),
+        dropped_models: Sequence[int] = (),
+        evaluations: Sequence[EvaluationRow] = (),
+        certificates: Mapping[tuple[str, str], dict[str, Any]] | None = None,
+    ) -> Event:
+        """One event with everything that belongs to it, durable when this returns."""
+        payload = dict(payload)
+        if dropped_models:
+            payload["dropped_models"] = [int(node) for node in dropped_models]
+        if evaluations:
+            payload["evaluations"] = [asdict(row) for row in evaluations]
+        contents = {key: json.dumps(value, indent=1, sort_keys=True) for key, value in (certificates or {}).items()}
+        if contents:
+            payload["certificates"] = {
+                form: hashlib.sha256(content.encode()).hexdigest() for (_, form), content in contents.items()
+            }
+        layout = self.layout
+        with transaction(self.connection):
+            for (request, form), content in contents.items():
+                self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
+            event = self._record(kind, payload, rows or NewRows(), models, layout)
+        for node in dropped_models:
+            files.model_path(self.folder, node).unlink(missing_ok=True)
+        if dropped_models:
+            files.sync_folder(self.folder / "models")
+        if contents:
+            self.export_certificates()
+        return event
+
+    def _record(
+        self, kind: str, payload: dict[str, Any], rows: NewRows, models: Sequence[NewModel], layout: ModelLayout
+    ) -> Event:
+        """Inside a transaction: write files and rows, seal the event, apply its changes."""
+        if models:
+            payload["models"] = [self._write_model(one, layout) for one in models]
+        if rows.nodes:
+            payload["rows"] = {
+                "first": rows.nodes[0].node.node,
+                "last": rows.nodes[-1].node.node,
+                "digest": rows_digest(rows.nodes, rows.participation, rows.grams),
+            }
+            self._insert(rows)
+        last = self.connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
+        event = seal(previous, seq, utc_now(), kind, payload, secrets.token_bytes(NONCE_BYTES))
+        self.connection.execute(
+            "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (event.seq, event.time, event.kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
+        )
+        for change in changes(kind, event.time, json.loads(event.payload)):
+            self._apply(change)
+        self._apply(Change("run", ("head",), {"value": f"{event.seq}:{event.hash.hex()}"}))
+        return event
+
+    def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
+        content = files.model_bytes(layout, model.vector)
+        files.write_atomically(files.model_path(self.folder, model.node), content)
+        return {
+            "node": model.node,
+            "kept": int(model.kept),
+            "bytes": len(content),
+            "digest": hashlib.sha256(content).hexdigest(),
+            "nonce": secrets.token_hex(NONCE_BYTES),
+            "psi_max": model.psi_max,
+        }
+
+    def _insert(self, rows: NewRows) -> None:
+        self.connection.executemany(
+            f"INSERT INTO nodes VALUES ({','.join('?' * 14)})", [row.values() for row in rows.nodes]
+        )
+        part = rows.participation
+        self.connection.executemany(
+            "INSERT INTO participation VALUES (?, ?, ?, ?)",
+            zip(
+                part.nodes.tolist(),
+                part.clients.tolist(),
+                part.samples.tolist(),
+                part.drifts.tolist(),
+                strict=True,
+            ),
+        )
+        self.connection.executemany("INSERT INTO grams VALUES (?, ?)", rows.grams)
+
+    def _apply(self, change: Change) -> None:
+        key_columns = KEYS[change.table]
+        where = " AND ".join(f"{column} = ?" for column in key_columns)
+        if change.values is None:
+            self.connection.execute(f"DELETE FROM {change.table} WHERE {where}", change.key)
+            return
+        exists = self.connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
+        if exists:
+            assignments = ", ".join(f"{column} = ?" for column in change.values)
+            self.connection.execute(
+                f"UPDATE {change.table} SET {assignments} WHERE {where}", (*change.values.values(), *change.key)
+            )
+        else:
+            columns = ", ".join((*key_columns, *change.values))
+            marks = ", ".join("?" * (len(key_columns) + len(change.values)))
+            self.connection.execute(
+                f"INSERT INTO {change.table} ({columns}) VALUES ({marks})", (*change.key, *change.values.values())
+            )
+
+    def export_certificates(self) -> None:
+        """Write each certificate to its file, unless it is there already."""
+        for (request, form), content in self.certificates().items():
+            path = certificate_path(self.folder, request, form)
+            if not path.exists():
+                files.write_atomically(path, content.encode())
+
+
+def _clear_unfinished(folder: Path) -> None:
+    """Remove what a creation that was killed half-way left; a folder without a database is no run yet."""
+    for name in _OWN_FILES - {LOCK_FILE}:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def certificate_path(folder: Path, request: str, form: str) -> Path:
+    """Where a certificate lies as a file."""
+    return folder / CERTIFICATES / f"{request}.{form}.json"
