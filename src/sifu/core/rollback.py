@@ -15,8 +15,9 @@ drops used_f and speaks of the latest release only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -72,16 +73,25 @@ def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
     return any(edge <= depth and order >= subject.order for edge, order in path.noise_depths)
 
 
-@dataclass(frozen=True)
 class Exposure:
-    """A subject and its Psi along the active path."""
+    """A subject and its Psi along the active path; the curve is computed when it is first needed.
 
-    subject: Subject
-    curve: PsiCurve
+    Whoever is covered at every candidate node, as everyone forgotten earlier usually is, costs no look-up.
+    """
+
+    def __init__(self, subject: Subject, path: ActivePath, curve: Callable[[], PsiCurve]) -> None:
+        self.subject = subject
+        self.path = path
+        self._make_curve = curve
+
+    @cached_property
+    def curve(self) -> PsiCurve:
+        """Psi(., subject) along the path."""
+        return self._make_curve()
 
     def psi_to_hide(self, depth: int) -> float:
         """Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
-        return 0.0 if is_covered(self.curve.path, depth, self.subject) else self.curve.one(depth)
+        return 0.0 if is_covered(self.path, depth, self.subject) else self.curve.one(depth)
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,7 @@ def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise
     Every Psi is zero at the initial model, which is always kept, so there is always one. `wanted_depth` is
     the latest allowed depth whether its model was kept or not.
     """
-    path = exposures[0].curve.path
+    path = exposures[0].path
     candidates = sorted(set(kept_depths), reverse=True)
     depth = next((d for d in candidates if is_allowed(exposures, d, noise_std, order)), 0)
     charges = tuple(charge(one.psi_to_hide(depth), noise_std) for one in exposures)
@@ -143,7 +153,8 @@ def _latest_allowed(
         # Between two participations of anyone concerned nothing changes: look just before each.
         breaks = {path.tip}
         for one in exposures:
-            breaks.update(int(d) - 1 for d in one.curve.depths if d > at_least)
+            if not is_covered(path, at_least, one.subject):
+                breaks.update(int(d) - 1 for d in one.curve.depths if d > at_least)
         breaks.update(d for d, _ in path.noise_depths if d >= at_least)
         breaks.update(d - 1 for d, _ in path.noise_depths if d > at_least)
         depths = sorted(breaks, reverse=True)

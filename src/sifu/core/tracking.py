@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sifu.core.participation import ClientIndices
 from sifu.core.regularity import RoundRegularity
+from sifu.core.sensitivity import client_increments, population_increments
 from sifu.core.upward import up
 
 Floats = NDArray[np.float64]
@@ -34,6 +35,39 @@ class RoundScalars:
     absent_contraction: float
     rounding: float
     rounding_growth: float
+
+
+def summarise_round(
+    participants: ClientIndices,
+    samples: NDArray[np.int64],
+    drifts: Floats,
+    mean_shift: float,
+    rounding: float,
+    *,
+    factors: Floats,
+    averagedness: Floats,
+    server_rate: float,
+    population_samples: int | None = None,
+) -> tuple[RoundRegularity, RoundScalars]:
+    """What a round's participants add to Psi: their Delta_c and L_n(c), and the L of everyone absent.
+
+    `factors` and `averagedness` are P_i and alpha_i of the participants. `population_samples` switches to the
+    authors' population weights, for comparison only.
+    """
+    regularity = RoundRegularity.of(samples, factors, averagedness)
+    if population_samples is None:
+        increments = client_increments(samples, drifts, regularity.total_samples, mean_shift, server_rate)
+    else:
+        increments = population_increments(samples, drifts, population_samples, server_rate)
+    own = regularity.without(samples.astype(np.float64), factors, averagedness, server_rate)
+    return regularity, RoundScalars(
+        participants,
+        increments,
+        own,
+        regularity.absent(server_rate),
+        rounding,
+        rounding_growth(regularity, server_rate),
+    )
 
 
 def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:

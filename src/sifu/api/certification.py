@@ -1,0 +1,147 @@
+"""A certificate's statements, recomputed from the recorded scalars; used to issue it and to verify it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from sifu.core.calibration import delta_reached, hidden_sensitivity, noise_multiplier
+from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
+from sifu.core.premises import Premise, collect_premises, level_of, preprocessing_premise
+from sifu.core.rollback import Exposure, Subject, charge
+from sifu.methods.view import RunView
+from sifu.store.reader import RequestRow, RunReader
+
+
+def model_commitment(row: Mapping[str, Any]) -> ModelCommitment:
+    """A model as a certificate names it: SHA-256(nonce || digest), both of them 32 bytes."""
+    nonce, digest = str(row["nonce"]), str(row["digest"])
+    commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
+    return ModelCommitment(int(row["node"]), digest, nonce, commitment)
+
+
+class RecordedRequest:
+    """A request that was carried out, seen through the history as it was when its noise was added."""
+
+    def __init__(self, reader: RunReader, request: RequestRow) -> None:
+        if request.noise_node is None or request.request_order is None:
+            raise ValueError(f"request {request.request} was not carried out")
+        self.reader, self.request = reader, request
+        self.order: int = request.request_order
+        self.noise_std: float = request.noise_std or 0.0
+        self.view = RunView(reader, tip=request.noise_node)
+        # The noise node hangs on its source; a fresh initial model has none.
+        self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
+        self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
+
+    def new_exposures(self) -> list[Exposure]:
+        """The request's own subjects."""
+        own = [row for row in self.reader.subjects() if row.request == self.request.request]
+        return self.view.exposures(
+            [
+                Subject(
+                    row.subject,
+                    row.clients,
+                    self.multiplier,
+                    self.request.scope,
+                    self.order,
+                    0.0,
+                    self.request.reserve,
+                )
+                for row in own
+            ]
+        )
+
+    def earlier_exposures(self) -> list[Exposure]:
+        """Everyone forgotten before, with what they had used by then."""
+        return self.view.exposures(self.view.earlier_subjects(before_order=self.order))
+
+    def psi(self, exposure: Exposure) -> float:
+        """Psi the noise had to hide for this subject at the source."""
+        return 0.0 if self.request.source_node is None else exposure.psi_to_hide(self.source_depth)
+
+    def premises(self) -> tuple[Premise, ...]:
+        """What the certificate rests on."""
+        if self.request.method == "scratch":
+            return (preprocessing_premise(self.view.facts),)
+        return collect_premises(
+            self.view.facts,
+            self.view.regularities.measured,
+            accounting=self.view.spec.privacy.accounting,
+            calibration=self.request.calibration,
+            epsilon=self.request.epsilon,
+            noise=self.view.spec.privacy.noise,
+        )
+
+    def statement(self, exposure: Exposure) -> SubjectStatement:
+        """Psi, charge and budget of one subject."""
+        psi = self.psi(exposure)
+        names = tuple(self.view.clients[index].name for index in exposure.subject.clients)
+        return SubjectStatement(names, psi, charge(psi, self.noise_std), exposure.subject.budget)
+
+    def facts(
+        self,
+        *,
+        final_node: int,
+        models: Mapping[str, Mapping[str, Any]],
+        erased: tuple[int, ...],
+        remaining: tuple[int, ...],
+        ledger: tuple[int, str],
+        issued: str,
+    ) -> CertificateFacts:
+        """Everything the certificate states; `models` holds the rows of source, noised and final model."""
+        request, view = self.request, self.view
+        premises = self.premises()
+        exact = self.noise_std == 0.0
+        new = [self.statement(one) for one in self.new_exposures()]
+        earlier = [
+            self.statement(one) for one in self.earlier_exposures() if self.psi(one) > 0.0
+        ]
+        by_number = {row.node.node: row.node for row in self.reader.node_rows()}
+        return CertificateFacts(
+            run=self.reader.value("run"),
+            request=request.request,
+            method=request.method,
+            clients=request.clients,
+            unit=request.unit,
+            scope=request.scope,
+            epsilon=request.epsilon,
+            delta=request.delta,
+            delta_reached=0.0 if exact else delta_reached(request.epsilon, self.multiplier),
+            calibration=request.calibration,
+            multiplier=self.multiplier,
+            accounting=view.spec.privacy.accounting,
+            participation=str(view.facts.participation),
+            retention=request.retention,
+            noise=view.spec.privacy.noise,
+            noise_std=self.noise_std,
+            psi_star=hidden_sensitivity(self.noise_std, self.multiplier),
+            psi=max((one.psi for one in new), default=0.0),
+            node=self.view.path.nodes[self.source_depth].node,
+            noise_node=request.noise_node or 0,
+            final_node=final_node,
+            rounds=by_number[final_node].position,
+            subjects=tuple(new),
+            earlier=tuple(earlier),
+            premises=premises,
+            level=level_of(premises, exact=exact),
+            source_model=model_commitment(models["source"]),
+            noised_model=model_commitment(models["noised"]),
+            final_model=model_commitment(models["final"]),
+            erased_nodes=erased,
+            remaining_nodes=remaining,
+            ledger_seq=ledger[0],
+            ledger_head=ledger[1],
+            received=request.received,
+            carried_out=request.carried_out or "",
+            issued=issued,
+            versions=_versions(self.reader),
+        )
+
+
+def _versions(reader: RunReader) -> dict[str, str]:
+    import json
+
+    result: dict[str, str] = json.loads(reader.value("versions"))
+    return result

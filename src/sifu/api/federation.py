@@ -1,0 +1,102 @@
+"""A federation from a spec: load the data, spread it over clients, and put the embedded engine on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sifu.core.engine import Engine
+from sifu.core.errors import InputError
+from sifu.core.participation import Participation
+from sifu.core.randomness import keyed_generator
+from sifu.core.regularity import largest_certified_rate
+from sifu.core.spec import Spec
+
+LINEAR_KINDS = ("softmax", "logistic", "least_squares")
+
+
+def clients_from_spec(
+    spec: Spec,
+    data_folder: str | Path | None = None,
+    download: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Any, ...]:
+    """The clients' data a spec describes."""
+    from sifu.data import from_dataset, given_names, load, partition
+
+    data = spec.data
+    if data.name == "npz":
+        if not data.file:
+            raise InputError('data.name = "npz" needs data.file, the path of the file')
+        dataset = load("npz", Path(data.file))
+    else:
+        dataset = load(data.name, data_folder or data.folder or None, download, progress)
+    given = dataset.client_train
+    names = None
+    count = data.clients
+    if data.partition == "given":
+        if given is None:
+            raise InputError('data.partition = "given" needs an npz file with an array client')
+        names = given_names(given)
+        count = len(names)
+    indices = partition(
+        data.partition,
+        dataset.y_train,
+        count,
+        None if data.partition == "given" else data.samples_per_client or None,
+        keyed_generator(spec.seed, "partition"),
+        alpha=data.alpha,
+        identity=dataset.identity_train,
+        given=given,
+    )
+    flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
+    return from_dataset(dataset, indices, spec.model.dtype, flat, data.normalise, names=names)
+
+
+def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
+    """The embedded engine, and the spec with `local.rate = "auto"` replaced by the rate that was found.
+
+    `model` overrides the spec's: a `LinearModel` or `ModuleModel` of a Python user.
+    """
+    from sifu.sim import LocalTraining, SimulatedFederation, make_model
+    from sifu.sim.clients import count_outputs, input_shape
+    from sifu.sim.objectives import OBJECTIVES
+
+    if model is None:
+        if spec.model.kind == "python":
+            raise InputError(
+                "this run was made from Python with its own model: continue it from Python with "
+                "sifu.open_run(folder, model=..., clients=...)"
+            )
+        objective = OBJECTIVES[spec.model.kind if spec.model.kind in OBJECTIVES else "softmax"]
+        outputs = count_outputs(clients, objective)
+        model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
+
+    def build(rate: float) -> SimulatedFederation:
+        local = spec.local
+        return SimulatedFederation(
+            clients,
+            model,
+            LocalTraining(
+                rate, local.steps, local.batch or None, local.momentum, local.nesterov, local.weight_decay
+            ),
+            server_rate=spec.server.rate,
+            participation=Participation.parse(spec.server.participation),
+            dtype=spec.model.dtype,
+            seed=spec.seed,
+        )
+
+    if spec.local.rate != "auto":
+        return build(spec.local.rate), spec
+    probe = build(1.0)
+    largest = largest_certified_rate(probe.clients, spec.local.momentum)
+    if largest is None or spec.local.nesterov:
+        raise InputError(
+            'local.rate = "auto" needs a linear model without nesterov, whose largest certified rate can be computed: '
+            "give a number, for example local.rate = 0.05"
+        )
+    # A squared loss at 2/beta swings for ever in its steepest direction; half of it is the usual choice.
+    rate = largest / 2.0 if spec.model.kind == "least_squares" else largest
+    return build(rate), replace(spec, local=replace(spec.local, rate=rate))

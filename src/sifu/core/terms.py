@@ -1,0 +1,64 @@
+"""What a request asks for: whom to forget, under which budget, by which method."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from sifu.core.calibration import Calibration, check_budget, check_noise, noise_multiplier
+from sifu.core.errors import InputError
+from sifu.core.retention import Retention
+from sifu.core.rollback import Scope, Unit
+
+SigmaChoice = float | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class RequestTerms:
+    """The terms of one request; `clients` are names."""
+
+    clients: tuple[str, ...]
+    epsilon: float
+    delta: float
+    sigma: SigmaChoice = "auto"
+    unit: Unit = "client"
+    scope: Scope = "all"
+    calibration: Calibration = "exact"
+    retention: Retention = "paper"
+    reserve: float = 0.0
+    method: str = "sifu"
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise InputError("the request names no client: give at least one, for example --clients client-007")
+        repeated = sorted({name for name in self.clients if self.clients.count(name) > 1})
+        if repeated:
+            raise InputError(f"the request names {', '.join(repeated)} more than once")
+        check_budget(self.epsilon, self.delta)
+        if self.sigma != "auto":
+            check_noise(self.sigma)
+        for name, value, options in (
+            ("unit", self.unit, ("client", "joint")),
+            ("scope", self.scope, ("all", "latest")),
+            ("calibration", self.calibration, ("exact", "classical")),
+            ("retention", self.retention, ("paper", "strict")),
+        ):
+            if value not in options:
+                raise InputError(f"{name} must be {' or '.join(options)}, found {value!r}")
+        if not 0.0 <= self.reserve < 1.0:
+            raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
+
+    @property
+    def multiplier(self) -> float:
+        """s(epsilon, delta) by the calibration asked for."""
+        return noise_multiplier(self.epsilon, self.delta, self.calibration)
+
+
+def check_request_id(request: str) -> str:
+    """A request id becomes a file name: letters, digits, dot, dash and underscore, at most 64 of them."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request):
+        raise InputError(
+            f"request id {request!r} is not usable: write 1 to 64 letters, digits, dots, dashes or underscores"
+        )
+    return request

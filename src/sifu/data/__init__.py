@@ -1,0 +1,25 @@
+"""Data of a federation: readers of public data sets, ways to split them, and one record for each client.
+
+Importing this package costs numpy and no more: Pillow, scikit-learn, torch and the network are reached
+only by the functions that need them.
+"""
+
+from sifu.data.dataset import Dataset, Scale, scale_features
+from sifu.data.federation import ClientData, from_arrays, from_dataset, from_torch
+from sifu.data.partition import KINDS, given_names, partition
+from sifu.data.sources import NAMES, load
+
+__all__ = [
+    "KINDS",
+    "NAMES",
+    "ClientData",
+    "Dataset",
+    "Scale",
+    "from_arrays",
+    "from_dataset",
+    "from_torch",
+    "given_names",
+    "load",
+    "partition",
+    "scale_features",
+]

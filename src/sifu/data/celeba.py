@@ -1,0 +1,204 @@
+"""CelebA as published: aligned faces in a zip or a folder, and three text files beside them.
+
+Faces are resized from 178x218 to 64x64 (bilinear, no crop); the label is the attribute Smiling, and the
+person each face shows is kept, because a client of this set is a group of whole people.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.errors import InputError
+from sifu.data.dataset import Dataset
+
+SIDE = 64
+ATTRIBUTE = "Smiling"
+CLASSES = ("not_smiling", "smiling")
+ARCHIVE = "img_align_celeba.zip"
+IMAGES = "img_align_celeba"
+ATTRIBUTES = "list_attr_celeba.txt"
+IDENTITIES = "identity_CelebA.txt"
+PARTITIONS = "list_eval_partition.txt"
+FILES = (ARCHIVE, ATTRIBUTES, IDENTITIES, PARTITIONS)
+
+LARGEST_TEXT = 64 << 20
+LARGEST_JPEG = 4 << 20
+LARGEST_SIDE = 4096
+MOST_IMAGES = 300_000
+"""The full set has 202,599 images (2.5 GB at 64x64 as bytes) and 27 MB of text."""
+
+PARTITION_NUMBERS = {"train": 0, "test": 2}
+"""Of the official partition; 1 is its validation part and stays unused."""
+
+OpenImage = Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What the text files say, by image name."""
+
+    smiling: dict[str, int]
+    identity: dict[str, int]
+    partition: dict[str, int]
+
+
+def find(folder: Path) -> Path | None:
+    """`folder` when it holds the three text files and the images (zip or folder), else None."""
+    texts = all((folder / file).is_file() for file in (ATTRIBUTES, IDENTITIES, PARTITIONS))
+    images = (folder / ARCHIVE).is_file() or (folder / IMAGES).is_dir()
+    return folder if texts and images else None
+
+
+def read_celeba(folder: Path, progress: Callable[[int, int], None] | None = None) -> Dataset:
+    """Training and test faces sorted by person, then by image; `progress(images_done, images_in_all)`."""
+    tables = _Tables(
+        smiling=_read_attribute(folder / ATTRIBUTES),
+        identity=_read_numbers(folder / IDENTITIES),
+        partition=_read_numbers(folder / PARTITIONS),
+    )
+    rows = {split: _select(tables, number) for split, number in PARTITION_NUMBERS.items()}
+    total, done = sum(len(names) for names in rows.values()), 0
+    images = {split: np.empty((len(names), SIDE, SIDE, 3), dtype=np.uint8) for split, names in rows.items()}
+    with _image_opener(folder) as open_image:
+        for split, names in rows.items():
+            for row, name in enumerate(names):
+                images[split][row] = _decode(open_image(name), name)
+                done += 1
+                if progress is not None and (done % 1000 == 0 or done == total):
+                    progress(done, total)
+    column = {
+        (field, split): np.array([table[name] for name in names], dtype=np.int64)
+        for split, names in rows.items()
+        for field, table in (("y", tables.smiling), ("identity", tables.identity))
+    }
+    return Dataset(
+        "celeba",
+        images["train"],
+        column["y", "train"],
+        images["test"],
+        column["y", "test"],
+        CLASSES,
+        column["identity", "train"],
+        column["identity", "test"],
+    )
+
+
+def _select(tables: _Tables, number: int) -> list[str]:
+    """The images of one part, sorted by person and name; each must be in all three files."""
+    names = [name for name, part in tables.partition.items() if part == number]
+    for table, file in ((tables.smiling, ATTRIBUTES), (tables.identity, IDENTITIES)):
+        missing = [name for name in names if name not in table]
+        if missing:
+            raise InputError(
+                f"{PARTITIONS} lists {missing[0]} and {len(missing) - 1} more images that {file} does not; "
+                "take all text files from the same release"
+            )
+    return sorted(names, key=lambda name: (tables.identity[name], name))
+
+
+def _read_text(path: Path) -> list[list[str]]:
+    """The words of each line that has any."""
+    try:
+        if path.stat().st_size > LARGEST_TEXT:
+            raise InputError(f"{path} has {path.stat().st_size} bytes; at most {LARGEST_TEXT} are read")
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as plain text ({error}); get it again") from error
+    if len(lines) > MOST_IMAGES + 2:
+        raise InputError(f"{path} has {len(lines)} lines; at most {MOST_IMAGES} images are read")
+    return lines
+
+
+def _read_numbers(path: Path) -> dict[str, int]:
+    """Lines `000001.jpg 2880` as name and number."""
+    numbers = {}
+    for line in _read_text(path):
+        if len(line) != 2 or not line[1].isdigit():
+            raise InputError(f"{path} has the line {' '.join(line)!r}; an image name and a number were expected")
+        numbers[_checked_name(line[0], path)] = int(line[1])
+    return numbers
+
+
+def _read_attribute(path: Path) -> dict[str, int]:
+    """The column Smiling of the attribute table as 0 or 1: a count, a line of names, then lines of -1 and 1."""
+    lines = _read_text(path)
+    if len(lines) < 2 or len(lines[0]) != 1 or not lines[0][0].isdigit():
+        raise InputError(f"{path} does not start with a count and a line of attribute names; get it again")
+    names, rows = lines[1], lines[2:]
+    if ATTRIBUTE not in names:
+        raise InputError(f"{path} has no attribute {ATTRIBUTE}; it has {', '.join(names[:40])}")
+    if int(lines[0][0]) != len(rows):
+        raise InputError(f"{path} announces {lines[0][0]} images but lists {len(rows)}; it is cut off: get it again")
+    column, values = 1 + names.index(ATTRIBUTE), {}
+    for line in rows:
+        if len(line) != 1 + len(names) or line[column] not in ("-1", "1"):
+            raise InputError(f"{path} has a bad line for {line[0]!r}: {len(names)} values of -1 or 1 were expected")
+        values[_checked_name(line[0], path)] = int(line[column] == "1")
+    return values
+
+
+def _checked_name(name: str, path: Path) -> str:
+    # The name becomes part of a path, so it may not lead out of the folder.
+    if "/" in name or "\\" in name or name.startswith("."):
+        raise InputError(f"{path} names an image {name!r}, which is not a plain file name")
+    return name
+
+
+@contextmanager
+def _image_opener(folder: Path) -> Iterator[OpenImage]:
+    """A function from an image's name to its bytes, from the folder of images or else from the zip."""
+    images = folder / IMAGES
+    if images.is_dir():
+        images = images / IMAGES if (images / IMAGES).is_dir() else images
+
+        def from_folder(name: str) -> bytes:
+            try:
+                with (images / name).open("rb") as file:
+                    return file.read(LARGEST_JPEG + 1)
+            except OSError as error:
+                raise InputError(f"image {images / name} cannot be read ({error}); extract {ARCHIVE} again") from error
+
+        yield from_folder
+        return
+    archive = folder / ARCHIVE
+    try:
+        file = zipfile.ZipFile(archive)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"{archive} cannot be read ({error}); it is damaged or cut off: get it again") from error
+    with file:
+        members = {Path(member).name: member for member in file.namelist() if member.endswith(".jpg")}
+
+        def from_zip(name: str) -> bytes:
+            if name not in members:
+                raise InputError(f"{archive} has no image {name}; get the full archive")
+            try:
+                with file.open(members[name]) as stream:
+                    return stream.read(LARGEST_JPEG + 1)
+            except Exception as error:
+                # A damaged member raises zlib, zip, struct or end-of-file errors.
+                raise InputError(f"image {name} of {archive} cannot be read ({error}); get it again") from error
+
+        yield from_zip
+
+
+def _decode(content: bytes, name: str) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    if len(content) > LARGEST_JPEG:
+        raise InputError(f"image {name} has more than {LARGEST_JPEG} bytes; it is not CelebA's")
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            if max(image.size) > LARGEST_SIDE:
+                raise InputError(f"image {name} has {image.size[0]}x{image.size[1]} pixels; CelebA's have 178x218")
+            small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"image {name} is no readable jpeg ({error}); get it again") from error
+    return np.asarray(small, dtype=np.uint8)

@@ -1,0 +1,243 @@
+"""A data set as it was stored, and the fixed constants that turn it into features.
+
+A certificate's premise is that a client leaves no trace outside the model's training. A mean or a scale
+fitted on the clients' data would be such a trace, so features come from constants only: what a pixel can
+hold at most, and the means and deviations printed in the literature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.errors import InputError
+
+Array = NDArray[Any]
+Normalise = Literal["unit", "standard"]
+Split = Literal["train", "test"]
+
+NORMALISATIONS: tuple[Normalise, ...] = ("unit", "standard")
+FEATURE_TYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation."""
+
+    largest: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+SCALES: Mapping[str, Scale] = MappingProxyType(
+    {
+        # Pixels of 0..16. Nobody printed a mean; the middle and half of the range belong to no one's data.
+        "digits": Scale(16.0, (0.5,), (0.5,)),
+        # PyTorch's MNIST example.
+        "mnist": Scale(255.0, (0.1307,), (0.3081,)),
+        # The pair in common use for the 60,000 training images of Xiao et al. 2017.
+        "fashion_mnist": Scale(255.0, (0.2860,), (0.3530,)),
+        # The triples in common use for the 50,000 training images of Krizhevsky 2009.
+        "cifar10": Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        "cifar100": Scale(255.0, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+        # PyTorch's DCGAN tutorial: the middle and half of the range.
+        "celeba": Scale(255.0, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    }
+)
+"""The constants of every named data set; a user's own file has none but the 255 of its bytes."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test samples as stored: bytes of images (N, H, W) or (N, H, W, C), or float features.
+
+    Labels are int64 class numbers into `classes`, or floats with no classes (regression). `identity_*`
+    says which person a sample shows, `client_train` which client a user's own file gives it to; both may
+    be None. A set without test samples has arrays of length zero there.
+    """
+
+    name: str
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    classes: tuple[str, ...]
+    identity_train: Array | None = None
+    identity_test: Array | None = None
+    client_train: Array | None = None
+
+    def __post_init__(self) -> None:
+        for split in ("train", "test"):
+            x, y = self.raw(split)
+            check_pair(f"data set {self.name!r}", x, y, f"x_{split}", f"y_{split}")
+            check_labels(f"y_{split} of data set {self.name!r}", y, len(self.classes))
+        if self.x_train.shape[0] == 0:
+            raise InputError(f"data set {self.name!r} has no training samples; check the files it came from")
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            raise InputError(
+                f"data set {self.name!r} has training samples of shape {self.x_train.shape[1:]} and test "
+                f"samples of shape {self.x_test.shape[1:]}; they must be alike"
+            )
+        for field, column, samples in (
+            ("identity_train", self.identity_train, self.y_train.shape[0]),
+            ("identity_test", self.identity_test, self.y_test.shape[0]),
+            ("client_train", self.client_train, self.y_train.shape[0]),
+        ):
+            if column is not None and column.shape != (samples,):
+                raise InputError(
+                    f"{field} of data set {self.name!r} has shape {column.shape}; ({samples},) was expected, "
+                    "one entry a sample"
+                )
+
+    def raw(self, split: str) -> tuple[Array, Array]:
+        """The stored samples and labels of `train` or `test`."""
+        if split == "train":
+            return self.x_train, self.y_train
+        if split == "test":
+            return self.x_test, self.y_test
+        raise InputError(f"split {split!r} is not known: write train or test")
+
+    def features(
+        self,
+        split: Split = "train",
+        *,
+        dtype: str = "float64",
+        flat: bool = True,
+        normalise: Normalise = "unit",
+        rows: NDArray[np.int64] | None = None,
+    ) -> Array:
+        """Model inputs of a split (of its `rows` when given), see `scale_features`."""
+        x = self.raw(split)[0]
+        return scale_features(self.name, x if rows is None else x[rows], dtype=dtype, flat=flat, normalise=normalise)
+
+
+def scale_features(
+    name: str, x: Array, *, dtype: str = "float64", flat: bool = True, normalise: Normalise = "unit"
+) -> Array:
+    """Stored samples as model inputs, by the constants of data set `name` and nothing else.
+
+    `unit` divides by the largest value that can be stored (255, or 16 for digits); `standard` then takes
+    away the published mean and divides by the published deviation, channel by channel. Bytes under a name
+    without constants are divided by 255, and floats are left alone. Images come out as (N, C, H, W), or
+    flattened in that order, as torch flattens them.
+
+    >>> scale_features("mnist", np.full((1, 1, 1), 255, dtype=np.uint8))
+    array([[1.]])
+    >>> scale_features("mnist", np.zeros((1, 1, 1), dtype=np.uint8), normalise="standard").round(4)
+    array([[-0.4242]])
+    """
+    if dtype not in FEATURE_TYPES:
+        raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
+    if normalise not in NORMALISATIONS:
+        raise InputError(
+            f"normalisation {normalise!r} is not known: write unit (x / largest) or standard (published "
+            "mean and deviation)"
+        )
+    scale = SCALES.get(name)
+    if scale is None and normalise == "standard":
+        raise InputError(
+            f"data set {name!r} has no published mean and deviation, so it cannot be standardised without "
+            "fitting on clients' data; write normalise = unit, or standardise it beforehand by constants"
+        )
+    images = channels_first(x)
+    if images.dtype == np.uint8:
+        features = _scale_bytes(images, scale or Scale(255.0, (), ()), np.dtype(dtype), normalise)
+    elif scale is None:
+        with np.errstate(over="ignore"):  # what overflows float32 becomes Inf and is refused with its client
+            features = np.ascontiguousarray(images.astype(dtype))
+    else:
+        raise InputError(
+            f"data set {name!r} must be stored as bytes (uint8) for its constants to apply, found "
+            f"{images.dtype}; load a file of other features as npz with its path"
+        )
+    # Not -1: a set without test samples has no size to infer it from.
+    return features.reshape(features.shape[0], math.prod(features.shape[1:])) if flat else features
+
+
+def channels_first(x: Array) -> Array:
+    """Images (N, H, W) or (N, H, W, C) as (N, C, H, W); rows of features (N, D) are left as they are.
+
+    Channels are looked for last, as image files store them; an array whose last axis cannot be channels
+    but whose second can is taken to be (N, C, H, W) already.
+    """
+    if x.ndim == 3:
+        return x[:, None, :, :]
+    if x.ndim != 4:
+        return x
+    if x.shape[3] <= 4:
+        return x.transpose(0, 3, 1, 2)
+    if x.shape[1] <= 4:
+        return x
+    raise InputError(
+        f"images of shape {x.shape[1:]} have no axis of 1 to 4 channels; store them as (N, H, W) or (N, H, W, C)"
+    )
+
+
+def _scale_bytes(images: Array, scale: Scale, dtype: np.dtype[Any], normalise: Normalise) -> Array:
+    """Look every byte up in a table of its 256 images: one rounding in float64, one to `dtype`."""
+    levels = np.arange(256, dtype=np.float64) / scale.largest
+    if normalise == "unit":
+        return np.ascontiguousarray(levels.astype(dtype)[images])
+    channels = images.shape[1] if images.ndim == 4 else 1
+    if channels != len(scale.mean):
+        raise InputError(f"the images have {channels} channels, but {len(scale.mean)} means are published")
+    if images.ndim != 4:
+        return ((levels - scale.mean[0]) / scale.deviation[0]).astype(dtype)[images]
+    features = np.empty(images.shape, dtype=dtype)
+    for channel, (mean, deviation) in enumerate(zip(scale.mean, scale.deviation, strict=True)):
+        features[:, channel] = ((levels - mean) / deviation).astype(dtype)[images[:, channel]]
+    return features
+
+
+def check_finite(owner: str, field: str, values: Array) -> None:
+    """Refuse NaN and Inf: one of them would reach every client's model in the next round."""
+    if not np.issubdtype(values.dtype, np.inexact):
+        return
+    # Row blocks keep the mask small beside a data set of gigabytes.
+    bad = sum(int((~np.isfinite(values[i : i + 4096])).sum()) for i in range(0, values.shape[0], 4096))
+    if bad:
+        raise InputError(
+            f"{field} of {owner} holds {bad} values that are NaN or Inf out of {values.size}; remove or repair them"
+        )
+
+
+def check_pair(owner: str, x: Array, y: Array, x_field: str, y_field: str) -> None:
+    """Samples and labels must be numbers, one label row for each sample, all finite."""
+    for field, values in ((x_field, x), (y_field, y)):
+        if values.ndim == 0 or not (
+            np.issubdtype(values.dtype, np.integer) or np.issubdtype(values.dtype, np.floating)
+        ):
+            raise InputError(
+                f"{field} of {owner} has type {values.dtype} and shape {values.shape}; an array of real "
+                "numbers with one row a sample was expected"
+            )
+    if x.ndim < 2:
+        raise InputError(f"{x_field} of {owner} has shape {x.shape}; write one feature as shape (N, 1)")
+    if x.shape[0] != y.shape[0]:
+        raise InputError(
+            f"{owner} has {x.shape[0]} samples in {x_field} but {y.shape[0]} labels in {y_field}; they must pair up"
+        )
+    check_finite(owner, x_field, x)
+    check_finite(owner, y_field, y)
+
+
+def check_labels(owner: str, y: Array, classes: int) -> None:
+    """Class numbers must lie in 0..classes-1; float labels (regression) go with no classes."""
+    if np.issubdtype(y.dtype, np.floating):
+        if classes:
+            raise InputError(f"{owner} are {y.dtype} although {classes} classes are named; store integers")
+        return
+    if not classes and y.size:
+        raise InputError(f"{owner} are whole numbers but no classes are named; store floats for regression")
+    if y.ndim != 1:
+        raise InputError(f"{owner} have shape {y.shape}; one class number a sample was expected")
+    if y.size and (int(y.min()) < 0 or int(y.max()) >= classes):
+        raise InputError(
+            f"{owner} run from {int(y.min())} to {int(y.max())}; class numbers 0 to {classes - 1} were expected"
+        )

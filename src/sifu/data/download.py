@@ -1,0 +1,229 @@
+"""Official files over https, checked before they get their name.
+
+A download goes to a temporary file beside its target, is flushed to the disk, compared with the published
+checksum, and only then renamed: under the final name there is a whole, right file or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sifu.core.errors import InputError
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all (0 when the server does not say)."""
+
+LARGEST_DOWNLOAD = 1 << 30
+CHUNK = 1 << 18
+TIMEOUT_SECONDS = 30.0
+
+
+class Response(Protocol):
+    """What an opener returns: a stream with headers, as urllib's."""
+
+    headers: Any
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+Opener = Callable[[str], Response]
+
+
+@dataclass(frozen=True)
+class OfficialFile:
+    """A published file: its name, where it is kept, and `algorithm:digest`."""
+
+    name: str
+    folders: tuple[str, ...]
+    checksum: str
+
+
+_MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+_FASHION = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+)
+_CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
+
+# SHA-256 where the community's loaders publish one (Keras, torchvision's prototypes), else torchvision's MD5.
+OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
+    "mnist": tuple(
+        OfficialFile(f"{file}.gz", _MNIST, f"sha256:{digest}")
+        for file, digest in (
+            ("train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            ("train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            ("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+            ("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+        )
+    ),
+    "fashion_mnist": tuple(
+        OfficialFile(f"{file}.gz", _FASHION, f"md5:{digest}")
+        for file, digest in (
+            ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
+            ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
+            ("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310"),
+        )
+    ),
+    "cifar10": (
+        OfficialFile(
+            "cifar-10-python.tar.gz",
+            _CIFAR,
+            "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        ),
+    ),
+    "cifar100": (
+        OfficialFile(
+            "cifar-100-python.tar.gz",
+            _CIFAR,
+            "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        ),
+    ),
+}
+
+
+def download_official(
+    name: str, folder: Path, progress: Progress | None = None, *, opener: Opener | None = None
+) -> Path:
+    """The official files of data set `name` in `folder`; those already there and right are kept."""
+    if name == "celeba":
+        from sifu.data.celeba import FILES
+
+        raise InputError(
+            "CelebA's licence does not let it be downloaded automatically; accept it at "
+            f"https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html and put {', '.join(FILES)} into {folder}"
+        )
+    if name not in OFFICIAL:
+        raise InputError(f"data set {name!r} has no official download; known are {', '.join(OFFICIAL)}")
+    for file in OFFICIAL[name]:
+        target = folder / file.name
+        if not (target.is_file() and file_checksum(target, file.checksum) == file.checksum):
+            _fetch_from_any(file, target, progress, opener)
+    return folder
+
+
+def _fetch_from_any(file: OfficialFile, target: Path, progress: Progress | None, opener: Opener | None) -> None:
+    """Try each place in turn; when all fail, say what happened at every one."""
+    failures = []
+    for folder in file.folders:
+        try:
+            fetch(folder + file.name, target, file.checksum, progress, opener=opener)
+            return
+        except InputError as error:
+            failures.append(str(error))
+    raise InputError(" ".join(failures))
+
+
+def fetch(
+    url: str, target: Path, checksum: str, progress: Progress | None = None, *, opener: Opener | None = None
+) -> Path:
+    """Download `url` to `target` if its `checksum` (`sha256:...` or `md5:...`) is right; all or nothing."""
+    if not url.lower().startswith("https://"):
+        raise InputError(f"{url} is not fetched: downloads go over https only")
+    digest = _new_digest(checksum)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary_name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    except OSError as error:
+        raise InputError(f"folder {target.parent} cannot be written ({error}); choose another one") from error
+    temporary = Path(temporary_name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _copy(url, file, digest, progress, opener or open_https)
+            file.flush()
+            os.fsync(file.fileno())
+        found = f"{digest.name}:{digest.hexdigest()}"
+        if found != checksum:
+            raise InputError(
+                f"{url} has checksum {found}, but {checksum} is published; the file was deleted. Try again, or get "
+                f"it by other means and put it into {target.parent}."
+            )
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    finally:
+        # Runs on Ctrl-C, too; after the rename there is nothing left to remove.
+        temporary.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return target
+
+
+def _copy(url: str, file: Any, digest: Any, progress: Progress | None, opener: Opener) -> None:
+    try:
+        with contextlib.closing(opener(url)) as response:
+            announced = str(response.headers.get("Content-Length") or "")
+            total = int(announced) if announced.isdigit() else 0
+            done = 0
+            while chunk := response.read(CHUNK):
+                done += len(chunk)
+                if max(done, total) > LARGEST_DOWNLOAD:
+                    raise InputError(f"{url} has more than {LARGEST_DOWNLOAD} bytes; no official file is so large.")
+                file.write(chunk)
+                digest.update(chunk)
+                if progress is not None:
+                    progress(done, total)
+    except _network_errors() as error:
+        raise InputError(
+            f"{url} could not be downloaded ({error}); check the connection, or get it by other means and put it "
+            "where the data are looked for."
+        ) from error
+    if total and done != total:
+        raise InputError(f"{url} broke off after {done} of {total} bytes; nothing was kept. Try again.")
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    from http.client import HTTPException
+
+    return (OSError, HTTPException)
+
+
+def open_https(url: str) -> Response:
+    """Open `url`, following redirects to https only; the machine's certificates are checked."""
+    import urllib.request
+
+    class HttpsOnly(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+            if not newurl.lower().startswith("https://"):
+                raise InputError(f"{url} redirects to {newurl}, which is not https; it was not followed.")
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    request = urllib.request.Request(url, headers={"User-Agent": "sifu"})
+    return urllib.request.build_opener(HttpsOnly).open(request, timeout=TIMEOUT_SECONDS)  # type: ignore[no-any-return]
+
+
+def file_checksum(path: Path, like: str) -> str:
+    """`algorithm:digest` of a file, by the algorithm of the checksum `like`."""
+    digest = _new_digest(like)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error})") from error
+    return f"{digest.name}:{digest.hexdigest()}"
+
+
+def _new_digest(checksum: str) -> Any:
+    algorithm = checksum.partition(":")[0]
+    if algorithm not in ("sha256", "md5"):
+        raise InputError(f"checksum {checksum!r} is not understood: write sha256:DIGEST or md5:DIGEST")
+    # MD5 names a published file here; it guards against damage, https against strangers.
+    return hashlib.new(algorithm, usedforsecurity=False)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename durable where folders can be synced (not on Windows)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

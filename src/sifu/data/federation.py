@@ -1,0 +1,166 @@
+"""The clients of a federation and what each of them holds, from a split data set, arrays or torch.
+
+Everything is checked here, before the first round: a NaN of one client would reach everybody's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.errors import InputError
+from sifu.data.dataset import FEATURE_TYPES, Array, Dataset, Normalise, check_pair
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's samples as model inputs, and their labels (int64 classes, or floats)."""
+
+    name: str
+    x: Array
+    y: Array
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InputError(f"a client has the name {self.name!r}; a text that is not empty was expected")
+        owner = f"client {self.name!r}"
+        check_pair(owner, self.x, self.y, "x", "y")
+        if self.x.shape[0] == 0:
+            raise InputError(f"{owner} holds no samples; leave it out, or give it some")
+        if np.issubdtype(self.y.dtype, np.integer) and int(self.y.min()) < 0:
+            raise InputError(f"{owner} has the class number {int(self.y.min())}; they start from 0")
+
+    @property
+    def samples(self) -> int:
+        """|D_i| of the paper: the client's weight in the mean."""
+        return int(self.x.shape[0])
+
+
+def from_dataset(
+    dataset: Dataset,
+    indices: Sequence[NDArray[np.int64]],
+    dtype: str = "float64",
+    flat: bool = True,
+    normalise: Normalise = "unit",
+    *,
+    names: Sequence[str] | None = None,
+) -> tuple[ClientData, ...]:
+    """One client for each index array into the training samples, named client-000, client-001... or by `names`."""
+    width = max(3, len(str(len(indices) - 1)))
+    if names is None:
+        names = [f"client-{number:0{width}d}" for number in range(len(indices))]
+    if len(names) != len(indices):
+        raise InputError(f"{len(names)} names were given for {len(indices)} clients; give one each")
+    samples, holder = dataset.x_train.shape[0], np.full(dataset.x_train.shape[0], -1, dtype=np.int64)
+    clients = []
+    for number, (name, rows) in enumerate(zip(names, indices, strict=True)):
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= samples):
+            raise InputError(
+                f"client {name!r} is given rows {int(rows.min())} to {int(rows.max())}, but data set "
+                f"{dataset.name!r} has rows 0 to {samples - 1}"
+            )
+        # A sample with two holders would stay in the model when one of them is forgotten.
+        shared = rows[holder[rows] >= 0]
+        if shared.size:
+            raise InputError(
+                f"row {int(shared[0])} is given to both {names[int(holder[shared[0]])]!r} and {name!r}; parts must be "
+                "disjoint"
+            )
+        if np.unique(rows).size != rows.size:
+            raise InputError(f"client {name!r} is given {rows.size - np.unique(rows).size} of its rows twice")
+        holder[rows] = number
+        x = dataset.features("train", dtype=dtype, flat=flat, normalise=normalise, rows=rows)
+        clients.append(ClientData(name, x, _labels(dataset.y_train[rows], dtype)))
+    return check_federation(clients)
+
+
+def from_arrays(arrays: Mapping[str, tuple[Any, Any]], *, dtype: str = "float64") -> tuple[ClientData, ...]:
+    """One client for each name, in the mapping's order, from pairs (x, y) of anything numpy can read."""
+    if dtype not in FEATURE_TYPES:
+        raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
+    clients = []
+    for name, pair in arrays.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(f"client {name!r} has a {type(pair).__name__} instead of a pair (x, y)")
+        x, y = (_numbers(values, f"{field} of client {name!r}") for field, values in zip("xy", pair, strict=True))
+        with np.errstate(over="ignore"):  # what overflows float32 is refused as Inf, with the client's name
+            clients.append(ClientData(name, x.astype(dtype), _labels(y, dtype)))
+    return check_federation(clients)
+
+
+def from_torch(datasets: Mapping[str, Any], *, dtype: str = "float64") -> tuple[ClientData, ...]:
+    """One client for each torch data set of pairs (x, y), each read once and as it is: keep augmentation out."""
+    import torch
+
+    def to_numpy(value: Any) -> Array:
+        return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+    arrays = {}
+    for name, dataset in datasets.items():
+        if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
+            items = iter(dataset)
+        else:
+            items = (dataset[row] for row in range(len(dataset)))
+        xs, ys = [], []
+        for row, item in enumerate(items):
+            if not isinstance(item, tuple | list) or len(item) != 2:
+                raise InputError(f"sample {row} of client {name!r} is a {type(item).__name__}, not a pair (x, y)")
+            xs.append(to_numpy(item[0]))
+            ys.append(to_numpy(item[1]))
+            for field, values in (("x", xs), ("y", ys)):
+                if values[-1].dtype.kind not in "biuf" or values[-1].shape != values[0].shape:
+                    raise InputError(
+                        f"{field} of sample {row} of client {name!r} has type {values[-1].dtype} and shape "
+                        f"{values[-1].shape}; numbers of shape {values[0].shape} were expected (transforms.ToTensor "
+                        "turns images into such)"
+                    )
+        if not xs:
+            raise InputError(f"client {name!r} holds no samples; leave it out, or give it some")
+        x = np.stack(xs)
+        # A single number a sample is one feature.
+        arrays[name] = (x[:, None] if x.ndim == 1 else x, np.stack(ys))
+    return from_arrays(arrays, dtype=dtype)
+
+
+def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
+    """Names must be unique, and samples and labels of one kind for all clients."""
+    if not clients:
+        raise InputError("a federation needs one client at least, found none")
+    seen = set()
+    first = clients[0]
+    for client in clients:
+        if client.name in seen:
+            raise InputError(f"two clients have the name {client.name!r}; names must be unique")
+        seen.add(client.name)
+        for field, found, expected in (
+            ("samples of shape", client.x.shape[1:], first.x.shape[1:]),
+            ("labels of shape", client.y.shape[1:], first.y.shape[1:]),
+            ("samples of type", client.x.dtype, first.x.dtype),
+            ("labels of type", client.y.dtype, first.y.dtype),
+        ):
+            if found != expected:
+                raise InputError(
+                    f"client {client.name!r} has {field} {found}, but client {first.name!r} has {expected}; they "
+                    "train one model and must be alike"
+                )
+    return tuple(clients)
+
+
+def _numbers(values: Any, what: str) -> Array:
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{what} cannot be read as an array ({error})") from error
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{what} has type {array.dtype}; real numbers were expected")
+    return array
+
+
+def _labels(y: Array, dtype: str) -> Array:
+    """Whole numbers are classes (int64); other labels are regression targets in the features' type."""
+    return y.astype(np.int64) if y.dtype.kind in "biu" else y.astype(dtype)

@@ -1,0 +1,248 @@
+"""Who holds which samples: index arrays, disjoint, one for each client.
+
+Every random choice comes from the generator that is handed in; the same generator, labels and numbers give
+the same split. The indices of a client are sorted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sifu.core.errors import InputError
+
+Indices = NDArray[np.int64]
+
+KINDS = ("iid", "one_class", "dirichlet", "identity", "given")
+
+
+def partition(
+    kind: str,
+    labels: ArrayLike,
+    clients: int,
+    samples_per_client: int | None,
+    generator: np.random.Generator,
+    *,
+    alpha: float | None = None,
+    identity: ArrayLike | None = None,
+    given: ArrayLike | None = None,
+    sizes: Sequence[int] | None = None,
+) -> list[Indices]:
+    """Split the samples with these `labels` among `clients`.
+
+    * `iid`: samples at random.
+    * `one_class`: client k holds class number k * classes // clients only, so classes are spread evenly.
+    * `dirichlet`: each client's class proportions are drawn from Dirichlet(alpha) (Hsu, Qi and Brown 2019).
+    * `identity`: whole people, in the order of their numbers, until a client has its samples or more.
+    * `given`: the client ids of `given`, in sorted order; `clients` must be their number.
+
+    `samples_per_client` is every client's size and `sizes` each client's own; with neither, all samples are
+    split as evenly as the kind allows (`one_class`: those of the classes that have a client).
+
+    >>> parts = partition("iid", np.zeros(10), 3, None, np.random.default_rng(0))
+    >>> [len(part) for part in parts]
+    [4, 3, 3]
+    """
+    if kind not in KINDS:
+        close = difflib.get_close_matches(str(kind), KINDS, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise InputError(f"partition {kind!r} is not known{hint}: write one of {', '.join(KINDS)}")
+    targets = np.asarray(labels)
+    if targets.ndim == 0:
+        raise InputError("the labels to split are a single number; an array with one row a sample was expected")
+    count = _whole_number("clients", clients)
+    if count > targets.shape[0]:
+        raise InputError(
+            f"{count} clients were asked for, but there are {targets.shape[0]} samples; each needs one at least"
+        )
+    if kind == "given":
+        return _by_given(given, targets.shape[0], count, samples_per_client, sizes)
+    wanted = _sizes(count, samples_per_client, sizes)
+    if kind == "identity":
+        return _by_identity(identity, targets.shape[0], count, wanted)
+    if kind == "one_class":
+        return _by_class(_class_numbers(kind, targets), count, wanted, generator)
+    even = even_sizes(targets.shape[0], count) if wanted is None else wanted
+    _check_enough(sum(even), targets.shape[0], "samples")
+    if kind == "iid":
+        order = generator.permutation(targets.shape[0])
+        return [np.sort(part).astype(np.int64) for part in np.split(order[: sum(even)], np.cumsum(even)[:-1])]
+    return _by_dirichlet(_class_numbers(kind, targets), even, alpha, generator)
+
+
+def given_names(given: ArrayLike) -> tuple[str, ...]:
+    """The client ids of a `given` partition as names, in the order of its clients."""
+    return tuple(str(client) for client in np.unique(np.asarray(given)))
+
+
+def even_sizes(samples: int, clients: int) -> list[int]:
+    """Sizes that differ by one at most and add up to `samples`.
+
+    >>> even_sizes(10, 4)
+    [3, 3, 2, 2]
+    """
+    base, more = divmod(samples, clients)
+    return [base + (client < more) for client in range(clients)]
+
+
+def _by_class(labels: Indices, clients: int, wanted: list[int] | None, generator: np.random.Generator) -> list[Indices]:
+    classes = np.unique(labels)
+    class_of = np.arange(clients) * classes.size // clients
+    parts: dict[int, Indices] = {}
+    for number in np.unique(class_of):
+        members = np.flatnonzero(class_of == number)
+        pool = generator.permutation(np.flatnonzero(labels == classes[number]))
+        sizes = even_sizes(pool.size, members.size) if wanted is None else [wanted[k] for k in members]
+        _check_enough(sum(sizes), pool.size, f"samples of class {classes[number]} for {members.size} clients")
+        if min(sizes) == 0:
+            raise InputError(
+                f"class {classes[number]} has {pool.size} samples for {members.size} clients; each needs one at least"
+            )
+        for client, part in zip(members, np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1]), strict=True):
+            parts[int(client)] = np.sort(part).astype(np.int64)
+    return [parts[client] for client in range(clients)]
+
+
+def _by_dirichlet(
+    labels: Indices, sizes: list[int], alpha: float | None, generator: np.random.Generator
+) -> list[Indices]:
+    """Fill clients one after another from class pools, without replacement.
+
+    When a class runs out, its share goes to the client's other classes, in proportion. Late clients meet
+    emptier pools, so the order is drawn at random and tells nothing about a client's number.
+    """
+    if alpha is None or not math.isfinite(alpha) or alpha <= 0.0:
+        raise InputError(f"a dirichlet partition needs a finite alpha above 0, found {alpha}")
+    pools = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    used = np.zeros(len(pools), dtype=np.int64)
+    held = np.array([pool.size for pool in pools], dtype=np.int64)
+    parts: dict[int, Indices] = {}
+    for client in generator.permutation(len(sizes)):
+        proportions = generator.dirichlet(np.full(len(pools), float(alpha)))
+        taken = _draw_counts(proportions, sizes[client], held - used, generator)
+        chosen = [pool[start : start + more] for pool, start, more in zip(pools, used, taken, strict=True)]
+        parts[int(client)] = np.sort(np.concatenate(chosen)).astype(np.int64)
+        used += taken
+    return [parts[client] for client in range(len(sizes))]
+
+
+def _draw_counts(proportions: NDArray[np.float64], size: int, left: Indices, generator: np.random.Generator) -> Indices:
+    """`size` samples over the classes by `proportions`, at most `left` of each."""
+    taken = np.zeros_like(left)
+    while (missing := size - int(taken.sum())) > 0:
+        weights = np.where(taken < left, proportions, 0.0)
+        if not weights.sum() > 1e-300:
+            # All of the client's classes are empty (or alpha is tiny): what is left decides.
+            weights = (left - taken).astype(np.float64)
+        more = generator.multinomial(missing, weights / weights.sum())
+        taken = np.minimum(taken + more, left)  # every pass fills the client or empties a class
+    return taken
+
+
+def _by_identity(identity: ArrayLike | None, samples: int, clients: int, wanted: list[int] | None) -> list[Indices]:
+    if identity is None:
+        raise InputError(
+            "an identity partition needs to know the person of each sample, and this data set does not say it; "
+            "celeba does"
+        )
+    people = _one_a_sample("identity", identity, samples)
+    order = np.argsort(people, kind="stable")
+    _, starts, counts = np.unique(people[order], return_index=True, return_counts=True)
+    if clients > counts.size:
+        raise InputError(f"{clients} clients of whole people were asked for, but there are {counts.size} people")
+    ends = np.append(starts, samples)
+    parts, person = [], 0
+    for client in range(clients):
+        later = clients - client - 1
+        first = person
+        if wanted is not None:
+            while person < counts.size and ends[person] - ends[first] < wanted[client]:
+                person += 1
+            if ends[person] - ends[first] < wanted[client]:
+                raise InputError(
+                    f"{sum(wanted)} samples of whole people were asked for by {clients} clients, but the {samples} "
+                    f"available ({counts.size} people) ran out at client {client}; ask for fewer"
+                )
+        else:
+            target = (samples - ends[first]) / (later + 1)
+            person += 1
+            # One more person while that comes nearer to an even share and leaves one for each later client.
+            while person < counts.size - later and (
+                later == 0 or abs(ends[person + 1] - ends[first] - target) < abs(ends[person] - ends[first] - target)
+            ):
+                person += 1
+        parts.append(np.sort(order[ends[first] : ends[person]]).astype(np.int64))
+    return parts
+
+
+def _by_given(
+    given: ArrayLike | None,
+    samples: int,
+    clients: int,
+    samples_per_client: int | None,
+    sizes: Sequence[int] | None,
+) -> list[Indices]:
+    if given is None:
+        raise InputError("a given partition needs the client id of each sample; store it as `client` in the npz file")
+    if samples_per_client is not None or sizes is not None:
+        raise InputError("a given partition already says how many samples each client holds; leave the sizes out")
+    ids, client_of = np.unique(_one_a_sample("given", given, samples), return_inverse=True)
+    if ids.size != clients:
+        raise InputError(f"{clients} clients were asked for, but the given ids name {ids.size}")
+    order = np.argsort(client_of.reshape(-1), kind="stable")
+    return [
+        part.astype(np.int64)
+        for part in np.split(order, np.cumsum(np.bincount(client_of.reshape(-1), minlength=clients))[:-1])
+    ]
+
+
+def _one_a_sample(field: str, values: ArrayLike, samples: int) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != (samples,):
+        raise InputError(f"{field} has shape {array.shape}; ({samples},) was expected, one entry a sample")
+    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+        raise InputError(f"{field} holds {int((~np.isfinite(array)).sum())} values that are NaN or Inf")
+    return array
+
+
+def _class_numbers(kind: str, labels: NDArray[Any]) -> Indices:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(
+            f"a {kind} partition needs one whole class number a sample, found labels of type {labels.dtype} and shape "
+            f"{labels.shape}; use iid for regression"
+        )
+    return labels.astype(np.int64)
+
+
+def _sizes(clients: int, samples_per_client: int | None, sizes: Sequence[int] | None) -> list[int] | None:
+    """Each client's size, or None when all samples are to be used."""
+    if sizes is not None:
+        if samples_per_client is not None:
+            raise InputError("give samples_per_client (one size for all) or sizes (one each), not both")
+        if len(sizes) != clients:
+            raise InputError(f"{len(sizes)} sizes were given for {clients} clients; give one each")
+        return [_whole_number(f"the size of client {client}", size) for client, size in enumerate(sizes)]
+    if samples_per_client is None:
+        return None
+    return [_whole_number("samples_per_client", samples_per_client)] * clients
+
+
+def _check_enough(asked: int, available: int, what: str) -> None:
+    if asked > available:
+        raise InputError(f"{asked} {what} were asked for, but {available} are available; ask for fewer")
+
+
+def _whole_number(field: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(f"{field} is {value!r}; a whole number of 1 or more was expected") from None
+    if number < 1 or isinstance(value, bool):
+        raise InputError(f"{field} is {value}; a whole number of 1 or more was expected")
+    return number

@@ -1,0 +1,92 @@
+"""`--sigma auto`: choose node and noise together, from recorded scalars alone (DESIGN section 8).
+
+The noise that a node needs grows with Psi there, and what it destroys is judged against how far training
+had come: noise against signal is sigma sqrt(d) / ||theta - theta_0||. The rule goes to the latest node at
+which that ratio stays below a fixed value, for a noise that would hide *any* active client there and not
+only the ones asking. That is the headroom: later requests then stay past this noise edge, where everyone
+forgotten so far is already covered, instead of falling back to the initial model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sifu.core.rollback import Exposure, least_noise
+from sifu.core.terms import RequestTerms
+from sifu.methods.plan import NoiseOption
+from sifu.methods.training import ACTIVE
+from sifu.methods.view import RunView
+
+LARGEST_NOISE_TO_SIGNAL = 1.0
+HEADROOM = 1.25
+
+
+@dataclass(frozen=True)
+class NoiseChoice:
+    """The noise chosen, the nodes it was chosen among, and what should be said about it."""
+
+    noise_std: float
+    options: tuple[NoiseOption, ...]
+    notes: tuple[str, ...] = ()
+
+
+def choose_noise(
+    view: RunView, exposures: Sequence[Exposure], terms: RequestTerms, order: int
+) -> NoiseChoice:
+    """The latest kept node whose noise stays below its signal, and a noise with headroom for it."""
+    options, chosen = [], None
+    for depth in sorted(view.kept, reverse=True):
+        needed = least_noise(exposures, depth, order)
+        if not math.isfinite(needed):
+            continue
+        everyone = view.kept[depth].psi_max * terms.multiplier * HEADROOM
+        noise_std = max(needed, everyone)
+        ratio = noise_to_signal(view, depth, noise_std)
+        options.append(NoiseOption(noise_std, depth, ratio, predict_rounds(view, depth, noise_std)))
+        if chosen is None and noise_std > 0.0 and ratio <= LARGEST_NOISE_TO_SIGNAL:
+            chosen = noise_std
+    notes: tuple[str, ...] = ()
+    if chosen is None:
+        positive = [one.noise_std for one in options if one.noise_std > 0.0]
+        # Even the earliest noise would drown its model: ask for less than any node needs, and go to theta_0.
+        chosen = min(positive, default=1.0) * 0.5
+        notes = ("no kept model outweighs the noise it would need: training starts again from the initial model",)
+    return NoiseChoice(chosen, tuple(options), notes)
+
+
+def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
+    """sigma sqrt(d) / ||theta - theta_0|| with the energy of earlier noise taken out of the distance."""
+    size = view.reader.layout.size
+    earlier = sum(view.path.nodes[edge].noise_std ** 2 for edge, _ in view.path.noise_depths if edge <= depth)
+    signal = math.sqrt(max(view.rows[depth].distance ** 2 - earlier * size, 0.0))
+    if noise_std == 0.0:
+        return 0.0
+    return noise_std * math.sqrt(size) / signal if signal > 0.0 else math.inf
+
+
+def predict_rounds(view: RunView, depth: int, noise_std: float) -> int | None:
+    """A rough guess of the rounds to the target from a noised node; None where nothing is recorded to go by.
+
+    Training without noise would take what it took from there to the end of the first training; noise
+    throws away a share of the way that grows with its ratio to the signal.
+    """
+    training = training_rounds(view)
+    if training is None:
+        return None
+    done = sum(1 for node in view.path.nodes[: depth + 1] if node.kind == "round")
+    ratio = noise_to_signal(view, depth, noise_std)
+    share = 1.0 if math.isinf(ratio) else ratio**2 / (1.0 + ratio**2)
+    kept = min(done, training) * (1.0 - share)
+    return max(1, round(training - kept))
+
+
+def training_rounds(view: RunView) -> int | None:
+    """How many rounds the first training took, if it reached its end."""
+    first = [row.node for row in view.reader.node_rows() if row.node.branch == 0 and row.node.kind == "round"]
+    evaluated = {row.node for row in view.reader.evaluations() if row.subset == ACTIVE}
+    reached = [node.position for node in first if node.node in evaluated]
+    return int(np.max(reached)) if reached else None

@@ -1,0 +1,56 @@
+"""What a request would do, before anything is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sifu.core.premises import Level, Premise
+from sifu.core.rollback import Subject
+from sifu.core.terms import RequestTerms
+
+
+@dataclass(frozen=True)
+class PlannedCharge:
+    """What the noise of a plan costs one subject."""
+
+    subject: Subject
+    psi: float
+    charge: float
+
+
+@dataclass(frozen=True)
+class NoiseOption:
+    """One noise that could be used, and what would come of it."""
+
+    noise_std: float
+    depth: int
+    noise_to_signal: float
+    predicted_rounds: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Node, noise, cost and level of a request.
+
+    `source_node` is None for a fresh initial model. `wanted_node` is the latest node the budget allows,
+    whether its model was kept or not. `charges` holds every subject the noise is charged to, new ones first.
+    """
+
+    terms: RequestTerms
+    order: int
+    subjects: tuple[Subject, ...]
+    source_node: int | None
+    source_depth: int
+    wanted_node: int | None
+    tip_depth: int
+    noise_std: float
+    multiplier: float
+    psi: float
+    psi_star: float
+    charges: tuple[PlannedCharge, ...]
+    premises: tuple[Premise, ...]
+    level: Level
+    predicted_rounds: int | None
+    scratch_rounds: int | None
+    options: tuple[NoiseOption, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,24 @@
+"""The methods by name. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+import difflib
+
+from sifu.core.errors import InputError
+from sifu.methods.method import Method
+from sifu.methods.scratch import Scratch
+from sifu.methods.sifu import Sifu
+
+METHODS: dict[str, type[Method]] = {
+    Sifu.name: Sifu,
+    Scratch.name: Scratch,
+}
+
+
+def method_named(name: str) -> Method:
+    """The method of this name, or a sentence with the known ones."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise InputError(f"unknown method {name!r}{hint} Known: {', '.join(METHODS)}")
+    return METHODS[name]()

@@ -1,0 +1,50 @@
+"""Scratch: a fresh initial model, trained without the client. Exact, and as slow as training was."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sifu.core.calibration import hidden_sensitivity
+from sifu.core.engine import Engine
+from sifu.core.layout import Vector
+from sifu.core.premises import level_of, preprocessing_premise
+from sifu.core.terms import RequestTerms
+from sifu.methods.noise_choice import predict_rounds
+from sifu.methods.plan import Plan, PlannedCharge
+from sifu.methods.view import RunView
+
+
+class Scratch:
+    """Start again from a model that nobody's data has touched."""
+
+    name: ClassVar[str] = "scratch"
+    summary: ClassVar[str] = "train a fresh model without the client: exact, and the slowest"
+    certifies: ClassVar[bool] = True
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """No node, no noise, nothing charged to anyone."""
+        order = view.next_order
+        subjects = view.new_subjects(terms, order)
+        premises = (preprocessing_premise(view.facts),)
+        return Plan(
+            terms=terms,
+            order=order,
+            subjects=subjects,
+            source_node=None,
+            source_depth=0,
+            wanted_node=None,
+            tip_depth=view.path.tip,
+            noise_std=0.0,
+            multiplier=terms.multiplier,
+            psi=0.0,
+            psi_star=0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier),
+            charges=tuple(PlannedCharge(one, 0.0, 0.0) for one in subjects),
+            premises=premises,
+            level=level_of(premises, exact=True),
+            predicted_rounds=predict_rounds(view, 0, 0.0),
+            scratch_rounds=predict_rounds(view, 0, 0.0),
+        )
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+        """A fresh model of this branch."""
+        return engine.initial_model(plan.order)

@@ -1,0 +1,277 @@
+"""Rounds until a stop rule says enough, each recorded: scalars always, models where a client crosses a level.
+
+Rounds are committed in groups. Every random choice of a round is keyed by its position, so rounds that a
+kill takes with it are run again bit for bit, and the ledger ends up the same.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.calibration import hidden_sensitivity
+from sifu.core.engine import Engine, Evaluation, Position, RoundResult
+from sifu.core.errors import RoundRejectedError
+from sifu.core.history import PathNode
+from sifu.core.layout import Vector
+from sifu.core.participation import ClientIndices
+from sifu.core.regularity import RoundRegularity
+from sifu.core.retention import crosses_a_level, level_ladder, thin
+from sifu.core.spec import Spec, StopSpec
+from sifu.core.terms import RequestTerms
+from sifu.core.tracking import summarise_round
+from sifu.methods.view import RunView
+from sifu.store.reader import EvaluationRow
+from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.writer import NewModel, NewRows, RunWriter
+
+COMMIT_SECONDS = 0.5
+COMMIT_ROUNDS = 256
+ACTIVE = "active"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows."""
+
+    phase: str
+    rounds: int
+    accuracy: float
+    target: float
+    max_rounds: int
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
+    """Whether `rounds` rounds are enough, with the accuracy after the last of them if it was evaluated."""
+    if rounds >= stop.max_rounds:
+        return True
+    return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)
+
+
+def is_evaluated(stop: StopSpec, rounds: int) -> bool:
+    """Whether the model after `rounds` rounds is evaluated."""
+    return rounds % stop.evaluate_every == 0 or rounds >= stop.max_rounds
+
+
+def levels_to_keep(spec: Spec) -> NDArray[np.float64]:
+    """The levels of Psi at which models are kept: one when sigma is fixed, a ladder when it is auto."""
+    privacy = spec.privacy
+    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
+    if privacy.sigma != "auto":
+        return np.array([hidden_sensitivity(privacy.sigma, terms.multiplier)])
+    keep = spec.keep
+    return level_ladder(keep.lowest_sigma / terms.multiplier, keep.highest_sigma / terms.multiplier, keep.ratio)
+
+
+def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> EvaluationRow:
+    """An evaluation as it is recorded; one that is not finite is refused."""
+    if not math.isfinite(evaluation.loss):
+        raise RoundRejectedError(
+            f"the loss on {subset} clients is {evaluation.loss}: training diverged, lower local.rate; "
+            "the last good state stays"
+        )
+    return EvaluationRow(node, subset, int(evaluation.samples.sum()), evaluation.accuracy, evaluation.loss)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@dataclass
+class _Pending:
+    """Rounds that have run and are not yet committed."""
+
+    nodes: list[NodeRow] = field(default_factory=list)
+    participation: list[ParticipationRows] = field(default_factory=list)
+    grams: list[tuple[int, bytes]] = field(default_factory=list)
+    evaluations: list[EvaluationRow] = field(default_factory=list)
+    models: dict[int, NewModel] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+
+
+class RecordedTraining:
+    """Runs rounds from the tip of a run and records them."""
+
+    def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
+        self.engine, self.writer, self.view = engine, writer, view
+        self.active: ClientIndices = view.active
+        self.model: Vector = writer.load_model(view.rows[-1].node.node)
+        self._tip = view.rows[-1].node
+        self._depth = view.path.tip
+        self._next = 1 + max(row.node.node for row in writer.node_rows())
+        self._root = writer.load_model(view.rows[0].node.node).astype(np.float64)
+        self._tracker = view.tracker()
+        self._levels = levels_to_keep(view.spec)
+        self._largest = float(self._tracker.total(self.active).max(initial=0.0))
+        self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
+        self._protected = {0} | {depth for depth, _ in view.path.noise_depths}
+        on_tip = [row for row in writer.evaluations() if row.node == self._tip.node and row.subset == ACTIVE]
+        self._accuracy: float | None = on_tip[-1].accuracy if on_tip else None
+        self._pending = _Pending()
+        self._committed = time.monotonic()
+
+    def run(self, phase: str, progress: ProgressCallback | None = None) -> None:
+        """Rounds until the stop rule holds; an interrupt keeps every finished round."""
+        stop = self.view.spec.stop
+        try:
+            if self._accuracy is None and is_evaluated(stop, self._tip.position):
+                self._evaluate()
+            while not should_stop(stop, self._tip.position, self._accuracy):
+                self._one_round()
+                if time.monotonic() - self._committed > COMMIT_SECONDS or len(self._pending.nodes) >= COMMIT_ROUNDS:
+                    self.commit()
+                if progress:
+                    progress(
+                        Progress(
+                            phase,
+                            self._tip.position,
+                            self._accuracy if self._accuracy is not None else math.nan,
+                            stop.target,
+                            stop.max_rounds,
+                        )
+                    )
+        finally:
+            self.commit()
+
+    def _one_round(self) -> None:
+        spec, facts = self.view.spec, self.engine.facts
+        before = self.model
+        result = self.engine.run_round(
+            before,
+            Position(self._tip.branch, self._tip.position),
+            self.active,
+            want_gram=spec.keep.gram_clients > 0,
+        )
+        if not np.all(np.isfinite(result.model)):
+            raise RoundRejectedError(
+                f"round {self._tip.position + 1} made a model with NaN or Inf and was rejected: "
+                "lower local.rate; the last good state stays"
+            )
+        who = result.participants
+        regularity, scalars = summarise_round(
+            who,
+            result.samples,
+            result.drifts,
+            result.mean_shift,
+            result.rounding,
+            factors=self.view.regularities.factors[who],
+            averagedness=self.view.regularities.averagedness[who],
+            server_rate=facts.server_rate,
+            population_samples=self.view.tracked_population,
+        )
+        # Whoever is absent moves only if L is not 1; then everyone has to be looked at.
+        watched = who if scalars.absent_contraction == 1.0 else self.active
+        psi_before = self._tracker.total(watched)
+        self._tracker.update(scalars)
+        psi_after = self._tracker.total(watched)
+        if crosses_a_level(self._levels, psi_before, psi_after):
+            self._keep(before)
+        self._largest = max(self._largest * max(scalars.absent_contraction, 1.0), float(psi_after.max(initial=0.0)))
+        self._add(result, regularity)
+        self._accuracy = None
+        if is_evaluated(spec.stop, self._tip.position):
+            self._evaluate()
+
+    def _keep(self, model: Vector) -> None:
+        """Keep the model the round started from, and thin out if there are too many."""
+        if self._depth in self._kept:
+            return
+        node = self._tip.node
+        self._kept[self._depth] = node
+        self._pending.models[node] = NewModel(node, model, kept=True, psi_max=self._largest)
+        for depth in thin(list(self._kept), self._protected, self.view.spec.keep.models):
+            gone = self._kept.pop(depth)
+            if self._pending.models.pop(gone, None) is None:
+                self._pending.dropped.add(gone)
+
+    def _add(self, result: RoundResult, regularity: RoundRegularity) -> None:
+        node = self._next
+        self._next += 1
+        self._tip = PathNode(
+            node,
+            self._tip.node,
+            "round",
+            self._tip.branch,
+            self._tip.position + 1,
+            regularity,
+            result.mean_shift,
+            result.rounding,
+        )
+        self._depth += 1
+        self.model = result.model
+        distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
+        self._pending.nodes.append(NodeRow(self._tip, distance))
+        count = result.participants.size
+        self._pending.participation.append(
+            ParticipationRows(np.full(count, node), result.participants, result.samples, result.drifts)
+        )
+        if result.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
+            self._pending.grams.append((node, np.ascontiguousarray(result.gram, dtype="<f8").tobytes()))
+
+    def _evaluate(self) -> None:
+        row = evaluation_row(self._tip.node, ACTIVE, self.engine.evaluate(self.model, self.active))
+        self._accuracy = row.accuracy
+        self._pending.evaluations.append(row)
+
+    def commit(self) -> None:
+        """Make every finished round durable, with the current model beside it."""
+        pending = self._pending
+        if not pending.nodes and not pending.evaluations:
+            return
+        tip, on_disk = self._tip.node, self.writer.models()
+        models = dict(pending.models)
+        if pending.nodes and tip not in models:
+            models[tip] = NewModel(tip, self.model, kept=False, psi_max=self._largest)
+        superseded = {node for node, row in on_disk.items() if not row.kept and node != tip and node not in models}
+        payload = {"run": {"tip": str(tip)}} if pending.nodes else {}
+        with uninterrupted():
+            self.writer.record(
+                "rounds" if pending.nodes else "evaluation",
+                payload,
+                rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
+                models=[models[node] for node in sorted(models)],
+                dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
+                evaluations=pending.evaluations,
+            )
+            self._pending = _Pending()
+            self._committed = time.monotonic()
+
+
+def retrain_unrecorded(
+    engine: Engine, active: ClientIndices, stop: StopSpec, branch: int, progress: ProgressCallback | None = None
+) -> tuple[Vector, int, float, bool]:
+    """Training from a fresh model among `active`, recorded nowhere: what Scratch would take.
+
+    Returns the model, the rounds, the accuracy, and whether the target was reached.
+    """
+    model, rounds, accuracy = engine.initial_model(branch), 0, math.nan
+    while True:
+        evaluated = None
+        if is_evaluated(stop, rounds):
+            evaluated = accuracy = engine.evaluate(model, active).accuracy
+        if should_stop(stop, rounds, evaluated):
+            return model, rounds, accuracy, bool(stop.target > 0 and accuracy >= stop.target)
+        model = engine.run_round(model, Position(branch, rounds), active).model
+        rounds += 1
+        if progress:
+            progress(Progress("Scratch", rounds, accuracy, stop.target, stop.max_rounds))

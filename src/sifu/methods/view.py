@@ -1,0 +1,234 @@
+"""What is recorded of a run, in the form the rollback rule needs. Nothing here trains or writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import ClientProfile, TrainingFacts
+from sifu.core.errors import InputError
+from sifu.core.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
+from sifu.core.participation import ClientIndices, Participation
+from sifu.core.premises import MeasuredRegularity
+from sifu.core.regularity import LocalRegularity, classify, largest_certified_rate, local_regularity
+from sifu.core.rollback import Exposure, Subject
+from sifu.core.spec import Spec
+from sifu.core.terms import RequestTerms
+from sifu.core.tracking import SensitivityTracker, summarise_round
+from sifu.store.reader import ModelRow, RequestRow, RunReader
+from sifu.store.rows import NodeRow
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Regularities:
+    """P_i and alpha_i of every client, and the class the run falls into."""
+
+    factors: Floats
+    averagedness: Floats
+    measured: MeasuredRegularity
+
+    @staticmethod
+    def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> Regularities:
+        """From what the clients reported, or from what the spec assumes."""
+        assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
+        each: list[LocalRegularity] = [local_regularity(one, facts, assumed) for one in clients]
+        betas = [one.smoothness for one in clients if one.smoothness is not None]
+        measured = MeasuredRegularity(
+            kind=classify(clients, each, assumed is not None),
+            largest_smoothness=max(betas) if betas else None,
+            largest_factor=max(one.factor for one in each),
+            local_rate=facts.local_rate,
+            largest_certified_rate=largest_certified_rate(clients, facts.momentum),
+            assumed_factor=assumed,
+        )
+        return Regularities(
+            np.array([one.factor for one in each]), np.array([one.averagedness for one in each]), measured
+        )
+
+
+class RunView:
+    """A run at one instant: its path, its clients, everyone forgotten, and the models at hand."""
+
+    def __init__(self, reader: RunReader, tip: int | None = None) -> None:
+        self.reader = reader
+        self.spec = Spec.from_mapping(reader.spec)
+        self.clients = reader.clients()
+        recorded = reader.facts
+        self.facts = TrainingFacts(
+            **(
+                recorded
+                | {
+                    "participation": Participation.parse(recorded["participation"]),
+                    "outside": tuple(recorded["outside"]),
+                }
+            )
+        )
+        self.rows: list[NodeRow] = reader.path(tip)
+        self.requests: list[RequestRow] = reader.requests()
+
+    @cached_property
+    def regularities(self) -> Regularities:
+        """P_i and alpha_i of every client."""
+        return Regularities.of(self.clients, self.facts, self.spec)
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """Index of each client by name."""
+        return {one.name: index for index, one in enumerate(self.clients)}
+
+    @cached_property
+    def population_samples(self) -> int:
+        """Samples of the whole federation."""
+        return sum(one.samples for one in self.clients)
+
+    @cached_property
+    def path(self) -> ActivePath:
+        """The active history."""
+        on_path = {row.node.node for row in self.rows}
+        grams = {}
+        for node, matrix in self.reader.grams():
+            if node in on_path:
+                part = self.reader.participation(first=node, last=node)
+                size = part.clients.size
+                grams[node] = (part.clients, np.frombuffer(matrix, dtype="<f8").reshape(size, size))
+        return ActivePath(
+            [row.node for row in self.rows],
+            self.facts.server_rate,
+            self.spec.privacy.accounting,
+            self.population_samples,
+            grams,
+        )
+
+    @cached_property
+    def kept(self) -> dict[int, ModelRow]:
+        """Models that can be rolled back to, by depth; the current model is always among them."""
+        depth_of = self.path.depth_of
+        return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
+
+    @cached_property
+    def forgotten(self) -> set[int]:
+        """Clients whose request was carried out, or is being carried out."""
+        return {client for subject in self.reader.subjects() for client in subject.clients}
+
+    @cached_property
+    def waiting(self) -> set[int]:
+        """Clients whose request is in the ledger and not yet carried out: they are not sampled any more."""
+        return {self.index_of[name] for one in self.requests if one.status == "received" for name in one.clients}
+
+    @property
+    def active(self) -> ClientIndices:
+        """Clients that may take part in a round."""
+        gone = self.forgotten | self.waiting
+        return np.array([index for index in range(len(self.clients)) if index not in gone], dtype=np.int64)
+
+    @property
+    def next_order(self) -> int:
+        """The number of the next request to be carried out; the first is 1."""
+        return 1 + sum(1 for one in self.requests if one.request_order is not None)
+
+    def indices(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Client indices of `names`; unknown and already forgotten ones are refused."""
+        unknown = [name for name in names if name not in self.index_of]
+        if unknown:
+            known = list(self.index_of)
+            some = ", ".join(known[:3]) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
+            raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}")
+        indices = tuple(self.index_of[name] for name in names)
+        gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
+        if gone:
+            raise InputError(f"client {', '.join(gone)} was already forgotten: nothing to do")
+        return indices
+
+    def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
+        """The subjects a request makes: one a client, or one for all of them jointly."""
+        indices = self.indices(terms.clients)
+        if len(self.forgotten) + len(indices) >= len(self.clients):
+            raise InputError("the request would forget every client: nobody would be left to train with")
+        groups = [indices] if terms.unit == "joint" else [(one,) for one in indices]
+        first = 1 + max((one.subject for one in self.reader.subjects()), default=0)
+        return tuple(
+            Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)
+            for k, group in enumerate(groups)
+        )
+
+    def earlier_subjects(self, before_order: int | None = None) -> tuple[Subject, ...]:
+        """Everyone forgotten by requests before this order, with what they have used so far."""
+        by_request = {one.request: one for one in self.requests}
+        order_of_node = {row.node.node: row.node.order for row in self.reader.node_rows() if row.node.kind != "round"}
+        used: dict[int, float] = {}
+        for charge in self.reader.charges():
+            if before_order is None or order_of_node.get(charge.noise_node, 0) < before_order:
+                used[charge.subject] = used.get(charge.subject, 0.0) + charge.charge
+        result = []
+        for row in self.reader.subjects():
+            request = by_request[row.request]
+            order = request.request_order or 0
+            if before_order is None or order < before_order:
+                multiplier = request.multiplier or 0.0
+                # Summed in float64, so enlarged by more than the summation can have lost.
+                spent = used.get(row.subject, 0.0) * (1.0 + 2.0**-40)
+                result.append(
+                    Subject(row.subject, row.clients, multiplier, request.scope, order, spent, request.reserve)
+                )
+        return tuple(result)
+
+    def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
+        """The subjects with their Psi along the path, computed when it is looked at."""
+        return [Exposure(one, self.path, lambda one=one: self.curve(one)) for one in subjects]  # type: ignore[misc]
+
+    def curve(self, subject: Subject) -> PsiCurve:
+        """Psi(., subject) along the path."""
+        parts = self._taken_part(subject.clients)
+        if len(parts) == 1:
+            return client_curve(self.path, next(iter(parts.values())))
+        return joint_curve(self.path, parts)
+
+    def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
+        rows = self.reader.participation(clients)
+        depth_of = self.path.depth_of
+        depths = np.array([depth_of.get(int(node), -1) for node in rows.nodes], dtype=np.int64)
+        parts = {}
+        for client in clients:
+            chosen = (rows.clients == client) & (depths >= 0)
+            parts[client] = TakenPart(
+                depths[chosen],
+                rows.samples[chosen],
+                rows.drifts[chosen],
+                float(self.regularities.factors[client]),
+                float(self.regularities.averagedness[client]),
+            )
+        return parts
+
+    def tracker(self) -> SensitivityTracker:
+        """Psi of every client at the tip, by replaying the rounds of the path."""
+        tracker = SensitivityTracker(len(self.clients))
+        rows = self.reader.participation()
+        bounds = np.searchsorted(rows.nodes, [row.node.node for row in self.rows])
+        ends = np.searchsorted(rows.nodes, [row.node.node for row in self.rows], side="right")
+        for row, start, stop in zip(self.rows, bounds, ends, strict=True):
+            if row.node.kind == "round":
+                who = rows.clients[start:stop]
+                _, scalars = summarise_round(
+                    who,
+                    rows.samples[start:stop],
+                    rows.drifts[start:stop],
+                    row.node.mean_shift,
+                    row.node.rounding,
+                    factors=self.regularities.factors[who],
+                    averagedness=self.regularities.averagedness[who],
+                    server_rate=self.facts.server_rate,
+                    population_samples=self.tracked_population,
+                )
+                tracker.update(scalars)
+        return tracker
+
+    @property
+    def tracked_population(self) -> int | None:
+        """Samples of the federation under population accounting, None otherwise."""
+        return self.population_samples if self.spec.privacy.accounting == "population" else None

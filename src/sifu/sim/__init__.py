@@ -1,0 +1,17 @@
+"""The embedded simulator: an engine whose clients live in this process (PyTorch, clients vectorised)."""
+
+from sifu.sim.clients import ClientData
+from sifu.sim.engine import SimulatedFederation, Strategy
+from sifu.sim.local_training import LocalTraining
+from sifu.sim.models import LinearModel, Model, ModuleModel, make_model
+
+__all__ = [
+    "ClientData",
+    "LinearModel",
+    "LocalTraining",
+    "Model",
+    "ModuleModel",
+    "SimulatedFederation",
+    "Strategy",
+    "make_model",
+]

@@ -1,0 +1,212 @@
+"""The embedded simulator: FedAvg over clients that live in this process.
+
+One round (eq. 4): draw the participants, train each from the same model, average, step with the server
+rate. Same model, position and active clients give the same bits on one machine with one number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
+from sifu.core.errors import InputError, RoundRejectedError
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.participation import ClientIndices, Participation
+from sifu.core.randomness import keyed_generator
+from sifu.core.upward import norm_up
+from sifu.sim.averaging import Average, average
+from sifu.sim.clients import ClientData, check_clients, count_outputs, input_shape
+from sifu.sim.local_training import LocalTraining
+from sifu.sim.loop import LoopTrainer
+from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
+from sifu.sim.objectives import OBJECTIVES
+from sifu.sim.rounding import RoundSize, round_allowance, within_reach
+from sifu.sim.smoothness import linear_curvature
+from sifu.sim.vectorised import VectorisedTrainer
+
+Strategy = Literal["auto", "loop", "vectorised"]
+
+
+class SimulatedFederation:
+    """An `Engine` of clients whose data are at hand.
+
+    `model` is a name (softmax, logistic, least_squares, mlp, cnn; outputs are counted from the targets) or a
+    `LinearModel` or `ModuleModel`. `strategy` auto trains linear models many clients at once and everything
+    else one client after the other. Data are checked and copied here; later changes to them have no effect.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[ClientData],
+        model: str | Model,
+        training: LocalTraining,
+        *,
+        server_rate: float = 1.0,
+        participation: Participation | None = None,
+        dtype: Literal["float64", "float32"] = "float64",
+        seed: int = 0,
+        strategy: Strategy = "auto",
+        preprocessing: str = "fixed constants",
+    ) -> None:
+        if not (math.isfinite(server_rate) and server_rate > 0.0):
+            raise InputError(f"the server rate must be a positive number, found {server_rate}")
+        if dtype not in TORCH_TYPES:
+            raise InputError(f"models are float64 or float32, found dtype {dtype!r}")
+        if strategy not in ("auto", "loop", "vectorised"):
+            raise InputError(f"the strategy is auto, loop or vectorised, found {strategy!r}")
+        shape = input_shape(clients)
+        if isinstance(model, str):
+            kind = model if model in OBJECTIVES else "softmax"
+            model = make_model(model, shape, count_outputs(clients, OBJECTIVES[kind]))
+        linear = isinstance(model, LinearModel)
+        if linear and model.features != math.prod(shape):
+            raise InputError(f"the model takes {model.features} features, the clients have {math.prod(shape)}")
+        if strategy == "vectorised" and not linear:
+            raise InputError("only linear models can be vectorised; use strategy auto or loop for a module")
+
+        self._model = model
+        self._training = training
+        self._seed = int(seed)
+        self._layout = model.layout(dtype)
+        outputs = model.outputs if linear else count_outputs(clients, model.objective)
+        checked = check_clients(clients, model.objective, outputs, dtype, flat=linear)
+        self._samples = np.array([client.samples for client in checked], dtype=np.int64)
+        self._trainer: LoopTrainer | VectorisedTrainer
+        if linear and strategy != "loop":
+            self._trainer = VectorisedTrainer(model, checked, training, dtype, self._seed)
+        else:
+            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed)
+
+        self._clients = tuple(ClientProfile(one.name, one.samples, training.steps) for one in checked)
+        self._energies = np.zeros(len(checked))
+        self._target_norms = np.zeros(len(checked))
+        if linear:
+            found = [linear_curvature(one.x, model.objective, training, one.name) for one in checked]
+            self._energies = np.array([one.energy for one in found])
+            self._clients = tuple(
+                ClientProfile(one.name, one.samples, training.steps, curvature.smoothness, training.weight_decay)
+                for one, curvature in zip(checked, found, strict=True)
+            )
+            if not model.objective.labels:
+                self._target_norms = np.array([max(norm_up(row) for row in one.y) for one in checked])
+        self._facts = TrainingFacts(
+            local_rate=training.rate,
+            momentum=training.momentum,
+            nesterov=training.nesterov,
+            weight_decay=training.weight_decay,
+            batch_size=training.batch_size,
+            server_rate=server_rate,
+            participation=participation or Participation("all"),
+            dtype=dtype,
+            smooth_model=model.smooth,
+            rounding_bounded=linear
+            and dtype == "float64"
+            and all(within_reach(training, one.smoothness or 0.0) for one in self._clients),
+            outside=model.outside,
+            preprocessing=preprocessing,
+        )
+
+    @property
+    def layout(self) -> ModelLayout:
+        """Names and shapes of the parameters."""
+        return self._layout
+
+    @property
+    def clients(self) -> tuple[ClientProfile, ...]:
+        """Every known client; indices elsewhere point into this tuple."""
+        return self._clients
+
+    @property
+    def facts(self) -> TrainingFacts:
+        """What every round does, and what is proven about it."""
+        return self._facts
+
+    def initial_model(self, branch: int) -> Vector:
+        """A fresh model, another one for each branch (unless a linear model starts from zeros)."""
+        return self._model.initial(self._seed, branch, self._layout.dtype)
+
+    def run_round(
+        self, model: Vector, position: Position, active: ClientIndices, *, want_gram: bool = False
+    ) -> RoundResult:
+        """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32."""
+        start = self._checked_model(model)
+        participants = self._facts.participation.draw(
+            self._checked_clients(active, "active"),
+            len(self._clients),
+            keyed_generator(self._seed, "participation", position.branch, position.round),
+        )
+        samples = self._samples[participants]
+        if participants.size == 0:
+            gram = np.zeros((0, 0)) if want_gram else None
+            return RoundResult(start, participants, samples, np.zeros(0), 0.0, 0.0, gram)
+        exact_start = start.astype(np.float64)
+        found = average(
+            lambda: self._trainer.train(start, position, participants),
+            exact_start,
+            samples,
+            start.itemsize,
+            want_gram,
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            new = exact_start + self._facts.server_rate * (found.mean - exact_start)
+            new = new.astype(self._layout.dtype)
+        self._reject_not_finite(found, new, position, participants)
+        rounding = self._rounding(exact_start, participants) if self._facts.rounding_bounded else 0.0
+        return RoundResult(new, participants, samples, found.drifts, found.mean_shift, rounding, found.gram)
+
+    def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
+        """Samples, correct predictions (0 for regression) and sum of losses of each of `clients`, in their order."""
+        chosen = self._checked_clients(clients, "evaluated")
+        correct, loss_sum = self._trainer.evaluate(self._checked_model(model), chosen)
+        return Evaluation(chosen, self._samples[chosen], correct, loss_sum)
+
+    def _rounding(self, start: Vector, participants: ClientIndices) -> float:
+        model = self._model
+        training = self._training
+        size = RoundSize(
+            width=model.features + 1,
+            outputs=model.outputs,
+            samples=int(self._samples[participants].max()),
+            batch_ratio=max(n / training.smallest_batch(int(n)) for n in np.unique(self._samples[participants])),
+            participants=participants.size,
+            smoothness=max(self._clients[i].smoothness for i in participants),
+            energy=float(self._energies[participants].max()),
+            target_norm=float(self._target_norms[participants].max()),
+        )
+        return round_allowance(norm_up(start), size, training, model.objective, self._facts.server_rate)
+
+    def _reject_not_finite(self, found: Average, new: Vector, position: Position, participants: ClientIndices) -> None:
+        if bool(np.isfinite(new).all()) and not found.not_finite:
+            return
+        where = f"round {position.round} of branch {position.branch} was rejected and changed nothing: "
+        advice = f"; lower the local rate ({self._training.rate:g}) or look at the data"
+        if not found.not_finite:
+            raise RoundRejectedError(
+                f"{where}the averaged model overflows {self._layout.dtype} though every client's model is finite{advice}"
+            )
+        names = [repr(self._clients[participants[place]].name) for place in found.not_finite]
+        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise RoundRejectedError(
+            f"{where}{len(names)} of {participants.size} clients returned a model with NaN or Inf ({listed}){advice}"
+        )
+
+    def _checked_model(self, model: Vector) -> Vector:
+        """A copy of `model` in the training type."""
+        vector = np.array(model, dtype=self._layout.dtype)
+        if vector.shape != (self._layout.size,):
+            raise InputError(f"a model of {self._layout.size} parameters was expected, found shape {vector.shape}")
+        return vector
+
+    def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
+        chosen = np.asarray(clients, dtype=np.int64).reshape(-1).copy()
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self._clients)):
+            raise InputError(
+                f"{what} clients must be indices in 0..{len(self._clients) - 1}, found {chosen.min()}..{chosen.max()}"
+            )
+        if np.unique(chosen).size != chosen.size:
+            raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
+        return chosen

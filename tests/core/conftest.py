@@ -1,0 +1,15 @@
+"""Hypothesis as these tests need it: the same examples on every run, no deadline on a shared machine."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "core",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("core")

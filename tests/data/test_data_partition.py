@@ -1,0 +1,239 @@
+"""Every partition is disjoint and of the sizes asked for; each kind keeps its promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sifu.core.errors import InputError
+from sifu.data.partition import KINDS, even_sizes, given_names, partition
+
+BALANCED = np.repeat(np.arange(10), 100)
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def check_disjoint(parts, samples):
+    taken = np.concatenate(parts)
+    assert all(part.dtype == np.int64 and part.size and (np.diff(part) > 0).all() for part in parts)
+    assert np.unique(taken).size == taken.size
+    assert taken.min() >= 0
+    assert taken.max() < samples
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(["iid", "one_class", "dirichlet"]),
+    class_sizes=st.lists(st.integers(5, 30), min_size=1, max_size=6),
+    clients=st.integers(1, 12),
+    share=st.one_of(st.none(), st.integers(1, 40)),
+    alpha=st.floats(1e-4, 1e4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_parts_are_disjoint_and_of_the_right_size(kind, class_sizes, clients, share, alpha, seed):
+    labels = generator(seed).permutation(np.repeat(np.arange(len(class_sizes)), class_sizes))
+    per_class = np.bincount(np.arange(clients) * len(class_sizes) // clients, minlength=len(class_sizes))
+    pools = [(per_class[k], size) for k, size in enumerate(class_sizes)] if kind == "one_class" else []
+    if any(sharers * (share or 1) > size for sharers, size in [*pools, (clients, labels.size)]):
+        with pytest.raises(InputError, match=r"\d+ .*(but \d+ are available|there are \d+ samples|each needs one)"):
+            partition(kind, labels, clients, share, generator(seed), alpha=alpha)
+        return
+    parts = partition(kind, labels, clients, share, generator(seed), alpha=alpha)
+    assert len(parts) == clients
+    check_disjoint(parts, labels.size)
+    if share is not None:
+        assert {part.size for part in parts} == {share}
+    elif kind != "one_class":
+        assert sorted(part.size for part in parts) == sorted(even_sizes(labels.size, clients))
+
+
+@pytest.mark.parametrize("kind", ["iid", "one_class", "dirichlet"])
+def test_the_generator_alone_decides(kind):
+    first, same, other = (partition(kind, BALANCED, 20, 10, generator(s), alpha=0.5) for s in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_iid_clients_see_all_classes_alike():
+    """100 draws of 1,000 from 10 balanced classes: a class count has mean 10, deviation at most 3."""
+    parts = partition("iid", BALANCED, 10, 100, generator(3))
+    counts = np.array([np.bincount(BALANCED[part], minlength=10) for part in parts])
+    assert (abs(counts - 10) <= 5 * 3).all()
+    assert counts.min() > 0
+
+
+@pytest.mark.parametrize(("clients", "share"), [(100, 10), (10, 100), (20, None), (5, 50), (15, 20)])
+def test_one_class_is_pure_and_classes_are_spread_evenly(clients, share):
+    parts = partition("one_class", BALANCED, clients, share, generator())
+    check_disjoint(parts, BALANCED.size)
+    classes = [np.unique(BALANCED[part]) for part in parts]
+    assert all(held.size == 1 for held in classes)
+    clients_of_class = np.bincount([int(held[0]) for held in classes], minlength=10)
+    if clients >= 10:
+        assert clients_of_class.max() - clients_of_class.min() <= 1
+    else:
+        assert clients_of_class.max() == 1
+
+
+def test_one_class_holds_when_class_numbers_have_gaps():
+    labels = np.repeat([3, 7, 90], 20)
+    parts = partition("one_class", labels, 6, 10, generator())
+    assert [int(labels[part][0]) for part in parts] == [3, 3, 7, 7, 90, 90]
+
+
+def test_dirichlet_is_nearly_iid_for_large_alpha_and_nearly_one_class_for_small():
+    labels = np.repeat(np.arange(10), 1000)
+
+    def largest_shares(alpha):
+        parts = partition("dirichlet", labels, 20, 100, generator(5), alpha=alpha)
+        return np.array([np.bincount(labels[part], minlength=10).max() / part.size for part in parts])
+
+    assert largest_shares(1e5).mean() < 0.25
+    assert np.median(largest_shares(1e-3)) > 0.95
+
+
+def test_dirichlet_proportions_have_the_moments_of_the_distribution():
+    """Each share of Dirichlet(alpha, 10 classes) has variance p(1-p)/(10 alpha + 1), p = 1/10, plus sampling.
+
+    With pools far from empty, 500 clients of 200 samples: the variance of a share is
+    p(1-p) * (1/(10 alpha + 1) * (1 - 1/200) + 1/200). The relative error of a variance over 5,000
+    correlated shares stays below 15 %; the control (half of alpha) is off by 60 % and must fail.
+    """
+    labels = np.repeat(np.arange(10), 60_000)
+    alpha = 0.5
+
+    def expected(alpha):
+        spread = 1 / (10 * alpha + 1)
+        return 0.09 * (spread * (1 - 1 / 200) + 1 / 200)
+
+    parts = partition("dirichlet", labels, 500, 200, generator(11), alpha=alpha)
+    shares = np.array([np.bincount(labels[part], minlength=10) / 200 for part in parts])
+    found = ((shares - 0.1) ** 2).mean()
+    assert abs(found / expected(alpha) - 1) < 0.15
+    assert abs(found / expected(alpha / 2) - 1) > 0.15
+    np.testing.assert_allclose(shares.mean(axis=0), 0.1, atol=5 * np.sqrt(expected(alpha) / 500))
+
+
+def test_dirichlet_uses_other_classes_when_a_pool_is_empty():
+    parts = partition("dirichlet", BALANCED, 10, 100, generator(), alpha=1e-3)
+    check_disjoint(parts, BALANCED.size)
+    assert np.concatenate(parts).size == BALANCED.size
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e308])
+def test_dirichlet_survives_extreme_alphas(alpha):
+    check_disjoint(partition("dirichlet", BALANCED, 7, 30, generator(), alpha=alpha), BALANCED.size)
+
+
+def test_identity_groups_whole_consecutive_people():
+    people = np.repeat(np.arange(50, 90), 5)
+    parts = partition("identity", np.zeros(200), 8, 25, generator(), identity=people)
+    assert [np.unique(people[part]).tolist() for part in parts] == [
+        list(range(50 + 5 * client, 55 + 5 * client)) for client in range(8)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    person_sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30),
+    clients=st.integers(1, 10),
+    share=st.one_of(st.none(), st.integers(1, 30)),
+    seed=st.integers(0, 1000),
+)
+def test_no_person_is_ever_divided(person_sizes, clients, share, seed):
+    people = generator(seed).permutation(np.repeat(np.arange(len(person_sizes)), person_sizes))
+    try:
+        parts = partition("identity", np.zeros(people.size), clients, share, generator(), identity=people)
+    except InputError:
+        # Either too few people, or each client's last person overshoots by 19 at most.
+        assert clients > len(person_sizes) or (share is not None and clients * (share + 19) > people.size)
+        return
+    check_disjoint(parts, people.size)
+    held = [set(people[part]) for part in parts]
+    assert sum(len(group) for group in held) == len(set().union(*held))
+    assert all(part.size == np.isin(people, list(group)).sum() for part, group in zip(parts, held, strict=True))
+    if share is None:
+        assert sum(part.size for part in parts) == people.size
+    else:
+        assert all(share <= part.size < share + max(person_sizes) for part in parts)
+
+
+def test_identity_without_sizes_is_as_even_as_people_allow():
+    people = np.repeat(np.arange(100), 5)
+    parts = partition("identity", np.zeros(500), 8, None, generator(), identity=people)
+    assert {part.size for part in parts} <= {60, 65}
+
+
+def test_given_ids_are_kept_in_sorted_order():
+    ids = np.array(["south", "north", "south", "east"])
+    parts = partition("given", np.zeros(4), 3, None, generator(), given=ids)
+    assert [part.tolist() for part in parts] == [[3], [1], [0, 2]]
+    assert given_names(ids) == ("east", "north", "south")
+
+
+@pytest.mark.parametrize("kind", ["iid", "one_class", "dirichlet"])
+def test_unequal_sizes(kind):
+    sizes = [5, 50, 1, 20, 7, 9, 11, 13, 2, 40]
+    parts = partition(kind, BALANCED, 10, None, generator(), alpha=1.0, sizes=sizes)
+    assert [part.size for part in parts] == sizes
+    check_disjoint(parts, BALANCED.size)
+
+
+def test_unequal_sizes_of_whole_people():
+    people = np.repeat(np.arange(20), 5)
+    parts = partition("identity", np.zeros(100), 3, None, generator(), identity=people, sizes=[5, 20, 31])
+    assert [part.size for part in parts] == [5, 20, 35]
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "share", "more", "message"),
+    [
+        ("idd", 2, 2, {}, r"'idd' is not known \(did you mean iid\?\)"),
+        ("iid", 11, 100, {}, "1100 samples were asked for, but 1000 are available"),
+        ("dirichlet", 11, 100, {"alpha": 1.0}, "1100 samples were asked for, but 1000 are available"),
+        ("one_class", 20, 51, {}, "102 samples of class 0 for 2 clients were asked for, but 100 are available"),
+        ("iid", 1001, None, {}, "1001 clients were asked for, but there are 1000 samples"),
+        ("iid", 0, 5, {}, "clients is 0; a whole number of 1 or more"),
+        ("iid", 2.5, 5, {}, r"clients is 2\.5"),
+        ("iid", 3, 0, {}, "samples_per_client is 0"),
+        ("iid", 3, -4, {}, "samples_per_client is -4"),
+        ("iid", 3, True, {}, "samples_per_client is True"),
+        ("iid", 2, 5, {"sizes": [5, 5]}, "not both"),
+        ("iid", 2, None, {"sizes": [5]}, "1 sizes were given for 2 clients"),
+        ("iid", 2, None, {"sizes": [5, 0]}, "the size of client 1 is 0"),
+        ("dirichlet", 2, 5, {}, "finite alpha above 0, found None"),
+        ("dirichlet", 2, 5, {"alpha": -1.0}, r"found -1\.0"),
+        ("dirichlet", 2, 5, {"alpha": float("nan")}, "found nan"),
+        ("identity", 2, 5, {}, "does not say it"),
+        ("identity", 2, 5, {"identity": np.zeros(3)}, r"identity has shape \(3,\); \(1000,\)"),
+        ("identity", 2, 5, {"identity": np.zeros(1000)}, "2 clients of whole people .* 1 people"),
+        ("identity", 2, 600, {"identity": np.arange(1000)}, "1200 samples of whole people .* 1000 available"),
+        ("identity", 2, 5, {"identity": np.full(1000, np.nan)}, "1000 values that are NaN"),
+        ("given", 2, None, {}, "needs the client id"),
+        ("given", 3, None, {"given": np.arange(1000) % 2}, "3 clients were asked for, but the given ids name 2"),
+        ("given", 2, 5, {"given": np.arange(1000) % 2}, "leave the sizes out"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_numbers(kind, clients, share, more, message):
+    with pytest.raises(InputError, match=message):
+        partition(kind, BALANCED, clients, share, generator(), **more)
+
+
+def test_classes_with_fewer_samples_than_clients_are_refused():
+    with pytest.raises(InputError, match="class 1 has 1 samples for 2 clients"):
+        partition("one_class", np.array([0, 0, 0, 1]), 4, None, generator())
+
+
+@pytest.mark.parametrize("kind", ["one_class", "dirichlet"])
+def test_regression_labels_have_no_classes(kind):
+    with pytest.raises(InputError, match="use iid for regression"):
+        partition(kind, np.linspace(0, 1, 50), 2, 5, generator(), alpha=1.0)
+    assert len(partition("iid", np.linspace(0, 1, 50), 2, 5, generator())) == 2
+
+
+def test_kinds_are_listed():
+    assert KINDS == ("iid", "one_class", "dirichlet", "identity", "given")
