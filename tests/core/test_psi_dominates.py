@@ -314,18 +314,21 @@ def test_control_weights_not_renormalised_are_caught() -> None:
 
 
 def test_control_momentum_past_x_max_as_convex_is_caught() -> None:
-    """K = 10 heavy-ball steps at rho = 0.9: eta beta = 1 is fine without momentum, and far past x_max = 0.0798."""
-    clients = [Client(np.array([[1.0]]), np.array([t]), 10) for t in (5.0, 0.0, 0.0)]
+    """K = 2 heavy-ball steps at rho = 0.9: eta beta = 1.45 is convex without momentum, but past x_max = 0.892.
+
+    A round then expands by |p_2(1.45)| = 1.1025 on any quadratic of that curvature.
+    """
+    clients = [Client(np.array([[1.0]]), np.array([t]), 2) for t in (5.0, 0.0, 0.0)]
 
     def run_at(rate: float) -> Run:
         federation = Federation("quadratic", clients, rate, momentum=0.9)
         return train(federation, [frozenset([0])], [[0, 1], *[[1, 2]] * 5], np.zeros(1))
 
-    past = run_at(1.0)
+    past = run_at(1.45)
     assert past.federation.regularities[0].factor > 1.0
     assert violations(past, by_tracker) == []
     assert violations(past, lambda r: plain_recursion(r, factor=lambda _: 1.0))
-    inside = run_at(0.0797)
+    inside = run_at(0.89)
     assert inside.federation.regularities[0].factor == 1.0
     assert violations(inside, by_tracker) == []
 

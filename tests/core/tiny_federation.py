@@ -21,8 +21,7 @@ from sifu.core.engine import ClientProfile, TrainingFacts
 from sifu.core.history import ActivePath, PathNode, TakenPart
 from sifu.core.participation import Participation
 from sifu.core.regularity import LocalRegularity, RoundRegularity, local_regularity
-from sifu.core.sensitivity import client_increments
-from sifu.core.tracking import RoundScalars, SensitivityTracker, rounding_growth
+from sifu.core.tracking import RoundScalars, SensitivityTracker, summarise_round
 from sifu.core.upward import norm_up
 
 Array = NDArray[np.float64]
@@ -220,22 +219,17 @@ def regularity_of(federation: Federation, record: RoundRecord) -> RoundRegularit
 
 def scalars_of(federation: Federation, record: RoundRecord, rounding: float = 0.0) -> RoundScalars:
     """What the tracker is handed for one round."""
-    g, regularity = federation.server_rate, regularity_of(federation, record)
     chosen = [federation.regularities[i] for i in record.participants]
-    total = int(record.samples.sum())
-    return RoundScalars(
+    return summarise_round(
         record.participants,
-        client_increments(record.samples, record.drifts, total, record.mean_shift, g),
-        regularity.without(
-            record.samples.astype(np.float64),
-            np.array([one.factor for one in chosen]),
-            np.array([one.averagedness for one in chosen]),
-            g,
-        ),
-        regularity.absent(g),
+        record.samples,
+        record.drifts,
+        record.mean_shift,
         rounding,
-        rounding_growth(regularity, g),
-    )
+        factors=np.array([one.factor for one in chosen]),
+        averagedness=np.array([one.averagedness for one in chosen]),
+        server_rate=federation.server_rate,
+    )[1]
 
 
 def tracked(run: Run, rounding: float = 0.0) -> list[Array]:

@@ -77,9 +77,9 @@ def test_other_targets(make_clients):
         SimulatedFederation(broken(make_clients, "logistic", y=np.full(6, 2)), "logistic", TRAINING)
     with pytest.raises(InputError, match=r"targets of shape \(6, 2\); 3 values each were expected"):
         SimulatedFederation(broken(make_clients, "least_squares", y=np.zeros((6, 2))), "least_squares", TRAINING)
+    clients = broken(make_clients)
+    clients[1].x[0, :3] = 1e60
     with pytest.raises(InputError, match="3 values in its samples that are NaN or infinite"):
-        clients = broken(make_clients)
-        clients[1].x[0, :3] = 1e60
         SimulatedFederation(clients, "softmax", TRAINING, dtype="float32")
     with pytest.raises(InputError, match="at least one client, found none"):
         SimulatedFederation([], "softmax", TRAINING)

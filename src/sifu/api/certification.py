@@ -9,7 +9,7 @@ from typing import Any
 from sifu.core.calibration import delta_reached, hidden_sensitivity, noise_multiplier
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
 from sifu.core.premises import Premise, collect_premises, level_of, preprocessing_premise
-from sifu.core.rollback import Exposure, Subject, charge
+from sifu.core.rollback import Exposure, Subject, charge, largest_psi_on_the_way
 from sifu.methods.view import RunView
 from sifu.store.reader import RequestRow, RunReader
 
@@ -72,6 +72,7 @@ class RecordedRequest:
             calibration=self.request.calibration,
             epsilon=self.request.epsilon,
             noise=self.view.spec.privacy.noise,
+            largest_psi=largest_psi_on_the_way([*self.new_exposures(), *self.earlier_exposures()], self.source_depth),
         )
 
     def statement(self, exposure: Exposure) -> SubjectStatement:
@@ -95,9 +96,7 @@ class RecordedRequest:
         premises = self.premises()
         exact = self.noise_std == 0.0
         new = [self.statement(one) for one in self.new_exposures()]
-        earlier = [
-            self.statement(one) for one in self.earlier_exposures() if self.psi(one) > 0.0
-        ]
+        earlier = [self.statement(one) for one in self.earlier_exposures() if self.psi(one) > 0.0]
         by_number = {row.node.node: row.node for row in self.reader.node_rows()}
         return CertificateFacts(
             run=self.reader.value("run"),

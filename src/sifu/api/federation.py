@@ -79,9 +79,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
         return SimulatedFederation(
             clients,
             model,
-            LocalTraining(
-                rate, local.steps, local.batch or None, local.momentum, local.nesterov, local.weight_decay
-            ),
+            LocalTraining(rate, local.steps, local.batch or None, local.momentum, local.nesterov, local.weight_decay),
             server_rate=spec.server.rate,
             participation=Participation.parse(spec.server.participation),
             dtype=spec.model.dtype,

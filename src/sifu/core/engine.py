@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices, Participation
 
+ROUNDING_HOLDS_UP_TO = 1000.0
+"""`RoundResult.rounding` must cover every other world whose model is at most this far away: Psi beyond it has
+no proven allowance, and the certificate then says so."""
+
 
 @dataclass(frozen=True)
 class Position:

@@ -179,6 +179,11 @@ class PsiCurve:
             result[seen] = np.where(bare > 0.0, total, 0.0)
         return result
 
+    def largest_until(self, depth: int) -> float:
+        """The largest Psi at any depth up to this one."""
+        marks = [int(d) for d in self.depths if d <= depth]
+        return float(self.at(np.array([*marks, depth])).max())
+
     def one(self, depth: int) -> float:
         """Psi at one depth."""
         return float(self.at(depth)[0])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sifu.core.calibration import Calibration
-from sifu.core.engine import TrainingFacts
+from sifu.core.engine import ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.core.history import Accounting
 from sifu.core.noise import NoiseSource
 from sifu.core.regularity import RegularityClass
@@ -78,8 +78,12 @@ def collect_premises(
     calibration: Calibration,
     epsilon: float,
     noise: NoiseSource,
+    largest_psi: float,
 ) -> tuple[Premise, ...]:
-    """Every premise of a noised release, in a fixed order."""
+    """Every premise of a noised release, in a fixed order.
+
+    `largest_psi` is the largest Psi that any subject reached on the way to the noised node.
+    """
     return (
         regularity_premise(facts, measured),
         *(
@@ -107,7 +111,7 @@ def collect_premises(
             "client's slots left empty, not with a world where others filled them.",
         ),
         _calibration_premise(calibration, epsilon),
-        _arithmetic_premise(facts),
+        _arithmetic_premise(facts, largest_psi),
         Premise(
             "noise",
             "met" if noise == "system" else "failed",
@@ -153,7 +157,13 @@ def _calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
     )
 
 
-def _arithmetic_premise(facts: TrainingFacts) -> Premise:
+def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
+    if largest_psi > ROUNDING_HOLDS_UP_TO:
+        return Premise(
+            "arithmetic",
+            "assumed",
+            "The sensitivity is beyond the range in which rounding is bounded; it is assumed not to matter.",
+        )
     if facts.dtype == "float64" and facts.rounding_bounded:
         return Premise(
             "arithmetic",

@@ -163,6 +163,14 @@ def _latest_allowed(
     return next((d for d in depths if is_allowed(exposures, d, noise_std, order)), at_least)
 
 
+def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:
+    """The largest Psi any subject that is not covered at `depth` had at or before it."""
+    return max(
+        (one.curve.largest_until(depth) for one in exposures if not is_covered(one.path, depth, one.subject)),
+        default=0.0,
+    )
+
+
 def largest_psi(exposures: Sequence[Exposure], depth: int) -> float:
     """The largest Psi at `depth` over subjects, covered or not: what the certificate's Psi states."""
     return float(np.max([one.curve.one(depth) for one in exposures], initial=0.0))

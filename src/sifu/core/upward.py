@@ -25,7 +25,7 @@ def norm_up(vector: NDArray[np.floating]) -> float:
     """
     flat = np.asarray(vector, dtype=np.float64).reshape(-1)
     length = float(np.linalg.norm(flat))
-    if not math.isfinite(length) or (0.0 < length < 1e-140) or length > 1e140:
+    if not 1e-140 < length < 1e140:
         # Squares over- or underflow: scale first.
         largest = float(np.max(np.abs(flat), initial=0.0))
         if largest == 0.0 or not math.isfinite(largest):

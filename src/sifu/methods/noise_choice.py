@@ -4,7 +4,8 @@ The noise that a node needs grows with Psi there, and what it destroys is judged
 had come: noise against signal is sigma sqrt(d) / ||theta - theta_0||. The rule goes to the latest node at
 which that ratio stays below a fixed value, for a noise that would hide *any* active client there and not
 only the ones asking. That is the headroom: later requests then stay past this noise edge, where everyone
-forgotten so far is already covered, instead of falling back to the initial model.
+forgotten so far is already covered, instead of falling back to the initial model. And so a later request
+first tries the noise of the last edge again: growing it with every request would drown the model.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.core.rollback import Exposure, least_noise
+from sifu.core.rollback import Exposure, is_allowed, least_noise
 from sifu.core.terms import RequestTerms
 from sifu.methods.plan import NoiseOption
 from sifu.methods.training import ACTIVE
 from sifu.methods.view import RunView
 
-LARGEST_NOISE_TO_SIGNAL = 1.0
-HEADROOM = 1.25
+LARGEST_NOISE_TO_SIGNAL = 0.5
+HEADROOM = 1.15
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,10 @@ class NoiseChoice:
     notes: tuple[str, ...] = ()
 
 
-def choose_noise(
-    view: RunView, exposures: Sequence[Exposure], terms: RequestTerms, order: int
-) -> NoiseChoice:
+def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTerms, order: int) -> NoiseChoice:
     """The latest kept node whose noise stays below its signal, and a noise with headroom for it."""
-    options, chosen = [], None
+    options: list[NoiseOption] = []
+    chosen = _noise_of_last_edge(view, exposures, order)
     for depth in sorted(view.kept, reverse=True):
         needed = least_noise(exposures, depth, order)
         if not math.isfinite(needed):
@@ -56,6 +56,15 @@ def choose_noise(
         chosen = min(positive, default=1.0) * 0.5
         notes = ("no kept model outweighs the noise it would need: training starts again from the initial model",)
     return NoiseChoice(chosen, tuple(options), notes)
+
+
+def _noise_of_last_edge(view: RunView, exposures: Sequence[Exposure], order: int) -> float | None:
+    """The last edge's noise, if with it the request can stay past that edge."""
+    edges = [(depth, view.path.nodes[depth].noise_std) for depth, _ in view.path.noise_depths]
+    if not edges or edges[-1][1] == 0.0:
+        return None
+    depth, noise_std = edges[-1]
+    return noise_std if is_allowed(exposures, depth, noise_std, order) else None
 
 
 def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:

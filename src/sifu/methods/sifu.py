@@ -13,7 +13,7 @@ from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.noise import add_noise, noise_source
 from sifu.core.premises import collect_premises, level_of
-from sifu.core.rollback import choose_node, largest_psi
+from sifu.core.rollback import choose_node, largest_psi, largest_psi_on_the_way
 from sifu.core.terms import RequestTerms
 from sifu.methods.noise_choice import NoiseChoice, choose_noise, predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
@@ -53,6 +53,7 @@ class Sifu:
             calibration=terms.calibration,
             epsilon=terms.epsilon,
             noise=view.spec.privacy.noise,
+            largest_psi=largest_psi_on_the_way(exposures, node.depth),
         )
         notes = list(choice.notes) if choice else []
         if node.wanted_depth > node.depth:

@@ -186,7 +186,9 @@ class RecordedTraining:
         psi_after = self._tracker.total(watched)
         if crosses_a_level(self._levels, psi_before, psi_after):
             self._keep(before)
-        self._largest = max(self._largest * max(scalars.absent_contraction, 1.0), float(psi_after.max(initial=0.0)))
+        grown = self._largest * max(scalars.absent_contraction, 1.0)
+        # Capped, since JSON has no infinity; nothing hides a Psi anywhere near the cap.
+        self._largest = min(max(grown, float(psi_after.max(initial=0.0))), 1e300)
         self._add(result, regularity)
         self._accuracy = None
         if is_evaluated(spec.stop, self._tip.position):

@@ -24,7 +24,7 @@ from sifu.sim.local_training import LocalTraining
 from sifu.sim.loop import LoopTrainer
 from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
 from sifu.sim.objectives import OBJECTIVES
-from sifu.sim.rounding import RoundSize, round_allowance, within_reach
+from sifu.sim.rounding import LinearRounding, within_reach
 from sifu.sim.smoothness import linear_curvature
 from sifu.sim.vectorised import VectorisedTrainer
 
@@ -62,9 +62,9 @@ class SimulatedFederation:
         if isinstance(model, str):
             kind = model if model in OBJECTIVES else "softmax"
             model = make_model(model, shape, count_outputs(clients, OBJECTIVES[kind]))
-        linear = isinstance(model, LinearModel)
-        if linear and model.features != math.prod(shape):
-            raise InputError(f"the model takes {model.features} features, the clients have {math.prod(shape)}")
+        linear = model if isinstance(model, LinearModel) else None
+        if linear and linear.features != math.prod(shape):
+            raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
         if strategy == "vectorised" and not linear:
             raise InputError("only linear models can be vectorised; use strategy auto or loop for a module")
 
@@ -72,27 +72,24 @@ class SimulatedFederation:
         self._training = training
         self._seed = int(seed)
         self._layout = model.layout(dtype)
-        outputs = model.outputs if linear else count_outputs(clients, model.objective)
-        checked = check_clients(clients, model.objective, outputs, dtype, flat=linear)
+        outputs = linear.outputs if linear else count_outputs(clients, model.objective)
+        checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self._samples = np.array([client.samples for client in checked], dtype=np.int64)
         self._trainer: LoopTrainer | VectorisedTrainer
         if linear and strategy != "loop":
-            self._trainer = VectorisedTrainer(model, checked, training, dtype, self._seed)
+            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed)
         else:
             self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed)
-
+        self._rounding: LinearRounding | None = None
         self._clients = tuple(ClientProfile(one.name, one.samples, training.steps) for one in checked)
-        self._energies = np.zeros(len(checked))
-        self._target_norms = np.zeros(len(checked))
         if linear:
-            found = [linear_curvature(one.x, model.objective, training, one.name) for one in checked]
-            self._energies = np.array([one.energy for one in found])
+            found = [linear_curvature(one.x, linear.objective, training, one.name) for one in checked]
             self._clients = tuple(
                 ClientProfile(one.name, one.samples, training.steps, curvature.smoothness, training.weight_decay)
                 for one, curvature in zip(checked, found, strict=True)
             )
-            if not model.objective.labels:
-                self._target_norms = np.array([max(norm_up(row) for row in one.y) for one in checked])
+            if dtype == "float64" and all(within_reach(training, one.smoothness) for one in found):
+                self._rounding = LinearRounding(linear, training, server_rate, checked, found)
         self._facts = TrainingFacts(
             local_rate=training.rate,
             momentum=training.momentum,
@@ -103,9 +100,7 @@ class SimulatedFederation:
             participation=participation or Participation("all"),
             dtype=dtype,
             smooth_model=model.smooth,
-            rounding_bounded=linear
-            and dtype == "float64"
-            and all(within_reach(training, one.smoothness or 0.0) for one in self._clients),
+            rounding_bounded=self._rounding is not None,
             outside=model.outside,
             preprocessing=preprocessing,
         )
@@ -155,7 +150,7 @@ class SimulatedFederation:
             new = exact_start + self._facts.server_rate * (found.mean - exact_start)
             new = new.astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
-        rounding = self._rounding(exact_start, participants) if self._facts.rounding_bounded else 0.0
+        rounding = self._rounding.of_round(norm_up(exact_start), participants) if self._rounding else 0.0
         return RoundResult(new, participants, samples, found.drifts, found.mean_shift, rounding, found.gram)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
@@ -164,21 +159,6 @@ class SimulatedFederation:
         correct, loss_sum = self._trainer.evaluate(self._checked_model(model), chosen)
         return Evaluation(chosen, self._samples[chosen], correct, loss_sum)
 
-    def _rounding(self, start: Vector, participants: ClientIndices) -> float:
-        model = self._model
-        training = self._training
-        size = RoundSize(
-            width=model.features + 1,
-            outputs=model.outputs,
-            samples=int(self._samples[participants].max()),
-            batch_ratio=max(n / training.smallest_batch(int(n)) for n in np.unique(self._samples[participants])),
-            participants=participants.size,
-            smoothness=max(self._clients[i].smoothness for i in participants),
-            energy=float(self._energies[participants].max()),
-            target_norm=float(self._target_norms[participants].max()),
-        )
-        return round_allowance(norm_up(start), size, training, model.objective, self._facts.server_rate)
-
     def _reject_not_finite(self, found: Average, new: Vector, position: Position, participants: ClientIndices) -> None:
         if bool(np.isfinite(new).all()) and not found.not_finite:
             return
@@ -186,7 +166,7 @@ class SimulatedFederation:
         advice = f"; lower the local rate ({self._training.rate:g}) or look at the data"
         if not found.not_finite:
             raise RoundRejectedError(
-                f"{where}the averaged model overflows {self._layout.dtype} though every client's model is finite{advice}"
+                f"{where}every client's model is finite but the averaged model overflows {self._layout.dtype}{advice}"
             )
         names = [repr(self._clients[participants[place]].name) for place in found.not_finite]
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -54,21 +54,24 @@ class LocalTraining:
         >>> LocalTraining(rate=0.1, steps=5, batch_size=4).smallest_batch(10)
         2
         """
-        if self.whole_batches(samples):
+        if self.batch_size is None or self.batch_size >= samples:
             return samples
-        return samples % self.batch_size or self.batch_size  # type: ignore[operator]
+        return samples % self.batch_size or self.batch_size
 
     def whole_batches(self, samples: int) -> bool:
         """Whether every step of a client of `samples` samples descends its whole loss."""
         return self.batch_size is None or self.batch_size >= samples
 
-    def descend(self, value: Value, gradient: Value, velocity: Value | float) -> tuple[Value, Value | float]:
-        """One step from `value` along the `gradient` of the loss (without decay): new value and velocity."""
+    def descend(self, value: Value, gradient: Value, velocity: Value | None) -> tuple[Value, Value | None]:
+        """One step from `value` along the `gradient` of the loss (without decay): new value and velocity.
+
+        `velocity` None is the reset one.
+        """
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
         if not self.momentum:
-            return value - self.rate * gradient, velocity
-        velocity = self.momentum * velocity + gradient
+            return value - self.rate * gradient, None
+        velocity = gradient if velocity is None else self.momentum * velocity + gradient
         direction = gradient + self.momentum * velocity if self.nesterov else velocity
         return value - self.rate * direction, velocity
 

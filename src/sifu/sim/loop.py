@@ -113,11 +113,13 @@ class LoopTrainer:
         try:
             with torch.no_grad():
                 scores = self._module(x[:2])
-                self._model.loss(scores, y[:2])
+                enough = scores.numel() // scores.shape[0] >= outputs
+                if enough:
+                    self._model.loss(scores, y[:2])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InputError(
                 f"the model cannot take the samples of client {client.name!r} (shape {client.x.shape[1:]}, "
                 f"targets of shape {client.y.shape}): {error}"
             ) from error
-        if scores.numel() // scores.shape[0] < outputs:
+        if not enough:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")

@@ -37,18 +37,26 @@ eta (beta p + e/eta + rho q') + e), from p = q = 0.
 **Averaging** M models and the server's step: 4 (M + 8) u R, times max(1, g) like all before.
 
 **Both worlds.** A sensitivity compares two computed runs, so everything counts twice. The other run's model
-is within Psi of this one, so its path is covered by R_0 = 2 ||theta|| + 1 **as long as Psi <= ||theta|| + 1**
-(noise that hides more than that is larger than the model).
+is within Psi of this one, so its path is covered by R_0 = ||theta|| + 1000 as long as Psi <= 1000, which
+whoever states a level has to check (`ROUNDING_HOLDS_UP_TO`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sifu.core.upward import UNIT_ROUNDOFF
+import numpy as np
+
+from sifu.core.engine import ROUNDING_HOLDS_UP_TO
+from sifu.core.participation import ClientIndices
+from sifu.core.upward import UNIT_ROUNDOFF, norm_up
+from sifu.sim.clients import CheckedClient
 from sifu.sim.local_training import LocalTraining
+from sifu.sim.models import LinearModel
 from sifu.sim.objectives import Objective
+from sifu.sim.smoothness import LinearCurvature
 
 
 @dataclass(frozen=True)
@@ -82,13 +90,48 @@ def round_allowance(
     It may be infinite where many steps with momentum amplify errors without limit.
     """
     scale = math.sqrt(training.rate) * (1.0 if objective.labels else max(1.0, size.target_norm))
-    radius = _path_radius(2.0 * start_norm + 1.0, 3.0 * scale, size, training, objective.labels)
+    radius = _path_radius(start_norm + ROUNDING_HOLDS_UP_TO, 3.0 * scale, size, training, objective.labels)
     spread = min(size.samples, size.width, max(1.0, training.rate * size.energy / 2.0))
     terms = size.width + size.samples + size.outputs + 16
     step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
     local = _after_all_steps(step, size.smoothness, training) + step
     averaging = 4.0 * (size.participants + 8) * UNIT_ROUNDOFF * radius
     return 2.0 * max(1.0, server_rate) * (local + averaging)
+
+
+class LinearRounding:
+    """The allowance of every round of one federation, from what its clients measured once."""
+
+    def __init__(
+        self,
+        model: LinearModel,
+        training: LocalTraining,
+        server_rate: float,
+        clients: Sequence[CheckedClient],
+        curvatures: Sequence[LinearCurvature],
+    ) -> None:
+        self._model, self._training, self._server_rate = model, training, server_rate
+        self._samples = np.array([one.samples for one in clients])
+        self._ratios = np.array([one.samples / training.smallest_batch(one.samples) for one in clients])
+        self._smoothness = np.array([one.smoothness for one in curvatures])
+        self._energy = np.array([one.energy for one in curvatures])
+        self._target_norms = np.zeros(len(clients))
+        if not model.objective.labels:
+            self._target_norms[:] = [max(norm_up(row) for row in one.y) for one in clients]
+
+    def of_round(self, start_norm: float, participants: ClientIndices) -> float:
+        """The allowance of a round of `participants` from a model of norm `start_norm`."""
+        size = RoundSize(
+            width=self._model.features + 1,
+            outputs=self._model.outputs,
+            samples=int(self._samples[participants].max()),
+            batch_ratio=float(self._ratios[participants].max()),
+            participants=participants.size,
+            smoothness=float(self._smoothness[participants].max()),
+            energy=float(self._energy[participants].max()),
+            target_norm=float(self._target_norms[participants].max()),
+        )
+        return round_allowance(start_norm, size, self._training, self._model.objective, self._server_rate)
 
 
 def _path_radius(start: float, pull: float, size: RoundSize, training: LocalTraining, labels: bool) -> float:

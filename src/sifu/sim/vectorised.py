@@ -66,8 +66,11 @@ class VectorisedTrainer:
         model = torch.tensor(start).reshape(self._shape)
         for places, block in self._selected(participants):
             batches = self._batches(block, position)
-            descend = self._between_features if block.gram is None else self._between_samples
-            yield torch.from_numpy(places), descend(block, model, batches).flatten(1)
+            if block.gram is None:
+                local = self._between_features(block, model, batches)
+            else:
+                local = self._between_samples(block, block.gram, model, batches)
+            yield torch.from_numpy(places), local.flatten(1)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
@@ -88,7 +91,7 @@ class VectorisedTrainer:
                 yield places, block.select(self._row_of[clients[places]])
 
     def _between_features(self, block: Block, model: Tensor, batches: _Batches) -> Tensor:
-        weights, velocity = model.expand(block.clients.size, *self._shape), 0.0
+        weights, velocity = model.expand(block.clients.size, *self._shape), None
         for rows, row_weights in batches:
             x = block.x if rows is None else rows(block.x)
             targets = block.targets if rows is None else rows(block.targets)
@@ -96,15 +99,15 @@ class VectorisedTrainer:
             weights, velocity = self._training.descend(weights, torch.bmm(x.transpose(1, 2), residual), velocity)
         return weights
 
-    def _between_samples(self, block: Block, model: Tensor, batches: _Batches) -> Tensor:
+    def _between_samples(self, block: Block, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         first = block.x @ model
         share, dual = 1.0, torch.zeros_like(first)
-        share_velocity, dual_velocity = 0.0, 0.0
+        share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
-            gram, outputs, targets = block.gram, first, block.targets
+            products, outputs, targets = gram, first, block.targets
             if rows is not None:
-                gram, outputs, targets = rows(gram), rows(outputs), rows(targets)
-            scores = torch.baddbmm(outputs, gram, dual, beta=share)
+                products, outputs, targets = rows(gram), rows(first), rows(block.targets)
+            scores = torch.baddbmm(outputs, products, dual, beta=share)
             residual = self._objective.residual(scores, targets).mul_(row_weights)
             if rows is not None:
                 residual = rows.spread(residual, dual)

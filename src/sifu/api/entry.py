@@ -1,0 +1,143 @@
+"""Ways into a run: train a new one, continue one, open one."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.api.run import Run
+from sifu.api.spec_files import load_spec
+from sifu.core.engine import Engine
+from sifu.core.errors import InputError
+from sifu.core.spec import Spec
+from sifu.methods.training import ProgressCallback
+from sifu.methods.view import Regularities
+from sifu.store.database import DATABASE
+from sifu.store.writer import RunWriter
+from sifu.version import __version__
+
+
+def open_run(
+    folder: str | Path, *, model: Any = None, clients: Any = None, data_folder: str | Path | None = None
+) -> Run:
+    """An existing run. `model` and `clients` are needed to go on with one that was made from Python."""
+
+    def make_engine(spec: Spec) -> Engine:
+        data = clients if clients is not None else clients_from_spec(spec, data_folder)
+        return engine_from_spec(spec, as_clients(data, spec), as_model(model))[0]
+
+    return Run(folder, make_engine)
+
+
+def train(
+    spec: Spec | Mapping[str, Any] | str | Path | None = None,
+    *,
+    run: str | Path,
+    model: Any = None,
+    clients: Any = None,
+    data_folder: str | Path | None = None,
+    download: bool = False,
+    progress: ProgressCallback | None = None,
+    data_progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """FedAvg with tracking into the folder `run`; continues a run that was not finished.
+
+    `spec` is a Spec, a mapping, or the path of a TOML file. Python users may bring their own: `model` a
+    function that makes a torch module (or a `sifu.sim` model), `clients` a mapping from names to (x, y)
+    arrays or to torch data sets.
+    """
+    if spec is None:
+        spec = Spec()
+    elif isinstance(spec, str | Path):
+        spec = load_spec(spec)
+    elif not isinstance(spec, Spec):
+        spec = Spec.from_mapping(spec)
+    if model is not None:
+        spec = replace(spec, model=replace(spec.model, kind="python"))
+        if spec.regularity.kind == "measured" and not _is_linear(model):
+            raise InputError(
+                "a module of your own has no measured smoothness: set regularity.kind = 'assumed' (and its factor), "
+                "and every certificate will say that this was assumed"
+            )
+    folder = Path(run)
+    if (folder / DATABASE).exists():
+        existing = open_run(folder, model=model, clients=clients, data_folder=data_folder)
+        _check_same_spec(existing, spec)
+        return existing.train(progress)
+    data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
+    engine, resolved = engine_from_spec(spec, as_clients(data, spec), as_model(model))
+    Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
+    writer = RunWriter.create(
+        folder,
+        resolved.to_mapping(),
+        engine.layout,
+        engine.clients,
+        engine.facts,
+        versions(),
+        engine.initial_model(0),
+    )
+    writer.close()
+    made = open_run(folder, model=model, clients=clients, data_folder=data_folder)
+    made._engine = engine
+    return made.train(progress)
+
+
+def _check_same_spec(existing: Run, asked: Spec) -> None:
+    """A run is continued with the spec it was made with; `auto` stands for whatever was found then."""
+    recorded, wanted = existing.spec.to_mapping(), asked.to_mapping()
+    if wanted["local"]["rate"] == "auto":
+        wanted["local"]["rate"] = recorded["local"]["rate"]
+    for section, values in wanted.items():
+        pairs = values.items() if isinstance(values, dict) else [("", values)]
+        for key, value in pairs:
+            found = recorded[section][key] if key else recorded[section]
+            if found != value:
+                name = f"{section}.{key}" if key else section
+                raise InputError(
+                    f"{existing.folder} was made with {name} = {found!r}, the spec says {value!r}: "
+                    "use the same spec to continue it, or another folder"
+                )
+
+
+def as_clients(data: Any, spec: Spec) -> Any:
+    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets."""
+    from sifu.data import from_arrays, from_torch
+
+    if not isinstance(data, Mapping):
+        return data
+    if all(isinstance(value, tuple | list) for value in data.values()):
+        return from_arrays(data, dtype=spec.model.dtype)
+    return from_torch(data, dtype=spec.model.dtype)
+
+
+def as_model(model: Any) -> Any:
+    """A model as the engine takes it: a function that makes a module becomes a ModuleModel."""
+    if model is None or _is_linear(model):
+        return model
+    from sifu.sim import ModuleModel
+
+    return model if isinstance(model, ModuleModel) else ModuleModel(model)
+
+
+def _is_linear(model: Any) -> bool:
+    from sifu.sim import LinearModel
+
+    return isinstance(model, LinearModel)
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    import torch
+
+    return {
+        "sifu": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+    }

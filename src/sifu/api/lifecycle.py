@@ -1,0 +1,235 @@
+"""The life of a request: received, rolled back, retrained, certified; each step one event of the ledger."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from sifu.api.certification import RecordedRequest
+from sifu.api.terms import check_level, terms_of
+from sifu.core.certificate import auditor_form, public_form
+from sifu.core.engine import Engine
+from sifu.core.errors import InputError
+from sifu.core.history import PathNode
+from sifu.core.layout import Vector
+from sifu.core.ledger import finite_or_text
+from sifu.core.premises import Level
+from sifu.core.retention import depths_to_erase
+from sifu.core.terms import RequestTerms, check_request_id
+from sifu.methods.plan import Plan
+from sifu.methods.registry import method_named
+from sifu.methods.training import (
+    ProgressCallback,
+    RecordedTraining,
+    evaluation_row,
+    retrain_unrecorded,
+    uninterrupted,
+)
+from sifu.methods.view import RunView
+from sifu.store import keys
+from sifu.store.reader import RunReader
+from sifu.store.rows import NodeRow
+from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
+
+
+def receive(writer: RunWriter, view: RunView, asked: RequestTerms, request: str | None) -> str:
+    """Put a request into the ledger; the same id with the same terms again changes nothing."""
+    known = {one.request: one for one in view.requests}
+    if request is not None:
+        check_request_id(request)
+        if request in known:
+            if terms_of(known[request]) != asked:
+                raise InputError(f"request {request} is already in the ledger with other terms: use another id")
+            return request
+    method_named(asked.method)
+    view.new_subjects(asked, view.next_order)
+    for one in view.requests:
+        both = set(one.clients) & set(asked.clients)
+        if one.status == "received" and both:
+            raise InputError(f"client {', '.join(sorted(both))} already waits in request {one.request}")
+    waiting = sum(len(one.clients) for one in view.requests if one.status == "received")
+    if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
+        raise InputError("the requests together would forget every client: nobody would be left to train with")
+    number = len(known) + 1
+    while request is None:
+        request = f"r{number}" if f"r{number}" not in known else None
+        number += 1
+    content = asdict(asked) | {"request": request, "clients": list(asked.clients), "sigma": str(asked.sigma)}
+    with uninterrupted():
+        writer.record("request received", {"request": content})
+    return request
+
+
+class Lifecycle:
+    """Carries requests out on a run that this process may write to."""
+
+    def __init__(self, writer: RunWriter, engine: Engine, progress: ProgressCallback | None = None) -> None:
+        self.writer, self.engine, self.progress = writer, engine, progress
+
+    def finish_running(self) -> None:
+        """Go on with a request that an interruption left half-way."""
+        for one in self.writer.requests():
+            if one.status == "running":
+                self._retrain(one.request)
+
+    def carry_out(self, request: str, min_level: Level | None = None) -> None:
+        """Roll back, add noise, retrain, certify."""
+        row = next(one for one in self.writer.requests() if one.request == request)
+        view = RunView(self.writer)
+        method = method_named(row.method)
+        plan = method.plan(view, terms_of(row))
+        check_level(plan, min_level)
+        self._roll_back(view, plan, request, method.starting_model(view, plan, self.engine))
+        self._retrain(request)
+
+    def _roll_back(self, view: RunView, plan: Plan, request: str, start: Vector) -> None:
+        """One event: the noised model, the charges, the cut, and everything that is erased."""
+        tip = view.rows[-1].node.node
+        asking = np.array([index for one in plan.subjects for index in one.clients], dtype=np.int64)
+        noise_node = 1 + max(row.node.node for row in self.writer.node_rows())
+        fresh = plan.source_node is None
+        node = PathNode(
+            noise_node,
+            plan.source_node,
+            "initial" if fresh else "noise",
+            plan.order,
+            0,
+            noise_std=plan.noise_std,
+            order=plan.order,
+        )
+        on_disk = self.writer.models()
+        depth_of = view.path.depth_of
+        exposures = view.exposures(plan.subjects)
+        cut_after = -1 if fresh else plan.source_depth
+        erased_depths = depths_to_erase(
+            sorted(depth_of[number] for number in on_disk if number in depth_of),
+            cut_after,
+            plan.terms.retention,
+            lambda depth: any(one.psi_to_hide(depth) > 0.0 for one in exposures),
+        )
+        erased = {view.path.nodes[depth].node for depth in erased_depths} | (set(on_disk) - set(depth_of))
+        root = start if fresh else self.writer.load_model(view.rows[0].node.node)
+        distance = float(np.linalg.norm(start.astype(np.float64) - root.astype(np.float64)))
+        psi_max = float(
+            RunView.tracker(RunView(self.writer, tip=plan.source_node)).total(view.active).max(initial=0.0)
+            if not fresh
+            else 0.0
+        )
+        models = [NewModel(noise_node, start, kept=True, psi_max=psi_max)]
+        source = on_disk.get(plan.source_node) if plan.source_node is not None else None
+        if source is not None and not source.kept and source.node not in erased:
+            # The request stays at the current model: keep it, later requests may go back to it.
+            models.append(NewModel(source.node, self.writer.load_model(source.node), kept=True, psi_max=psi_max))
+        current = self.writer.load_model(tip)
+        evaluations = [
+            evaluation_row(tip, f"forgotten:{request}", self.engine.evaluate(current, asking)),
+            evaluation_row(tip, f"remaining:{request}", self.engine.evaluate(current, view.active)),
+            evaluation_row(noise_node, f"forgotten:{request}", self.engine.evaluate(start, asking)),
+        ]
+        payload: dict[str, Any] = {
+            "request": request,
+            "run": {"tip": str(noise_node), "phase": "retraining"},
+            "choice": {
+                "request_order": plan.order,
+                "multiplier": plan.multiplier,
+                "noise_std": plan.noise_std,
+                "source_node": plan.source_node,
+                "wanted_node": plan.wanted_node,
+                "noise_node": noise_node,
+            },
+            "subjects": [{"subject": one.subject, "clients": list(one.clients)} for one in plan.subjects],
+            "charges": [
+                {"subject": one.subject.subject, "psi": repr(finite_or_text(one.psi)), "charge": one.charge}
+                for one in plan.charges
+            ],
+            "source_model": {"node": source.node, "digest": source.digest, "nonce": source.nonce} if source else None,
+            "remaining_models": sorted(set(on_disk) - erased),
+        }
+        with uninterrupted():
+            self.writer.record(
+                "rolled back",
+                payload,
+                rows=NewRows(nodes=[NodeRow(node, distance)]),
+                models=models,
+                dropped_models=sorted(erased),
+                evaluations=evaluations,
+            )
+
+    def _retrain(self, request: str) -> None:
+        """Rounds without the client, then the certificate."""
+        RecordedTraining(self.engine, self.writer, RunView(self.writer)).run(f"retraining {request}", self.progress)
+        row = next(one for one in self.writer.requests() if one.request == request)
+        recorded = RecordedRequest(self.writer, row)
+        asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
+        final = self.writer.tip
+        after = evaluation_row(
+            final, f"forgotten:{request}", self.engine.evaluate(self.writer.load_model(final), asking)
+        )
+        rolled = rolled_back_payload(self.writer, request)
+        on_disk = {number: asdict(one) for number, one in self.writer.models().items()}
+        last = list(self.writer.events())[-1]
+        noised = next(one for one in rolled["models"] if one["node"] == row.noise_node)
+        models = {"source": rolled["source_model"] or noised, "noised": noised, "final": on_disk[final]}
+        facts = recorded.facts(
+            final_node=final,
+            models=models,
+            erased=tuple(rolled.get("dropped_models", [])),
+            remaining=tuple(rolled["remaining_models"]),
+            ledger=(last.seq, last.hash.hex()),
+            issued=utc_now(),
+        )
+        public_key = self.writer.value("public_key")
+        certificates = {
+            (request, "auditor"): keys.sign(self.writer.folder, auditor_form(facts), public_key),
+            (request, "public"): keys.sign(self.writer.folder, public_form(facts), public_key),
+        }
+        payload = {
+            "request": request,
+            "final_node": final,
+            "level": facts.level,
+            "run": {"phase": "ready"},
+            "final_model": {key: models["final"][key] for key in ("node", "digest", "nonce")},
+        }
+        # The final node may have been evaluated for this request already, when it is the noised one itself.
+        known = {(one.node, one.subset) for one in self.writer.evaluations()}
+        evaluations = [] if (after.node, after.subset) in known else [after]
+        with uninterrupted():
+            self.writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
+
+    def compare_scratch(self, request: str) -> None:
+        """How many rounds Scratch takes for the same request, by doing it beside the run."""
+        if any(one.request == request and one.method == "scratch" for one in self.writer.comparisons()):
+            return
+        row = next(one for one in self.writer.requests() if one.request == request)
+        recorded = RecordedRequest(self.writer, row)
+        gone = {
+            index for one in recorded.new_exposures() + recorded.earlier_exposures() for index in one.subject.clients
+        }
+        active = np.array([k for k in range(len(recorded.view.clients)) if k not in gone], dtype=np.int64)
+        asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
+        model, rounds, accuracy, reached = retrain_unrecorded(
+            self.engine, active, recorded.view.spec.stop, recorded.order, self.progress
+        )
+        forgotten = self.engine.evaluate(model, asking).accuracy
+        payload = {
+            "request": request,
+            "method": "scratch",
+            "rounds": rounds,
+            "reached": int(reached),
+            "accuracy": accuracy,
+            "forgotten_accuracy": forgotten,
+        }
+        with uninterrupted():
+            self.writer.record("comparison", payload)
+
+
+def rolled_back_payload(reader: RunReader, request: str) -> dict[str, Any]:
+    """The payload of the event that carried a request out."""
+    for (payload,) in reader.query("SELECT payload FROM events WHERE kind = 'rolled back' ORDER BY seq"):
+        content: dict[str, Any] = json.loads(payload)
+        if content["request"] == request:
+            return content
+    raise InputError(f"request {request} was not carried out")

@@ -1,0 +1,69 @@
+"""What came of a request, from what is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sifu.api.certification import RecordedRequest
+from sifu.core.calibration import delta_reached, hidden_sensitivity
+from sifu.store.reader import EvaluationRow, RequestRow, RunReader
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one request."""
+
+    request: str
+    clients: tuple[str, ...]
+    method: str
+    level: str
+    epsilon: float
+    delta: float
+    delta_reached: float
+    sigma: float
+    psi: float
+    psi_star: float
+    rollback_to: int
+    rounds: int
+    scratch_rounds: int | None
+    accuracy: float | None
+    accuracy_forgotten_before: float | None
+    accuracy_forgotten_after: float | None
+
+
+def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
+    """What came of a finished request, from what is recorded."""
+    recorded = RecordedRequest(reader, row)
+    statements = [recorded.statement(one) for one in recorded.new_exposures()]
+    final = next((one for one in reader.node_rows() if one.node.node == row.final_node), None)
+    evaluations = {(one.node, one.subset): one for one in reader.evaluations()}
+    scratch = next((c for c in reader.comparisons() if c.request == row.request and c.method == "scratch"), None)
+    before = [
+        one
+        for (node, subset), one in evaluations.items()
+        if subset == f"forgotten:{row.request}" and node < (row.noise_node or 0)
+    ]
+
+    def accuracy(key: tuple[int | None, str]) -> float | None:
+        found: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
+        return found.accuracy if found else None
+
+    exact = recorded.noise_std == 0.0
+    return Outcome(
+        request=row.request,
+        clients=row.clients,
+        method=row.method,
+        level=row.level or "none",
+        epsilon=row.epsilon,
+        delta=row.delta,
+        delta_reached=0.0 if exact else delta_reached(row.epsilon, recorded.multiplier),
+        sigma=recorded.noise_std,
+        psi=max((one.psi for one in statements), default=0.0),
+        psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
+        rollback_to=recorded.source_depth,
+        rounds=final.node.position if final else 0,
+        scratch_rounds=scratch.rounds if scratch else None,
+        accuracy=accuracy((row.final_node, "active")),
+        accuracy_forgotten_before=before[0].accuracy if before else None,
+        accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
+    )

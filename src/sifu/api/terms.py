@@ -1,0 +1,72 @@
+"""The terms of a request: what is given, the spec's defaults for the rest, and the least level accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from sifu.core.errors import InputError, NotCertifiableError
+from sifu.core.premises import Level
+from sifu.core.spec import Spec
+from sifu.core.terms import RequestTerms, SigmaChoice
+from sifu.methods.plan import Plan
+from sifu.methods.registry import method_named
+from sifu.store.reader import RequestRow
+
+LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
+
+
+def make_terms(spec: Spec, clients: Sequence[str], given: Mapping[str, Any]) -> RequestTerms:
+    """The terms of a request: what is given, the spec's defaults for the rest."""
+    known = {one.name for one in fields(RequestTerms)} - {"clients"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise InputError(f"unknown term {', '.join(unknown)}; a request takes {', '.join(sorted(known))}")
+    if isinstance(clients, str):
+        raise InputError(f"clients must be a list of names, found the text {clients!r}")
+    privacy = spec.privacy
+    base = RequestTerms(
+        tuple(clients),
+        privacy.epsilon,
+        privacy.delta,
+        privacy.sigma,
+        privacy.unit,
+        privacy.scope,
+        privacy.calibration,
+        privacy.retention,
+        privacy.reserve,
+    )
+    return replace(base, **{key: value for key, value in given.items() if value is not None})
+
+
+def terms_of(row: RequestRow) -> RequestTerms:
+    """The terms of a request as recorded."""
+    sigma: SigmaChoice = "auto" if row.sigma == "auto" else float(row.sigma)
+    return RequestTerms(
+        row.clients,
+        row.epsilon,
+        row.delta,
+        sigma,
+        row.unit,
+        row.scope,
+        row.calibration,
+        row.retention,
+        row.reserve,
+        row.method,
+    )
+
+
+def check_level(plan: Plan, min_level: Level | None) -> None:
+    """Refuse a plan below the least level accepted."""
+    method = method_named(plan.terms.method)
+    least = min_level or ("conditional" if method.certifies else "none")
+    if least not in LEVELS:
+        raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {least!r}")
+    if LEVELS.index(plan.level) < LEVELS.index(least):
+        wanted = {"failed"} if least == "conditional" else {"failed", "assumed"}
+        reasons = " ".join(one.statement for one in plan.premises if one.status in wanted)
+        raise NotCertifiableError(
+            f"the request can only be carried out at level {plan.level!r}, and {least!r} was asked for: "
+            f"nothing was changed. {reasons}"
+        )

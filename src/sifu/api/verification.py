@@ -1,0 +1,439 @@
+"""Verification: recompute every claim of a run from its recorded scalars, offline, trusting no stored conclusion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api.certification import RecordedRequest
+from sifu.core.calibration import delta_reached, noise_multiplier
+from sifu.core.certificate import FORMAT, auditor_form, public_form
+from sifu.core.errors import InputError, SifuError
+from sifu.core.ledger import Event, broken_links, finite_or_text
+from sifu.core.premises import Premise, level_of
+from sifu.core.regularity import RoundRegularity
+from sifu.core.rollback import charge, choose_node
+from sifu.methods.view import Regularities, RunView
+from sifu.store import files
+from sifu.store.keys import signature_holds
+from sifu.store.projection import KEYS, Change, changes, replay
+from sifu.store.reader import RequestRow, RunReader
+from sifu.store.rows import clients_digest, rows_digest
+from sifu.store.writer import certificate_path
+
+LARGEST_CERTIFICATE_BYTES = 64 << 20
+
+
+@dataclass
+class Verification:
+    """What was checked and what is wrong; empty `problems` means that everything recomputes."""
+
+    subject: str
+    checked: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+
+def verify_run(folder: str | Path, public_key: str | None = None) -> Verification:
+    """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere."""
+    folder = Path(folder)
+    reader = RunReader(folder)
+    result = Verification(str(folder))
+    try:
+        with reader.snapshot():
+            for name, check in (
+                ("database", _check_database),
+                ("ledger", _check_ledger),
+                ("tables", _check_tables),
+                ("rounds", _check_rounds),
+                ("history", _check_history),
+                ("models", _check_models),
+                ("certificates", _check_certificates),
+                ("requests", _check_requests),
+            ):
+                try:
+                    result.problems.extend(check(reader))
+                except (SifuError, sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError) as error:
+                    result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
+                result.checked.append(name)
+                if result.problems and name in ("database", "ledger"):
+                    break  # what follows would only repeat it
+            if public_key is not None and reader.value("public_key") != public_key:
+                result.problems.append("key: the run was signed with another key than the one given")
+    finally:
+        reader.close()
+    return result
+
+
+def _check_database(reader: RunReader) -> Iterator[str]:
+    for (line,) in reader.query("PRAGMA integrity_check(5)"):
+        if line != "ok":
+            yield f"database: {line}"
+
+
+def _check_ledger(reader: RunReader) -> Iterator[str]:
+    events = list(reader.events())
+    if not events or events[0].kind != "run created":
+        yield "ledger: it does not begin with the creation of the run"
+        return
+    yield from broken_links(iter(events))
+    last = events[-1]
+    if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
+        yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."
+    for event in events:
+        content = _payload(event)
+        if not isinstance(content, dict):
+            yield f"ledger: event {event.seq} has no readable content"
+
+
+def _payload(event: Event) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(event.payload)
+    return content
+
+
+def _check_tables(reader: RunReader) -> Iterator[str]:
+    """The small tables must be what the ledger says, row by row."""
+    events = list(reader.events())
+    expected = replay(change for event in events for change in changes(event.kind, event.time, _payload(event)))
+    expected["run"][("head",)] = {"value": f"{events[-1].seq}:{events[-1].hash.hex()}"}
+    for table, keys in KEYS.items():
+        columns = [row[1] for row in reader.query(f"PRAGMA table_info({table})")]
+        found = {}
+        for row in reader.query(f"SELECT * FROM {table}"):
+            values = dict(zip(columns, row, strict=True))
+            found[tuple(values.pop(key) for key in keys)] = values
+        for key in sorted(set(expected[table]) | set(found), key=str):
+            name = f"{table} {', '.join(map(str, key))}"
+            if key not in found:
+                yield f"tables: the row of {name} is missing"
+            elif key not in expected[table]:
+                yield f"tables: the row of {name} is not in the ledger"
+            else:
+                wanted = dict.fromkeys(found[key]) | expected[table][key]
+                for column, value in found[key].items():
+                    if value != wanted.get(column):
+                        yield f"tables: {name}: {column} is {value!r}, the ledger says {wanted.get(column)!r}"
+    clients = reader.clients()
+    indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
+    if indices != list(range(len(clients))) or reader.value("clients_digest") != clients_digest(clients):
+        yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
+
+
+def _check_rounds(reader: RunReader) -> Iterator[str]:
+    """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
+    seen = 0
+    for event in reader.events():
+        rows = _payload(event).get("rows")
+        if rows is None:
+            continue
+        first, last = int(rows["first"]), int(rows["last"])
+        if first != seen:
+            yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
+        seen = last + 1
+        nodes = reader.node_rows(first, last)
+        part = reader.participation(first=first, last=last)
+        if rows_digest(nodes, part, reader.grams(first, last)) != rows["digest"]:
+            yield (
+                f"rounds: a node, participation, drift or Gram matrix of nodes {first} to {last} is not what event "
+                f"{event.seq} commits to"
+            )
+    for table in ("nodes", "participation", "grams"):
+        extra = reader.query(f"SELECT COUNT(*) FROM {table} WHERE node >= ? OR node < 0", (seen,))[0][0]
+        if extra:
+            yield f"rounds: {extra} rows of {table} are in no event of the ledger"
+    view = RunView(reader)
+    regularities = Regularities.of(view.clients, view.facts, view.spec)
+    part = reader.participation()
+    samples_of = np.array([one.samples for one in view.clients], dtype=np.int64)
+    for row in reader.node_rows():
+        one = row.node
+        start, stop = np.searchsorted(part.nodes, one.node), np.searchsorted(part.nodes, one.node, side="right")
+        who, samples = part.clients[start:stop], part.samples[start:stop]
+        if one.kind != "round":
+            if stop > start:
+                yield f"rounds: node {one.node} is not a round but has participants"
+            continue
+        if not (np.all(np.isfinite(part.drifts[start:stop])) and np.all(part.drifts[start:stop] >= 0)):
+            yield f"rounds: node {one.node} has a drift that is negative or not finite"
+        if np.any(samples != samples_of[who]):
+            yield f"rounds: node {one.node} has a participant with another number of samples than its client"
+        sums = RoundRegularity.of(samples, regularities.factors[who], regularities.averagedness[who])
+        if sums != one.regularity:
+            yield f"rounds: the sums of node {one.node} do not follow from its participants"
+
+
+def _check_history(reader: RunReader) -> Iterator[str]:
+    """One path, positions in order, and no forgotten client ever in a later round."""
+    rows = {row.node.node: row.node for row in reader.node_rows()}
+    for one in rows.values():
+        parent = rows.get(one.parent) if one.parent is not None else None
+        if one.kind == "round" and (
+            parent is None
+            or one.parent is None
+            or one.parent >= one.node
+            or (one.branch, one.position) != (parent.branch, parent.position + 1)
+        ):
+            yield f"history: round node {one.node} does not follow its parent {one.parent}"
+        if one.kind == "noise" and (parent is None or one.position != 0 or one.branch != one.order):
+            yield f"history: noise node {one.node} is misplaced"
+    view = RunView(reader)
+    for request in reader.requests():
+        if request.noise_node is None:
+            continue
+        for name in request.clients:
+            client = view.index_of.get(name)
+            later = reader.query(
+                "SELECT MIN(node) FROM participation WHERE client = ? AND node > ?", (client, request.noise_node)
+            )[0][0]
+            if later is not None:
+                yield f"history: client {name} was forgotten at node {request.noise_node} but took part in node {later}"
+
+
+def _check_models(reader: RunReader) -> Iterator[str]:
+    rows = reader.models()
+    for node, row in rows.items():
+        path = files.model_path(reader.folder, node)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            yield f"models: the file of node {node} is missing"
+            continue
+        if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
+            yield f"models: the file of node {node} was changed"
+    if reader.tip not in rows:
+        yield f"models: the current model (node {reader.tip}) is not there"
+    for path in sorted((reader.folder / "models").glob("*.safetensors")):
+        if path.stem.isdigit() and int(path.stem) not in rows:
+            yield f"models: {path.name} should have been erased and is still there"
+
+
+def _check_certificates(reader: RunReader) -> Iterator[str]:
+    public_key = reader.value("public_key")
+    stored = reader.certificates()
+    recorded: dict[tuple[str, str], str] = {}
+    for event in reader.events():
+        content = _payload(event)
+        for form, digest in content.get("certificates", {}).items():
+            recorded[(content["request"], form)] = digest
+    for key in sorted(set(stored) | set(recorded)):
+        name = f"certificate {key[0]} ({key[1]})"
+        if key not in stored or key not in recorded:
+            yield f"certificates: {name} is {'missing' if key in recorded else 'not in the ledger'}"
+            continue
+        if hashlib.sha256(stored[key].encode()).hexdigest() != recorded[key]:
+            yield f"certificates: {name} is not the one the ledger commits to"
+        if not signature_holds(json.loads(stored[key]), public_key):
+            yield f"certificates: the signature of {name} does not hold"
+        path = certificate_path(reader.folder, *key)
+        if not path.is_file():
+            yield f"certificates: the file {path.name} is missing"
+        elif path.read_text(encoding="utf-8", errors="replace") != stored[key]:
+            yield from _differences(path, json.loads(stored[key]))
+
+
+def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
+    """Name the fields in which a certificate's file differs from the recorded one."""
+    try:
+        found = json.loads(path.read_bytes())
+        flat_found, flat_stored = dict(_flatten(found)), dict(_flatten(stored))
+    except (ValueError, RecursionError):
+        yield f"certificates: the file {path.name} is not readable as JSON"
+        return
+    names = [n for n in sorted(set(flat_found) | set(flat_stored)) if flat_found.get(n) != flat_stored.get(n)]
+    if not names:
+        yield f"certificates: the file {path.name} was changed (its fields are the same, its bytes are not)"
+    for name in names[:8]:
+        yield (
+            f"certificates: {path.name}: {name} is {flat_found.get(name)!r}, the issued certificate says "
+            f"{flat_stored.get(name)!r}"
+        )
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        yield prefix, ("length", len(value))
+        for index, inner in enumerate(value):
+            yield from _flatten(inner, f"{prefix}[{index}]")
+    else:
+        yield prefix, value
+
+
+def _check_requests(reader: RunReader) -> Iterator[str]:
+    """Node, noise, charges, level and certificate of every request, recomputed from the scalars of the rounds."""
+    stored_charges = {(one.noise_node, one.subject): one for one in reader.charges()}
+    for request in reader.requests():
+        if request.noise_node is None:
+            continue
+        recorded = RecordedRequest(reader, request)
+        name = f"request {request.request}"
+        if request.multiplier != recorded.multiplier:
+            yield (
+                f"{name}: s is recorded as {request.multiplier!r}, ({request.epsilon}, {request.delta}) give "
+                f"{recorded.multiplier!r}"
+            )
+        new, earlier = recorded.new_exposures(), recorded.earlier_exposures()
+        charged = {}
+        for one in [*new, *earlier]:
+            psi = recorded.psi(one)
+            cost = charge(psi, recorded.noise_std)
+            if cost > one.subject.left(recorded.order):
+                yield (
+                    f"{name}: the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
+                    f"{one.subject.subject} {cost!r}, more than the {one.subject.left(recorded.order)!r} it has left"
+                )
+            if one in new or psi > 0.0:
+                charged[(request.noise_node, one.subject.subject)] = (repr(finite_or_text(psi)), cost)
+        found = {k: (v.psi, v.charge) for k, v in stored_charges.items() if k[0] == request.noise_node}
+        for key in sorted(set(charged) | set(found)):
+            if charged.get(key) != found.get(key):
+                yield (
+                    f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, "
+                    f"recomputed {charged.get(key)}"
+                )
+        if request.method == "sifu":
+            yield from _check_choice(reader, request, recorded)
+        if request.status == "done":
+            yield from _check_statements(reader, request, recorded)
+
+
+def _state_before(reader: RunReader, request: RequestRow) -> tuple[int, set[int]]:
+    """The tip and the models at hand just before a request was carried out, from the ledger."""
+    before: list[Change] = []
+    for event in reader.events():
+        content = _payload(event)
+        if event.kind == "rolled back" and content["request"] == request.request:
+            break
+        before.extend(changes(event.kind, event.time, content))
+    tables = replay(before)
+    return int(tables["run"][("tip",)]["value"]), {int(key[0]) for key in tables["models"]}
+
+
+def _check_choice(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+    """The node must be the latest kept one that every budget allows."""
+    tip, at_hand = _state_before(reader, request)
+    view = RunView(reader, tip=tip)
+    subjects = [one.subject for one in recorded.new_exposures()]
+    exposures = view.exposures([*subjects, *view.earlier_subjects(before_order=recorded.order)])
+    kept = [depth for node, depth in view.path.depth_of.items() if node in at_hand]
+    if recorded.noise_std > 0.0:
+        choice = choose_node(exposures, kept, recorded.noise_std, recorded.order)
+        node = view.path.nodes[choice.depth].node
+        if node != request.source_node:
+            yield f"request {request.request}: it went back to node {request.source_node}, the rule says node {node}"
+        wanted = view.path.nodes[choice.wanted_depth].node
+        if wanted != request.wanted_node:
+            yield (
+                f"request {request.request}: the wanted node is recorded as {request.wanted_node}, recomputed {wanted}"
+            )
+    elif request.source_node not in view.path.depth_of:
+        yield f"request {request.request}: its source node {request.source_node} was not on the active history"
+
+
+def _check_statements(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+    """Both forms of the certificate, field by field."""
+    stored = reader.certificates()
+    rolled, done = {}, {}
+    event_hash: dict[int, str] = {}
+    for event in reader.events():
+        content = _payload(event)
+        event_hash[event.seq] = event.hash.hex()
+        if content.get("request") == request.request:
+            if event.kind == "rolled back":
+                rolled = content
+            elif event.kind == "request done":
+                done = content
+    noised = next(one for one in rolled["models"] if one["node"] == request.noise_node)
+    for form, build in (("auditor", auditor_form), ("public", public_form)):
+        text = stored.get((request.request, form))
+        if text is None:
+            continue  # reported above
+        body = json.loads(text)["body"]
+        seq = int(body["ledger"]["seq"])
+        facts = recorded.facts(
+            final_node=int(done["final_node"]),
+            models={"source": rolled["source_model"] or noised, "noised": noised, "final": done["final_model"]},
+            erased=tuple(rolled.get("dropped_models", [])),
+            remaining=tuple(rolled["remaining_models"]),
+            ledger=(seq, event_hash.get(seq, "no such event")),
+            issued=str(body["issued"]),
+        )
+        expected = dict(_flatten(json.loads(json.dumps(build(facts)))))
+        found = dict(_flatten(body))
+        for field_name in sorted(set(expected) | set(found)):
+            if expected.get(field_name) != found.get(field_name):
+                yield (
+                    f"certificate {request.request} ({form}): {field_name} says {found.get(field_name)!r}, "
+                    f"recomputed {expected.get(field_name)!r}"
+                )
+        if form == "auditor" and request.level != facts.level:
+            yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"
+
+
+def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
+    """Check a certificate by itself: its signature, and every figure that follows from its other figures."""
+    path = Path(path)
+    result = Verification(str(path))
+    try:
+        if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
+        content = json.loads(path.read_bytes())
+        body = content["body"]
+        kind = body["format"]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not a sifu certificate: it has no readable body ({type(error).__name__})"
+        ) from error
+    if kind != FORMAT:
+        raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
+    if not signature_holds(content, public_key):
+        result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
+    result.checked.append("signature")
+    try:
+        result.problems.extend(_check_body(body))
+    except (ValueError, KeyError, TypeError, SifuError, OverflowError) as error:
+        result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
+    result.checked.append("content")
+    return result
+
+
+def _check_body(body: dict[str, Any]) -> Iterator[str]:
+    multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
+    exact = body["sigma"] == 0.0
+    reached = 0.0 if exact else delta_reached(body["epsilon"], multiplier)
+    if body["noise_multiplier"] != multiplier:
+        yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
+    if body["delta_reached"] != reached:
+        yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
+    names = {one.name for one in fields(Premise)}
+    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
+    level = level_of(premises, exact=exact)
+    if body["level"] != level:
+        yield f"level says {body['level']!r}, the premises allow {level!r}"
+    if body["form"] == "auditor":
+        for one in body["subjects"]:
+            cost = charge(float(one["psi"]), body["sigma"])
+            if cost != one["charge"]:
+                yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
+            if cost > one["budget"]:
+                yield f"the charge of {', '.join(one['clients'])} is above its budget"
+        if float(body["psi"]) > body["psi_star"]:
+            yield f"psi {body['psi']!r} is above psi_star {body['psi_star']!r}"
