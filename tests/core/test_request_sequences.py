@@ -9,8 +9,10 @@ that within 1 / s^2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -21,8 +23,9 @@ from tiny_federation import Array, Client, Federation, RoundRecord, part_at, reg
 
 from sifu.core import rollback
 from sifu.core.calibration import exact_multiplier
-from sifu.core.history import ActivePath, PathNode, client_curve, joint_curve
-from sifu.core.rollback import Choice, Exposure, Subject, choose_node, is_allowed, least_noise
+from sifu.core.history import ActivePath, PathNode, TakenPart, client_curve, joint_curve
+from sifu.core.regularity import RoundRegularity
+from sifu.core.rollback import Choice, Exposure, Subject, charge, choose_node, is_allowed, least_noise
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -350,3 +353,103 @@ def test_control_half_the_noise_is_caught() -> None:
         for audit in operator.audits:
             audit.true_costs = [one / 4.0 for one in audit.true_costs]
     assert caught
+
+
+# Corners of the rule.
+
+
+def flat_path(regularities: list[RoundRegularity], rounding: float = 0.0) -> ActivePath:
+    nodes = [PathNode(0, None, "initial", 0, 0)]
+    nodes += [PathNode(d, d - 1, "round", 0, d, one, 1.0, rounding) for d, one in enumerate(regularities, start=1)]
+    return ActivePath(nodes, 1.0)
+
+
+def part(depths: list[int], samples: int = 10, drift: float = 1.0, factor: float = 1.0) -> TakenPart:
+    count = len(depths)
+    return TakenPart(np.array(depths), np.full(count, samples), np.full(count, drift), factor, 1.0)
+
+
+def exposure(path: ActivePath, taken: TakenPart, multiplier: float = 1.0) -> Exposure:
+    return Exposure(Subject(0, (0,), multiplier, "all", 1), path, lambda: client_curve(path, taken))
+
+
+def test_unbounded_growth_is_never_taken_for_exact() -> None:
+    """Momentum past every bound over many local steps: L is infinite, so only the untouched start is left."""
+    one = RoundRegularity.of(np.array([10, 10, 10]), np.full(3, math.inf), np.ones(3))
+    with np.errstate(invalid="ignore"):
+        path = flat_path([one] * 5)
+        for taken in (part([2], factor=math.inf), part([2, 3], factor=math.inf), part([1, 4], factor=math.inf)):
+            choice = choose_node([exposure(path, taken)], range(6), 1.0, 1)
+            assert choice.depth <= int(taken.depths[0])
+            assert choice.depth < int(taken.depths[0]) or choice.noise_std > 0.0
+
+
+def test_a_forgetful_round_is_never_taken_for_exact() -> None:
+    """L = 0 by an assumed or rounded B: who took part before it is not certified as never seen."""
+    forgetful = RoundRegularity.of(np.array([10, 10]), np.zeros(2), np.ones(2))
+    usual = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    path = flat_path([usual, forgetful, usual, usual])
+    for taken in (part([1]), part([3])):
+        choice = choose_node([exposure(path, taken)], range(5), 1e-6, 1)
+        assert not choice.exact or choice.depth < int(taken.depths[0])
+
+
+def test_charge_of_a_huge_psi_is_infinite_not_an_exception() -> None:
+    """L = 2.6 over 400 rounds makes Psi 1e166; its square is beyond float64."""
+    assert charge(1e166, 1e-3) == math.inf
+    assert charge(math.inf, 1.0) == charge(math.nan, 1.0) == charge(1.0, 0.0) == math.inf
+    assert charge(0.0, 0.0) == 0.0
+
+
+@given(st.floats(1e-100, 1e100), st.floats(1e-30, 1e30))
+def test_charge_is_rounded_up(psi: float, noise_std: float) -> None:
+    assert Fraction(charge(psi, noise_std)) >= (Fraction(psi) / Fraction(noise_std)) ** 2
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0.0, 0.99), st.floats(0.0, 1.0))
+def test_what_is_left_never_exceeds_the_budget(multiplier: float, reserve: float, share: float) -> None:
+    exact_budget = 1 / Fraction(multiplier) ** 2
+    fresh = Subject(0, (0,), multiplier, "all", 3, 0.0, reserve)
+    assert Fraction(fresh.budget) <= exact_budget
+    used = share * fresh.budget
+    spent = replace(fresh, used=used)
+    assert Fraction(used) + Fraction(spent.left(4)) <= exact_budget
+    assert Fraction(fresh.left(3)) <= exact_budget * (1 - Fraction(reserve)) * (1 + Fraction(1, 2**50))
+    assert fresh.left(4) == fresh.budget  # the reserve is for the requests after its own
+    assert replace(spent, scope="latest").left(4) == fresh.budget
+    assert replace(fresh, used=2.0 * fresh.budget).left(4) == 0.0
+
+
+def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
+    """With L = 1 Psi still grows by the allowance of every round, between participations too."""
+    one = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    path = flat_path([one] * 20, rounding=0.01)
+    subject = exposure(path, part([1]))  # Psi = 0.5 + 0.01 n after depth n
+    choice = choose_node([subject], {0, 3}, 0.6, 1)
+    assert choice.depth == 3
+    assert choice.wanted_depth == max(d for d in range(21) if is_allowed([subject], d, 0.6, 1)) == 9
+
+
+def test_a_client_without_samples_changes_nothing() -> None:
+    """DESIGN 3 speaks of "nobody with samples left": a participant may hold none, alone or in a joint request."""
+    one = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
+    path = flat_path([one, one])
+    taken = part([1, 2], samples=0)
+    assert client_curve(path, taken).one(2) == 0.0
+    assert joint_curve(path, {0: taken}).one(2) == 0.0
+
+
+def test_a_covered_subject_pays_nothing_and_an_earlier_edge_covers_nobody() -> None:
+    one = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    nodes = flat_path([one, one]).nodes
+    nodes = [*nodes, PathNode(3, 2, "noise", 1, 3, noise_std=1.0, order=5), PathNode(4, 3, "round", 1, 4, one, 1.0)]
+    path = ActivePath(nodes, 1.0)
+    assert path.noise_depths == [(3, 5)]
+    for order, covered in ((4, True), (5, True), (6, False)):
+        subject = Subject(0, (0,), 1.0, "all", order)
+        assert rollback.is_covered(path, 4, subject) is covered
+        assert rollback.is_covered(path, 2, subject) is False
+        found = Exposure(subject, path, lambda: client_curve(path, part([1, 2])))
+        assert (found.psi_to_hide(4) == 0.0) is covered
+        assert found.psi_to_hide(2) > 0.0
+        assert rollback.largest_psi([found], 4) == pytest.approx(1.0)

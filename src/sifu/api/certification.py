@@ -8,8 +8,9 @@ from typing import Any
 
 from sifu.core.calibration import delta_reached, hidden_sensitivity, noise_multiplier
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
-from sifu.core.premises import Premise, collect_premises, level_of, preprocessing_premise
-from sifu.core.rollback import Exposure, Subject, charge, largest_psi_on_the_way
+from sifu.core.premises import Premise, level_of
+from sifu.core.rollback import Exposure, Subject, charge
+from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
 from sifu.store.reader import RequestRow, RunReader
 
@@ -63,16 +64,12 @@ class RecordedRequest:
 
     def premises(self) -> tuple[Premise, ...]:
         """What the certificate rests on."""
-        if self.request.method == "scratch":
-            return (preprocessing_premise(self.view.facts),)
-        return collect_premises(
-            self.view.facts,
-            self.view.regularities.measured,
-            accounting=self.view.spec.privacy.accounting,
-            calibration=self.request.calibration,
-            epsilon=self.request.epsilon,
-            noise=self.view.spec.privacy.noise,
-            largest_psi=largest_psi_on_the_way([*self.new_exposures(), *self.earlier_exposures()], self.source_depth),
+        return method_named(self.request.method).premises(
+            self.view,
+            [*self.new_exposures(), *self.earlier_exposures()],
+            self.source_depth,
+            self.request.calibration,
+            self.request.epsilon,
         )
 
     def statement(self, exposure: Exposure) -> SubjectStatement:

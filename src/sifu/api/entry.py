@@ -75,6 +75,7 @@ def train(
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     writer = RunWriter.create(
         folder,
+        spec.to_mapping(),
         resolved.to_mapping(),
         engine.layout,
         engine.clients,
@@ -89,10 +90,12 @@ def train(
 
 
 def _check_same_spec(existing: Run, asked: Spec) -> None:
-    """A run is continued with the spec it was made with; `auto` stands for whatever was found then."""
-    recorded, wanted = existing.spec.to_mapping(), asked.to_mapping()
-    if wanted["local"]["rate"] == "auto":
-        wanted["local"]["rate"] = recorded["local"]["rate"]
+    """A run is continued with the spec it was made with."""
+    reader = existing.reader()
+    try:
+        recorded, wanted = reader.asked, asked.to_mapping()
+    finally:
+        reader.close()
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:

@@ -79,6 +79,7 @@ def collect_premises(
     epsilon: float,
     noise: NoiseSource,
     largest_psi: float,
+    automatic_rate: bool,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
@@ -120,12 +121,25 @@ def collect_premises(
             else "The noise came from a seeded generator, so whoever has the seed can remove it.",
         ),
         preprocessing_premise(facts),
+        hyper_parameters_premise(automatic_rate),
         Premise(
             "honest reports",
             "met",
             "Sample counts, drifts and smoothness bounds are those the engine computed or the clients reported; "
             "they are trusted.",
         ),
+    )
+
+
+def hyper_parameters_premise(automatic_rate: bool) -> Premise:
+    """Hyper-parameters belong to the plan, which the guarantee takes as given; say where they came from."""
+    return Premise(
+        "hyper-parameters",
+        "met",
+        "The local rate was set from all clients' smoothness bounds, the forgotten ones' too; like the rest of the "
+        "plan it is taken as given."
+        if automatic_rate
+        else "Hyper-parameters were given, not drawn from clients' data.",
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.calibration import hidden_sensitivity
+from sifu.core.calibration import Calibration, hidden_sensitivity
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.core.premises import level_of, preprocessing_premise
+from sifu.core.premises import Premise, hyper_parameters_premise, level_of, preprocessing_premise
+from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
 from sifu.methods.noise_choice import predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
@@ -25,7 +27,7 @@ class Scratch:
         """No node, no noise, nothing charged to anyone."""
         order = view.next_order
         subjects = view.new_subjects(terms, order)
-        premises = (preprocessing_premise(view.facts),)
+        premises = self.premises(view, (), 0, terms.calibration, terms.epsilon)
         return Plan(
             terms=terms,
             order=order,
@@ -44,6 +46,12 @@ class Scratch:
             predicted_rounds=predict_rounds(view, 0, 0.0),
             scratch_rounds=predict_rounds(view, 0, 0.0),
         )
+
+    def premises(
+        self, view: RunView, exposures: Sequence[Exposure], depth: int, calibration: Calibration, epsilon: float
+    ) -> tuple[Premise, ...]:
+        """Nobody's data touched the fresh model, so only what came before training matters."""
+        return (preprocessing_premise(view.facts), hyper_parameters_premise(view.automatic_rate))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
         """A fresh model of this branch."""

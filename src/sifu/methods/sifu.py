@@ -6,14 +6,15 @@ charged over all releases by default, the noise is calibrated exactly, and weigh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.calibration import hidden_sensitivity
+from sifu.core.calibration import Calibration, hidden_sensitivity
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.noise import add_noise, noise_source
-from sifu.core.premises import collect_premises, level_of
-from sifu.core.rollback import choose_node, largest_psi, largest_psi_on_the_way
+from sifu.core.premises import Premise, collect_premises, level_of
+from sifu.core.rollback import Exposure, choose_node, largest_psi, largest_psi_on_the_way
 from sifu.core.terms import RequestTerms
 from sifu.methods.noise_choice import NoiseChoice, choose_noise, predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
@@ -46,15 +47,7 @@ class Sifu:
             for one, cost in zip(exposures, node.charges, strict=True)
             if one.subject.subject in new_ids or one.psi_to_hide(node.depth) > 0.0
         )
-        premises = collect_premises(
-            view.facts,
-            view.regularities.measured,
-            accounting=view.spec.privacy.accounting,
-            calibration=terms.calibration,
-            epsilon=terms.epsilon,
-            noise=view.spec.privacy.noise,
-            largest_psi=largest_psi_on_the_way(exposures, node.depth),
-        )
+        premises = self.premises(view, exposures, node.depth, terms.calibration, terms.epsilon)
         notes = list(choice.notes) if choice else []
         if node.wanted_depth > node.depth:
             notes.append(
@@ -86,6 +79,21 @@ class Sifu:
             scratch_rounds=predict_rounds(view, 0, 0.0),
             options=choice.options if choice else (),
             notes=tuple(notes),
+        )
+
+    def premises(
+        self, view: RunView, exposures: Sequence[Exposure], depth: int, calibration: Calibration, epsilon: float
+    ) -> tuple[Premise, ...]:
+        """Every premise of a noised release (DESIGN section 7)."""
+        return collect_premises(
+            view.facts,
+            view.regularities.measured,
+            accounting=view.spec.privacy.accounting,
+            calibration=calibration,
+            epsilon=epsilon,
+            noise=view.spec.privacy.noise,
+            largest_psi=largest_psi_on_the_way(exposures, depth),
+            automatic_rate=view.automatic_rate,
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:

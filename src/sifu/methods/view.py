@@ -69,6 +69,7 @@ class RunView:
                 }
             )
         )
+        self.automatic_rate = reader.asked["local"]["rate"] == "auto"
         self.rows: list[NodeRow] = reader.path(tip)
         self.requests: list[RequestRow] = reader.requests()
 

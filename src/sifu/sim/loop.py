@@ -70,7 +70,7 @@ class LoopTrainer:
             for batch in batch_sequence(training, x.shape[0], self._seed, position, client):
                 optimizer.zero_grad()
                 scores = module(x if whole else x[batch])
-                self._model.loss(scores, y if whole else y[batch]).backward()
+                self._model.loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         return parameters_to_vector(module.parameters()).detach().clone()
 
@@ -86,7 +86,7 @@ class LoopTrainer:
             torch.manual_seed(self._seed % 2**63)
             for place, client in enumerate(clients):
                 x, y = self._data[int(client)]
-                for rows in torch.arange(x.shape[0]).split(_EVALUATION_CHUNK):
+                for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):
                     scores = self._module(x[rows])
                     loss_sum[place] += float(self._model.loss(scores, y[rows])) * len(rows)
                     correct[place] += self._hits(scores, y[rows])

@@ -49,7 +49,8 @@ class SmallConvNet(nn.Module):
         """Class scores of a batch of images."""
         if images.dim() == 3:
             images = images.unsqueeze(1)
-        return self.head(self.features(images))
+        scores: Tensor = self.head(self.features(images))
+        return scores
 
 
 class LinearScores(nn.Module):

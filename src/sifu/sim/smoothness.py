@@ -77,4 +77,4 @@ def _top_eigenvalue_up(extended: NDArray[np.float64], trace: float, owner: str) 
     if not np.isfinite(gram).all():
         raise InputError(f"the samples of client {owner!r} are so large that their squares overflow; scale them down")
     top = float(np.linalg.eigvalsh(gram)[-1])
-    return max(top, 0.0) + 2.0 * max(count, width) * UNIT_ROUNDOFF * trace
+    return float(max(top, 0.0) + 2.0 * max(count, width) * UNIT_ROUNDOFF * trace)

@@ -142,6 +142,12 @@ class RunReader:
         return result
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """The spec as it was given, before `auto` was replaced by what was found."""
+        result: dict[str, Any] = json.loads(self.value("asked"))
+        return result
+
+    @property
     def layout(self) -> ModelLayout:
         """Names, shapes and type of the model's parameters."""
         content = json.loads(self.value("layout"))

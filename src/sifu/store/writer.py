@@ -71,6 +71,7 @@ class RunWriter(RunReader):
     def create(
         cls,
         folder: Path,
+        asked: Mapping[str, Any],
         spec: Mapping[str, Any],
         layout: ModelLayout,
         clients: Sequence[ClientProfile],
@@ -93,7 +94,7 @@ class RunWriter(RunReader):
             staging = folder / _STAGING
             staging.mkdir(mode=0o700)
             writer = cls(folder, create_database(staging), lock)
-            writer._begin(spec, layout, clients, facts, versions, public_key, initial_model)
+            writer._begin(asked, spec, layout, clients, facts, versions, public_key, initial_model)
             writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
@@ -109,6 +110,7 @@ class RunWriter(RunReader):
 
     def _begin(
         self,
+        asked: Mapping[str, Any],
         spec: Mapping[str, Any],
         layout: ModelLayout,
         clients: Sequence[ClientProfile],
@@ -120,6 +122,7 @@ class RunWriter(RunReader):
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
         values = {
             "run": secrets.token_hex(8),
+            "asked": dict(asked),
             "spec": dict(spec),
             "layout": {
                 "names": list(layout.names),

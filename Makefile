@@ -1,0 +1,36 @@
+# Two commands do all the set-up: `make demo` runs the main job, `make test` the tests. Both make their own .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Two torch processes with two threads each on two cores are ten times slower than with one thread each.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test test-slow check clean
+
+$(VENV)/.runtime: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $(VENV)/.runtime $@
+
+demo: $(VENV)/.runtime   ## the whole story on embedded data, in about a minute
+	$(BIN)/sifu demo
+
+test: $(VENV)/.dev       ## everything but the long suites
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/.dev  ## the long statistical and crash suites
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+
+check: $(VENV)/.dev      ## style, types, direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,75 @@
+"""Where a run stands: clients, rounds, Psi, kept models, requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sifu.core.ledger import finite_or_text
+from sifu.core.terms import RequestTerms
+from sifu.methods.training import ACTIVE
+from sifu.methods.view import RunView
+from sifu.store.reader import RunReader
+
+
+def status_of(reader: RunReader) -> dict[str, Any]:
+    """Everything `sifu status` shows, as plain values."""
+    view = RunView(reader)
+    privacy = view.spec.privacy
+    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
+    everyone = np.arange(len(view.clients))
+    psi = view.tracker().total(everyone)
+    evaluations = [row for row in reader.evaluations() if row.subset == ACTIVE]
+    accuracy = next((row.accuracy for row in evaluations if row.node == reader.tip), None)
+    edges = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
+    sigma = privacy.sigma if privacy.sigma != "auto" else next((one for one in reversed(edges) if one > 0.0), None)
+    models = reader.models()
+    by_depth = view.path.depth_of
+    measured = view.regularities.measured
+    return {
+        "run": str(reader.folder),
+        "phase": reader.phase,
+        "rounds": sum(1 for node in view.path.nodes if node.kind == "round"),
+        "rounds_run": sum(1 for row in reader.node_rows() if row.node.kind == "round"),
+        "branch": view.path.nodes[-1].branch,
+        "accuracy": accuracy,
+        "target": view.spec.stop.target,
+        "parameters": reader.layout.size,
+        "regularity": measured.kind,
+        "local_rate": measured.local_rate,
+        "largest_certified_rate": measured.largest_certified_rate,
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "sigma": sigma,
+        "psi_star": sigma / terms.multiplier if sigma else None,
+        "clients": [
+            {
+                "name": one.name,
+                "samples": one.samples,
+                "state": "forgotten" if k in view.forgotten else "waiting" if k in view.waiting else "active",
+                "psi": finite_or_text(float(psi[k])),
+                "sigma_needed_now": finite_or_text(float(psi[k]) * terms.multiplier),
+            }
+            for k, one in enumerate(view.clients)
+        ],
+        "models": [
+            {"node": node, "depth": by_depth.get(node), "kept": row.kept, "bytes": row.bytes}
+            for node, row in models.items()
+        ],
+        "requests": [
+            {
+                "request": one.request,
+                "status": one.status,
+                "clients": list(one.clients),
+                "method": one.method,
+                "epsilon": one.epsilon,
+                "delta": one.delta,
+                "sigma": one.noise_std if one.noise_std is not None else one.sigma,
+                "level": one.level,
+                "received": one.received,
+                "finished": one.finished,
+            }
+            for one in view.requests
+        ],
+    }

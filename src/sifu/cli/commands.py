@@ -1,0 +1,252 @@
+"""What the commands show: tables that fit 80 columns, or the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from sifu.api import Outcome, Run
+from sifu.api.status import status_of
+from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
+from sifu.core.calibration import delta_reached, true_positive_rate
+from sifu.core.ledger import finite_or_text
+from sifu.methods.plan import Plan
+
+MOST_CLIENTS = 10
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """A plain table; figures are right-aligned where the column's name starts with a dash."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    for column in columns:
+        made.add_column(column.lstrip("-"), justify="right" if column.startswith("-") else "left", overflow="fold")
+    return made
+
+
+def download_progress() -> Callable[[int, int], None] | None:
+    """Bytes fetched, on a terminal only."""
+    if not err.is_terminal:
+        return None
+
+    def show(done: int, total: int) -> None:
+        share = f" of {total / 1e6:.1f}" if total else ""
+        err.print(f"fetched {done / 1e6:.1f}{share} MB", end="\r" if done != total else "\n")
+
+    return show
+
+
+def show_status(run: Run, as_json: bool) -> None:
+    """`sifu status`, and what `sifu train` ends with."""
+    reader = run.reader()
+    try:
+        with reader.snapshot():
+            status = status_of(reader)
+    finally:
+        reader.close()
+    if as_json:
+        print_json(status)
+        return
+    clients = status["clients"]
+    counts = {state: sum(1 for one in clients if one["state"] == state) for state in ("active", "waiting", "forgotten")}
+    out.print(
+        f"[bold]{escape(status['run'])}[/]: {status['phase']}, {status['rounds']} rounds on the active history "
+        f"({status['rounds_run']} run in all), accuracy {percent(status['accuracy'])}"
+    )
+    out.print(
+        f"{len(clients)} clients: "
+        + ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        + f"; {status['parameters']} parameters; losses {status['regularity']}"
+    )
+    kept = [one for one in status["models"] if one["kept"]]
+    out.print(f"{len(kept)} models kept to go back to, {sum(one['bytes'] for one in kept) / 1e6:.2f} MB")
+    if status["psi_star"]:
+        out.print(f"sigma {number(status['sigma'])} hides Psi up to Psi* = {number(status['psi_star'])}")
+    active = sorted((one for one in clients if one["state"] == "active"), key=lambda one: -float(one["psi"]))
+    shown = table("client", "-samples", "-Psi", "-sigma needed now", title="\nMost influential active clients")
+    for one in active[:MOST_CLIENTS]:
+        shown.add_row(
+            escape(one["name"]), str(one["samples"]), number(float(one["psi"])), number(float(one["sigma_needed_now"]))
+        )
+    out.print(shown)
+    if status["requests"]:
+        requests = table("request", "status", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
+        for one in status["requests"]:
+            sigma = one["sigma"] if isinstance(one["sigma"], str) else number(one["sigma"])
+            requests.add_row(
+                one["request"],
+                one["status"],
+                names_text(one["clients"], 2),
+                number(one["epsilon"]),
+                sigma,
+                level_text(one["level"] or "-"),
+            )
+        out.print(requests)
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values."""
+    return {
+        "clients": list(plan.terms.clients),
+        "method": plan.terms.method,
+        "unit": plan.terms.unit,
+        "scope": plan.terms.scope,
+        "level": plan.level,
+        "epsilon": plan.terms.epsilon,
+        "delta": plan.terms.delta,
+        "delta_reached": 0.0 if plan.noise_std == 0.0 else delta_reached(plan.terms.epsilon, plan.multiplier),
+        "sigma": plan.noise_std,
+        "psi": finite_or_text(plan.psi),
+        "psi_star": plan.psi_star,
+        "rollback_to": plan.source_depth,
+        "node": plan.source_node,
+        "wanted_node": plan.wanted_node,
+        "tip": plan.tip_depth,
+        "predicted_rounds": plan.predicted_rounds,
+        "scratch_rounds": plan.scratch_rounds,
+        "attacker_true_positive_rate_at_1_percent": true_positive_rate(1.0 / plan.multiplier),
+        "charges": [
+            {
+                "subject": one.subject.subject,
+                "clients": list(one.subject.clients),
+                "psi": finite_or_text(one.psi),
+                "charge": one.charge,
+                "budget": one.subject.budget,
+                "used": one.subject.used,
+            }
+            for one in plan.charges
+        ],
+        "premises": [asdict(one) for one in plan.premises],
+        "options": [asdict(one) for one in plan.options],
+        "notes": list(plan.notes),
+    }
+
+
+def show_plan(plan: Plan, as_json: bool) -> None:
+    """`sifu plan`."""
+    if as_json:
+        print_json(plan_values(plan))
+        return
+    terms = plan.terms
+    out.print(f"To forget {names_text(terms.clients)} within ({terms.epsilon:g}, {terms.delta:g}):")
+    rate = true_positive_rate(1.0 / plan.multiplier)
+    facts = table("", "")
+    back = plan.tip_depth - plan.source_depth
+    if plan.source_node is None:
+        facts.add_row("start from", "a fresh initial model")
+    else:
+        facts.add_row(
+            "go back to", f"depth {plan.source_depth} of {plan.tip_depth}" + (f" ({back} back)" if back else "")
+        )
+    noise = f"sigma {number(plan.noise_std)}, hides Psi up to {number(plan.psi_star)}"
+    facts.add_row("add noise", noise if plan.noise_std else "none: the clients never touched that model")
+    facts.add_row("their Psi there", number(plan.psi))
+    if plan.predicted_rounds is not None:
+        facts.add_row("retrain", f"roughly {plan.predicted_rounds} rounds; Scratch about {plan.scratch_rounds}")
+    facts.add_row("level", level_text(plan.level))
+    if plan.noise_std:
+        facts.add_row("delta reached", number(delta_reached(terms.epsilon, plan.multiplier), 5))
+        facts.add_row("what it means", f"allowed 1 % false alarms, an attacker spots at most {100 * rate:.0f} %")
+    out.print(facts)
+    for one in plan.premises:
+        if one.status != "met":
+            out.print(f"[yellow]{one.status}[/] {one.name}: {escape(one.statement)}")
+    others = [one for one in plan.charges if one.subject.order != plan.order]
+    if others:
+        out.print(f"{len(others)} earlier-forgotten subject(s) are charged too.")
+    for note in plan.notes:
+        out.print(f"Note: {escape(note)}")
+    out.print("Nothing was changed.")
+
+
+def outcome_values(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as plain values."""
+    return asdict(outcome) | {"psi": finite_or_text(outcome.psi)}
+
+
+def outcomes_table(outcomes: list[Outcome]) -> Table:
+    """Requests with what came of them."""
+    shown = table("request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch", "-accuracy")
+    for one in outcomes:
+        shown.add_row(
+            one.request,
+            names_text(one.clients, 1),
+            level_text(one.level),
+            number(one.sigma),
+            str(one.rollback_to),
+            str(one.rounds),
+            "-" if one.scratch_rounds is None else str(one.scratch_rounds),
+            percent(one.accuracy),
+        )
+    return shown
+
+
+def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
+    """`sifu forget`."""
+    if as_json:
+        print_json({"run": str(folder), "requests": [outcome_values(one) for one in outcomes]})
+        return
+    if not outcomes:
+        out.print("No request is waiting. Ask with: sifu request DIR --clients A,B")
+        return
+    out.print(outcomes_table(outcomes))
+    out.print(f"Certificates are in {folder / 'certificates'}. Check them with: sifu verify {folder}")
+
+
+def show_doctor(as_json: bool) -> None:
+    """`sifu doctor`."""
+    import importlib.metadata
+    import os
+    import platform
+
+    packages = {}
+    for name in (
+        "sifu",
+        "numpy",
+        "scipy",
+        "torch",
+        "safetensors",
+        "cryptography",
+        "scikit-learn",
+        "matplotlib",
+        "flwr",
+    ):
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = None
+    import torch
+
+    from sifu.data.sources import search_folders
+
+    devices = ["cpu"] + [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+    values = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "packages": packages,
+        "engines": {
+            "embedded": f"works, on cpu with {torch.get_num_threads()} threads",
+            "flower": "flwr is installed; the engine is not part of this version"
+            if packages["flwr"]
+            else "not installed; the engine is not part of this version",
+        },
+        "devices": devices,
+        "data_folders": [str(folder) for folder in search_folders(None)],
+    }
+    if as_json:
+        print_json(values)
+        return
+    facts = table("", "")
+    facts.add_row("python", f"{values['python']} on {values['platform']}, {values['cores']} cores")
+    for name, version in packages.items():
+        facts.add_row(name, version or "not installed")
+    facts.add_row("embedded engine", values["engines"]["embedded"])
+    facts.add_row("flower engine", values["engines"]["flower"])
+    facts.add_row("devices", ", ".join(devices))
+    facts.add_row("data looked for in", ", ".join(values["data_folders"]))
+    out.print(facts)

@@ -1,0 +1,387 @@
+"""`sifu`: verbs a person would say. Heavy imports happen inside the commands, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sifu.core.errors import InputError, SifuError, VerificationError
+
+app = typer.Typer(
+    name="sifu",
+    help="Let a federation forget a client, and prove it.\n\n"
+    "Start with [bold]sifu demo[/]; then: init, train, plan, forget, verify, report.\n\n"
+    "Exit codes: 0 done, 1 unexpected, 2 bad input, 3 verification failed, 4 cannot be certified as asked "
+    "(nothing was changed), 5 the run is damaged or in use.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Format(enum.StrEnum):
+    """How results are printed."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="text for people; json prints one JSON object on stdout.")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
+ClientsOption = Annotated[
+    str, typer.Option("--clients", help="Names of the clients to forget, separated by commas.", metavar="A,B")
+]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")]
+EpsilonOption = Annotated[float | None, typer.Option("--epsilon", help="Budget; 1 is strong, 10 is weak.")]
+DeltaOption = Annotated[float | None, typer.Option("--delta", help="Budget; 0.01 or smaller is usual.")]
+SigmaOption = Annotated[str | None, typer.Option("--sigma", help="Noise: auto, or a number.", metavar="auto|X")]
+UnitOption = Annotated[
+    str | None, typer.Option("--unit", help="client covers each by itself, joint all together.", metavar="client|joint")
+]
+ScopeOption = Annotated[
+    str | None,
+    typer.Option("--scope", help="all covers every later release, latest the last only.", metavar="all|latest"),
+]
+MethodOption = Annotated[str | None, typer.Option("--method", help="Unlearning method: sifu or scratch.")]
+CalibrationOption = Annotated[
+    str | None, typer.Option("--calibration", help="How noise follows from the budget.", metavar="exact|classical")
+]
+RetentionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--retention", help="paper keeps models from before the rollback, strict erases them.", metavar="paper|strict"
+    ),
+]
+ReserveOption = Annotated[
+    float | None, typer.Option("--reserve", help="Fraction of the budget kept back for later requests.")
+]
+
+
+def _terms(
+    epsilon: float | None,
+    delta: float | None,
+    sigma: str | None,
+    unit: str | None,
+    scope: str | None,
+    method: str | None,
+    calibration: str | None,
+    retention: str | None,
+    reserve: float | None,
+) -> dict[str, Any]:
+    noise: float | str | None = sigma
+    if sigma is not None and sigma != "auto":
+        try:
+            noise = float(sigma)
+        except ValueError:
+            raise InputError(f"--sigma must be auto or a number, found {sigma!r}") from None
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "sigma": noise,
+        "unit": unit,
+        "scope": scope,
+        "method": method,
+        "calibration": calibration,
+        "retention": retention,
+        "reserve": reserve,
+    }
+
+
+def _names(clients: str) -> list[str]:
+    return [name.strip() for name in clients.split(",") if name.strip()]
+
+
+@app.command()
+def demo(
+    run: Annotated[Path | None, typer.Option("--run", help="Folder for the run.", show_default="sifu-demo")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """The whole story on embedded data, in about a minute.
+
+    160 clients train a digit classifier; then three requests of five clients each are carried out, each
+    beside Scratch, certified and verified, and a report is written.
+    """
+    from sifu.cli.demo import run_demo
+
+    run_demo(run, as_json=format is Format.json)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The spec to write.")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Write a commented spec to start from."""
+    from sifu.cli.output import out, print_json
+    from sifu.core.spec import Spec, commented_toml
+    from sifu.store.files import write_atomically
+
+    if file.exists():
+        raise InputError(f"{file} exists: choose another name, or remove it first")
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder {file.parent} to write {file.name} into")
+    write_atomically(file, commented_toml(Spec()).encode())
+    if format is Format.json:
+        print_json({"spec": str(file)})
+    else:
+        out.print(f"Wrote {file}. Next: sifu train {file} --run my-run")
+
+
+@app.command()
+def train(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to train, see sifu init.")],
+    run: Annotated[Path, typer.Option("--run", help="Folder for the run; an unfinished one is continued.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of the spec.", metavar="KEY=VALUE")
+    ] = None,
+    data: DataOption = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch missing data files.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """FedAvg with tracking; continues an unfinished run.
+
+    Every client's influence on the model is bounded round by round, and the models a later request may
+    go back to are kept. Ctrl-C loses nothing: run the same command again.
+    """
+    from sifu.api import load_spec
+    from sifu.api import train as start
+    from sifu.cli.commands import download_progress, show_status
+    from sifu.cli.progress import RoundsProgress
+
+    merged = load_spec(spec, settings or [])
+    with RoundsProgress(quiet=format is Format.json) as progress:
+        made = start(
+            merged, run=run, data_folder=data, download=download, progress=progress, data_progress=download_progress()
+        )
+    show_status(made, as_json=format is Format.json)
+
+
+@app.command()
+def status(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Clients, rounds, Psi against Psi*, kept models, requests."""
+    from sifu.api import Run
+    from sifu.cli.commands import show_status
+
+    show_status(Run(run), as_json=format is Format.json)
+
+
+@app.command()
+def plan(
+    run: RunArgument,
+    clients: ClientsOption,
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = None,
+    sigma: SigmaOption = None,
+    unit: UnitOption = None,
+    scope: ScopeOption = None,
+    method: MethodOption = None,
+    calibration: CalibrationOption = None,
+    retention: RetentionOption = None,
+    reserve: ReserveOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """What a request would do: node, noise, rounds saved, level. Changes nothing."""
+    from sifu.api import Run
+    from sifu.cli.commands import show_plan
+
+    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve)
+    show_plan(Run(run).plan(_names(clients), **terms), as_json=format is Format.json)
+
+
+@app.command()
+def request(
+    run: RunArgument,
+    clients: ClientsOption,
+    id: Annotated[str | None, typer.Option("--id", help="Your own id; the same id again changes nothing.")] = None,
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = None,
+    sigma: SigmaOption = None,
+    unit: UnitOption = None,
+    scope: ScopeOption = None,
+    method: MethodOption = None,
+    calibration: CalibrationOption = None,
+    retention: RetentionOption = None,
+    reserve: ReserveOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Put a request into the ledger (idempotent by id); sifu forget carries it out."""
+    from sifu.api import Run
+    from sifu.cli.output import names_text, out, print_json
+
+    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve)
+    names = _names(clients)
+    made = Run(run).request(names, id, **terms)
+    if format is Format.json:
+        print_json({"request": made, "clients": names, "status": "received"})
+    else:
+        out.print(f"Request {made} for {names_text(names)} is in the ledger. Next: sifu forget {run}")
+
+
+@app.command()
+def forget(
+    run: RunArgument,
+    clients: Annotated[
+        str | None, typer.Option("--clients", help="A new request for these clients.", metavar="A,B")
+    ] = None,
+    request: Annotated[str | None, typer.Option("--request", help="Only this queued request.", metavar="ID")] = None,
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = None,
+    sigma: SigmaOption = None,
+    unit: UnitOption = None,
+    scope: ScopeOption = None,
+    method: MethodOption = None,
+    calibration: CalibrationOption = None,
+    retention: RetentionOption = None,
+    reserve: ReserveOption = None,
+    min_level: Annotated[
+        str | None,
+        typer.Option("--min-level", help="Refuse anything weaker.", metavar="none|conditional|proven|exact"),
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare-scratch", help="Also train Scratch, for its rounds.")] = False,
+    data: DataOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Carry out the queued requests, one of them, or a new one.
+
+    Rolls back to the last model within the budget, adds calibrated noise, retrains without the clients, and
+    writes a signed certificate. An interrupted request is finished first.
+    """
+    from sifu.api import open_run
+    from sifu.cli.commands import show_outcomes
+    from sifu.cli.progress import RoundsProgress
+
+    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve)
+    if clients is None and any(value is not None for value in terms.values()):
+        given = ", ".join(f"--{key}" for key, value in terms.items() if value is not None)
+        raise InputError(f"{given} belong to a new request: add --clients, or leave them out for queued requests")
+    with RoundsProgress(quiet=format is Format.json) as progress:
+        outcomes = open_run(run, data_folder=data).forget(
+            None if clients is None else _names(clients),
+            request,
+            min_level=min_level,  # type: ignore[arg-type]
+            compare_scratch=compare,
+            progress=progress,
+            **(terms if clients is not None else {}),
+        )
+    show_outcomes(run, outcomes, as_json=format is Format.json)
+
+
+@app.command()
+def verify(
+    target: Annotated[Path, typer.Argument(metavar="DIR|CERTIFICATE", help="A run folder or a certificate file.")],
+    public_key: Annotated[
+        str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong."""
+    from sifu.api import verify_certificate, verify_run
+    from sifu.cli.output import out, print_json
+
+    if not target.exists():
+        raise InputError(f"{target} does not exist: give a run folder or a certificate file")
+    result = verify_run(target, public_key) if target.is_dir() else verify_certificate(target, public_key)
+    if format is Format.json:
+        print_json(
+            {"subject": result.subject, "holds": result.holds, "checked": result.checked, "problems": result.problems}
+        )
+    elif result.holds:
+        out.print(f"[bold green]Verified[/] {result.subject}: {', '.join(result.checked)} all recompute.")
+    if not result.holds:
+        if format is Format.json:
+            raise typer.Exit(3)
+        raise VerificationError(
+            f"{result.subject} does not verify, {len(result.problems)} problem(s):\n  " + "\n  ".join(result.problems)
+        )
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Where to write the page.", show_default="DIR/report")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """One self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
+    from sifu.cli.output import out, print_json
+    from sifu.report import write_report
+
+    page = write_report(run, output)
+    if format is Format.json:
+        print_json({"report": str(page)})
+    else:
+        out.print(f"Wrote {page}")
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    model: Annotated[Path, typer.Option("--model", help="The safetensors file to write.", metavar="FILE")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Write the current released model as safetensors."""
+    from sifu.api import Run
+    from sifu.cli.output import out, print_json
+
+    path = Run(run).export(model)
+    if format is Format.json:
+        print_json({"model": str(path)})
+    else:
+        out.print(f"Wrote {path}")
+
+
+@app.command()
+def doctor(format: FormatOption = Format.text) -> None:
+    """What is installed, which engines and devices work here."""
+    from sifu.cli.commands import show_doctor
+
+    show_doctor(as_json=format is Format.json)
+
+
+def main() -> None:
+    """Entry point: errors become sentences with a stable exit code."""
+    as_json = ("json" in sys.argv and "--format" in sys.argv) or "--format=json" in sys.argv
+    try:
+        code = app(standalone_mode=False)
+    except SifuError as error:
+        _fail(str(error), error.exit_code, as_json)
+    except typer.Exit as exit_error:
+        sys.exit(exit_error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted: every finished round is saved; run the same command again to go on", 130, as_json)
+    except Exception as error:
+        if _is_usage_error(error):
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(2)
+        if os.environ.get("SIFU_DEBUG"):
+            raise
+        _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1, as_json)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Whether Typer's parser refused the command line; its exception class moved between its releases."""
+    return hasattr(error, "show") and hasattr(error, "exit_code")
+
+
+def _fail(sentence: str, code: int, as_json: bool) -> None:
+    if as_json:
+        from sifu.cli.output import print_json
+
+        print_json({"error": sentence, "exit_code": code})
+    sys.stderr.write(f"sifu: {sentence}\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

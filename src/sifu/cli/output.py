@@ -1,0 +1,56 @@
+"""Talking to people and to machines: tables and sentences, or one JSON object on stdout; logs go to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+from rich.console import Console
+
+out = Console(soft_wrap=False, highlight=False)
+err = Console(stderr=True, highlight=False)
+
+LEVEL_STYLES = {"exact": "bold green", "proven": "bold green", "conditional": "bold yellow", "none": "bold red"}
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout; figures that JSON cannot hold become null."""
+    json.dump(_plain(value), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A figure for a table."""
+    if value is None:
+        return "-"
+    return f"{value:.{digits}g}"
+
+
+def percent(value: float | None) -> str:
+    """An accuracy for a table."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def level_text(level: str) -> str:
+    """A level in its colour."""
+    return f"[{LEVEL_STYLES.get(level, '')}]{level}[/]" if level in LEVEL_STYLES else level
+
+
+def names_text(names: list[str] | tuple[str, ...], most: int = 3) -> str:
+    """A few client names, escaped for rich."""
+    from rich.markup import escape
+
+    shown = ", ".join(escape(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

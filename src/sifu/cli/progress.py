@@ -1,0 +1,78 @@
+"""Progress with time left, on a terminal only."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sifu.cli.output import err
+
+
+class RoundsProgress:
+    """A bar for rounds until a target: how far, how fast, about how long still."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._shown = err.is_terminal and not quiet
+        self._bar = Progress(
+            TextColumn("{task.description:<16}"),
+            BarColumn(bar_width=18),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            console=err,
+            transient=True,
+            disable=not self._shown,
+        )
+        self._task: int | None = None
+        self._phase = ""
+        self._seen: list[tuple[int, float]] = []
+        self._started = 0.0
+
+    def __enter__(self) -> RoundsProgress:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
+
+    def __call__(self, update: object) -> None:
+        """Takes a `sifu.methods.training.Progress`."""
+        if not self._shown:
+            return
+        phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]
+        accuracy, target, most = update.accuracy, update.target, update.max_rounds  # type: ignore[attr-defined]
+        if phase != self._phase or self._task is None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)  # type: ignore[arg-type]
+            self._task = self._bar.add_task(phase, total=most, text="")
+            self._phase, self._seen, self._started = phase, [], time.monotonic()
+        if not math.isnan(accuracy):
+            self._seen.append((rounds, accuracy))
+        total = self._expected(rounds, target, most)
+        speed = len(self._seen) and rounds / max(time.monotonic() - self._started, 1e-3)
+        left = f", about {_duration((total - rounds) / speed)} left" if speed and total > rounds else ""
+        text = f"round {rounds}"
+        if target > 0 and not math.isnan(accuracy):
+            text += f", {100 * accuracy:.1f} % of {100 * target:g} %"
+        self._bar.update(self._task, completed=rounds, total=total, text=text + left)  # type: ignore[arg-type]
+
+    def _expected(self, rounds: int, target: float, most: int) -> int:
+        """Rounds to the target if the error goes on falling as it did over the last half."""
+        if target <= 0 or len(self._seen) < 4:
+            return most
+        then, now = self._seen[len(self._seen) // 2], self._seen[-1]
+        error_then, error_now, goal = 1 - then[1], 1 - now[1], max(1 - target, 1e-6)
+        if error_now <= goal or error_now >= error_then:
+            return min(most, rounds + 1) if error_now <= goal else most
+        speed = math.log(error_then / error_now) / max(now[0] - then[0], 1)
+        return min(most, rounds + 1 + math.ceil(math.log(error_now / goal) / speed))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,14 @@
+"""The report of a run: one self-contained HTML page with its figures, made from what is recorded.
+
+    from sifu.report import write_report
+
+    write_report(Path("my-run"))              # my-run/report/index.html, and the figures beside it
+
+The figures can also be had alone: `collect` a run, then hand the data to a function of `sifu.report.figures`.
+"""
+
+from sifu.report.collect import collect
+from sifu.report.data import ReportData
+from sifu.report.write import write_report
+
+__all__ = ["ReportData", "collect", "write_report"]

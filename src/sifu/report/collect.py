@@ -1,0 +1,245 @@
+"""Reading a run for its report: one snapshot, nothing written, also while another process writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.calibration import noise_multiplier, true_positive_rate
+from sifu.core.history import PathNode
+from sifu.methods.view import RunView
+from sifu.report.data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
+from sifu.report.psi import psi_panel
+from sifu.store.reader import EvaluationRow, RequestRow, RunReader
+from sifu.store.rows import ParticipationRows
+
+MOST_PANELS = 6
+MOST_SUBJECTS = 24
+Evaluations = Mapping[tuple[int, str], EvaluationRow]
+
+
+def collect(run_folder: str | Path) -> ReportData:
+    """Everything a report shows, as the run is at this instant."""
+    reader = _RememberingReader(Path(run_folder))
+    try:
+        with reader.snapshot():
+            return _collect(reader)
+    finally:
+        reader.close()
+
+
+class _RememberingReader(RunReader):
+    """Looks once through the participations for everyone a report draws, instead of once for each of them."""
+
+    _remembered: ParticipationRows | None = None
+    _known: frozenset[int] = frozenset()
+
+    def remember(self, clients: Sequence[int]) -> None:
+        """Read these clients' participations now."""
+        self._remembered, self._known = super().participation(clients), frozenset(clients)
+
+    def participation(
+        self, clients: Sequence[int] | None = None, first: int = 0, last: int = 2**62
+    ) -> ParticipationRows:
+        """As RunReader's, from memory where it can."""
+        rows = self._remembered
+        if rows is None or clients is None or (first, last) != (0, 2**62) or not self._known.issuperset(clients):
+            return super().participation(clients, first, last)
+        chosen = np.isin(rows.clients, np.fromiter(clients, dtype=np.int64))
+        return ParticipationRows(rows.nodes[chosen], rows.clients[chosen], rows.samples[chosen], rows.drifts[chosen])
+
+
+def _collect(reader: _RememberingReader) -> ReportData:
+    view = RunView(reader)
+    nodes = {row.node.node: row.node for row in reader.node_rows()}
+    on_path = {row.node.node for row in view.rows}
+    evaluations = {(one.node, one.subset): one for one in reader.evaluations()}
+    rounds_before = _rounds_before(nodes)
+    tip = nodes[reader.tip]
+    at_tip = evaluations.get((tip.node, "active"))
+    events = list(reader.events())
+    return ReportData(
+        run=reader.value("run"),
+        folder=str(reader.folder),
+        phase=reader.phase,
+        data_name=view.spec.data.name,
+        model_kind=view.spec.model.kind,
+        parameters=sum(int(np.prod(shape)) for shape in reader.layout.shapes),
+        client_count=len(view.clients),
+        sample_count=view.population_samples,
+        forgotten_count=len(view.forgotten),
+        training_rounds=max(one.position for one in nodes.values() if one.branch == 0),
+        rounds_in_all=sum(1 for one in nodes.values() if one.kind == "round"),
+        target=view.spec.stop.target,
+        accuracy=at_tip.accuracy if at_tip else None,
+        branches=_branches(nodes, on_path, rounds_before, view.requests),
+        requests=_requests(reader, view, nodes, rounds_before, evaluations),
+        psi_panels=_psi_panels(reader, view, evaluations),
+        trace=_trace(nodes, evaluations),
+        models=tuple(
+            KeptModel(
+                row.node,
+                nodes[row.node].branch,
+                nodes[row.node].position,
+                row.node in on_path,
+                row.node == tip.node,
+                row.bytes,
+                row.psi_max,
+            )
+            for row in reader.models().values()
+        ),
+        events=len(events),
+        last_event=events[-1].time if events else "",
+        ledger_head=events[-1].hash.hex() if events else "",
+        public_key=reader.value("public_key"),
+        versions=json.loads(reader.value("versions")),
+    )
+
+
+def _rounds_before(nodes: Mapping[int, PathNode]) -> dict[int, int]:
+    """Rounds on the path from the initial model to each node; a parent always has the smaller number."""
+    result: dict[int, int] = {}
+    for number, node in nodes.items():
+        before = 0 if node.parent is None else result[node.parent]
+        result[number] = before + (1 if node.kind == "round" else 0)
+    return result
+
+
+def _branches(
+    nodes: Mapping[int, PathNode],
+    on_path: set[int],
+    rounds_before: Mapping[int, int],
+    requests: Sequence[RequestRow],
+) -> tuple[Branch, ...]:
+    labels = {one.request_order: one.request for one in requests if one.request_order is not None}
+    starts = {one.branch: one for one in nodes.values() if one.kind != "round"}
+    rounds = dict.fromkeys(starts, 0)
+    active = dict.fromkeys(starts, -1)
+    for one in nodes.values():
+        rounds[one.branch] = max(rounds[one.branch], one.position)
+        if one.node in on_path:
+            active[one.branch] = max(active[one.branch], one.position)
+    return tuple(
+        Branch(
+            branch,
+            "training" if branch == 0 else labels.get(branch, f"request {branch}"),
+            rounds_before[first.node],
+            rounds[branch],
+            None if first.parent is None else (nodes[first.parent].branch, nodes[first.parent].position),
+            first.noise_std,
+            active[branch],
+        )
+        for branch, first in sorted(starts.items())
+    )
+
+
+def _trace(nodes: Mapping[int, PathNode], evaluations: Evaluations) -> AccuracyTrace:
+    run, x, accuracy, branch, starts = 0, [], [], [], []
+    for number, node in nodes.items():
+        run += 1 if node.kind == "round" else 0
+        if node.kind != "round" and node.branch > 0:
+            starts.append((run, node.branch))
+        found = evaluations.get((number, "active"))
+        if found is not None:
+            x.append(run)
+            accuracy.append(found.accuracy)
+            branch.append(node.branch)
+    return AccuracyTrace(
+        np.array(x, dtype=np.int64), np.array(accuracy), np.array(branch, dtype=np.int64), tuple(starts)
+    )
+
+
+def _tip_before(row: RequestRow, evaluations: Evaluations) -> int | None:
+    """The current model just before a request was carried out: it was evaluated then, on who remains."""
+    for node, subset in evaluations:
+        if subset == f"remaining:{row.request}":
+            return node
+    return None if row.noise_node is None else row.noise_node - 1
+
+
+def _requests(
+    reader: RunReader,
+    view: RunView,
+    nodes: Mapping[int, PathNode],
+    rounds_before: Mapping[int, int],
+    evaluations: Evaluations,
+) -> tuple[Request, ...]:
+    scratch = {one.request: one for one in reader.comparisons() if one.method == "scratch"}
+    certificates = {key: json.loads(text) for key, text in reader.certificates().items()}
+    last = {one.branch: one.position for one in nodes.values()}
+    stop = view.spec.stop
+    result = []
+    for row in view.requests:
+        before = _tip_before(row, evaluations)
+        source = nodes.get(row.source_node) if row.source_node is not None else None
+        auditor = certificates.get((row.request, "auditor"), {})
+        public = certificates.get((row.request, "public"), {}).get("body", {})
+        comparison = scratch.get(row.request)
+
+        def accuracy(node: int | None, subset: str) -> EvaluationRow | None:
+            return None if node is None else evaluations.get((node, subset))
+
+        was, became = accuracy(before, f"forgotten:{row.request}"), accuracy(row.final_node, f"forgotten:{row.request}")
+        kept, after = accuracy(before, f"remaining:{row.request}"), accuracy(row.final_node, "active")
+        result.append(
+            Request(
+                request=row.request,
+                status=row.status,
+                clients=row.clients,
+                method=row.method,
+                epsilon=row.epsilon,
+                delta=row.delta,
+                unit=row.unit,
+                scope=row.scope,
+                received=row.received,
+                level=row.level,
+                sigma=row.noise_std,
+                attacker=_attacker(row, auditor.get("body")),
+                rollback=None if source is None else (source.branch, source.position),
+                rollback_x=None if source is None else rounds_before[source.node],
+                path_x=None if before is None else rounds_before.get(before),
+                rounds=last.get(row.request_order or 0, 0) if row.request_order else 0,
+                accuracy=after.accuracy if after else None,
+                reached=None if after is None or stop.target <= 0 else after.accuracy >= stop.target,
+                scratch_rounds=comparison.rounds if comparison else None,
+                scratch_reached=comparison.reached if comparison else False,
+                scratch_forgotten=comparison.forgotten_accuracy if comparison else None,
+                forgotten_samples=was.samples if was else None,
+                forgotten_before=was.accuracy if was else None,
+                forgotten_after=became.accuracy if became else None,
+                remaining_before=kept.accuracy if kept else None,
+                remaining_after=after.accuracy if after else None,
+                certificate=auditor.get("body"),
+                erased_words=str(public.get("erased", "")),
+                remains_words=str(public.get("remains", "")),
+                signature=str(auditor.get("signature", "")),
+            )
+        )
+    return tuple(result)
+
+
+def _attacker(row: RequestRow, certificate: Mapping[str, Any] | None) -> float:
+    """The true-positive rate an attacker can reach at 1 % false positives, the budget used in full."""
+    if row.level == "exact":
+        return 0.01  # blind guessing: the models were never touched
+    if certificate is not None and row.level != "none":
+        return float(certificate["attacker_true_positive_rate_at_1_percent"])
+    return true_positive_rate(1.0 / noise_multiplier(row.epsilon, row.delta, row.calibration))
+
+
+def _psi_panels(reader: _RememberingReader, view: RunView, evaluations: Evaluations) -> tuple[PsiPanel, ...]:
+    """The latest requests that rolled back; everyone they draw is read from the database at once."""
+    rows = [one for one in view.requests if one.noise_node is not None and one.source_node is not None]
+    rows = sorted(rows, key=lambda one: one.request_order or 0)[-MOST_PANELS:]
+    charged = {(one.noise_node, one.subject): float(one.psi.strip("'")) for one in reader.charges()}
+    subjects = {}
+    for row in rows:
+        own = [one for one in reader.subjects() if one.request == row.request]
+        own.sort(key=lambda one: -charged.get((row.noise_node or 0, one.subject), 0.0))
+        subjects[row.request] = (own[:MOST_SUBJECTS], len(own))
+    reader.remember(sorted({index for shown, _ in subjects.values() for one in shown for index in one.clients}))
+    return tuple(psi_panel(reader, row, *subjects[row.request], _tip_before(row, evaluations)) for row in rows)

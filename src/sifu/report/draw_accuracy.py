@@ -1,0 +1,227 @@
+"""Accuracy: before and after each request, and over all rounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sifu.report.data import ReportData, Request
+from sifu.report.style import (
+    BLUE,
+    FAINT,
+    GREY,
+    INK,
+    VERMILLION,
+    branch_colour,
+    headline,
+    new_figure,
+    only_ticks,
+    plain,
+    say_instead,
+    styled,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_ROWS = 30
+MOST_POINTS = 1500
+
+
+@styled
+def draw_before_after(data: ReportData) -> Figure:
+    """A dumbbell for each request: forgotten clients at the left, remaining ones at the right."""
+    done = [one for one in data.done if one.forgotten_before is not None or one.remaining_before is not None]
+    if not done:
+        figure = new_figure(1.6)
+        headline(figure, before_after_message(data))
+        return say_instead(figure, "Nothing to show: no request has been carried out yet.")
+    shown = done[-MOST_ROWS:]
+    figure = new_figure(1.55 + len(shown) * (0.42 if len(shown) <= 12 else 0.27))
+    left, right = figure.subplots(1, 2, sharey=True, sharex=True)
+    scratch = any(one.scratch_forgotten is not None for one in shown)
+    for line, one in enumerate(shown):
+        if one.scratch_forgotten is not None:
+            left.plot([100 * one.scratch_forgotten], [-line], "D", ms=7, mfc="none", mec=GREY, mew=1.2, zorder=4)
+        _dumbbell(left, -line, one.forgotten_before, one.forgotten_after, VERMILLION)
+        _dumbbell(right, -line, one.remaining_before, one.remaining_after, BLUE)
+    for axes, title in ((left, "Clients that were forgotten"), (right, "Clients that remain")):
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_xlabel("Accuracy in %")
+        only_ticks(axes, grid="x")
+        axes.grid(True, axis="y", color=FAINT, linewidth=0.6)
+        axes.spines["left"].set_visible(False)
+    if data.target > 0:
+        right.axvline(100 * data.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    left.set_yticks([-line for line in range(len(shown))], labels=[plain(one.request) for one in shown])
+    for text in left.get_yticklabels():
+        text.set(parse_math=False, color=INK)
+    left.set_ylim(-len(shown) + 0.4, 0.6)
+    low, high = _range_of(shown, data.target)
+    left.set_xlim(low, high)
+    _legend(figure, scratch=scratch, target=data.target)
+    headline(figure, before_after_message(data))
+    return figure
+
+
+def before_after_message(data: ReportData) -> str:
+    """What the dumbbells show, in one sentence."""
+    changes = [
+        one.remaining_after - one.remaining_before
+        for one in data.done
+        if one.remaining_after is not None and one.remaining_before is not None
+    ]
+    if not changes:
+        return "Accuracy before and after each request"
+    largest = 100 * max(abs(change) for change in changes)
+    if largest < 1.0:
+        return "The clients that remain lost nothing: their accuracy moved by less than 1 point"
+    worst = 100 * min(changes)
+    if worst > -1.0:
+        return f"The clients that remain lost nothing: their accuracy rose by up to {100 * max(changes):.1f} points"
+    return f"The clients that remain lost up to {-worst:.1f} points of accuracy"
+
+
+def _range_of(shown: list[Request], target: float) -> tuple[float, float]:
+    found = [
+        100 * value
+        for one in shown
+        for value in (
+            one.forgotten_before,
+            one.forgotten_after,
+            one.remaining_before,
+            one.remaining_after,
+            one.scratch_forgotten,
+        )
+        if value is not None
+    ] + ([100 * target] if target > 0 else [])
+    middle, half = (min(found) + max(found)) / 2, max(5.0, 0.58 * (max(found) - min(found)))
+    return max(-3.0, middle - half), min(103.0, middle + half)
+
+
+def _dumbbell(axes: Axes, y: float, before: float | None, after: float | None, colour: str) -> None:
+    if before is not None and after is not None:
+        axes.plot([100 * before, 100 * after], [y, y], color=colour, linewidth=2.0, alpha=0.5, zorder=2)
+    if before is not None:
+        axes.plot([100 * before], [y], "o", ms=6.5, mfc="white", mec=colour, mew=1.6, zorder=5)
+    if after is not None:
+        axes.plot([100 * after], [y], "o", ms=6.5, color=colour, mew=0, zorder=6)
+
+
+def _legend(figure: Figure, *, scratch: bool, target: float) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], linestyle="", marker="o", mfc="white", mec=GREY, mew=1.6, ms=6.5, label="before the request"),
+        Line2D([], [], linestyle="", marker="o", color=GREY, mew=0, ms=6.5, label="after it"),
+    ]
+    if scratch:
+        handles.append(
+            Line2D([], [], linestyle="", marker="D", mfc="none", mec=GREY, mew=1.2, ms=7, label="had it never been there")
+        )
+    if target > 0:
+        handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="target"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.8, columnspacing=1.5)
+
+
+@styled
+def draw_accuracy(data: ReportData) -> Figure:
+    """Accuracy on the active clients over every round that was run, the ones cut off later too."""
+    trace = data.trace
+    figure = new_figure(3.1)
+    headline(figure, accuracy_message(data))
+    if trace.x.size == 0:
+        return say_instead(figure, "Nothing to show: no model has been evaluated yet.")
+    axes = figure.add_subplot()
+    percent = 100 * trace.accuracy
+    for branch in np.unique(trace.branch):
+        chosen = np.flatnonzero(trace.branch == branch)
+        chosen = chosen[np.unique(np.linspace(0, chosen.size - 1, min(chosen.size, MOST_POINTS)).round().astype(int))]
+        few = trace.x.size <= 60
+        axes.plot(
+            trace.x[chosen],
+            percent[chosen],
+            color=branch_colour(int(branch)),
+            linewidth=1.8,
+            marker="o" if few or chosen.size == 1 else None,
+            markersize=3,
+            zorder=3,
+        )
+    low = _lower_end(data, percent)
+    high = min(101.0, max(percent.max(), 100 * data.target) + 0.12 * (max(percent.max(), 100 * data.target) - low) + 0.5)
+    axes.set_ylim(low, high)
+    axes.set_xlim(0, max(int(trace.x[-1]), data.rounds_in_all, 1) * 1.02)
+    _mark_requests(axes, data)
+    if data.target > 0:
+        axes.axhline(100 * data.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+        axes.annotate(
+            f"target {100 * data.target:g} %",
+            (1.0, 100 * data.target),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=GREY,
+        )
+    if percent[0] < low:
+        axes.annotate(
+            f"starts at {percent[0]:.0f} %",
+            (0.012, 0.03),
+            xycoords="axes fraction",
+            fontsize=8,
+            color=GREY,
+            va="bottom",
+        )
+    axes.set_ylabel("Accuracy in %")
+    axes.set_xlabel("Rounds run since the beginning")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    only_ticks(axes, grid="y")
+    return figure
+
+
+def accuracy_message(data: ReportData) -> str:
+    """What the curve shows, in one sentence."""
+    if data.accuracy is None:
+        return "Accuracy over the rounds"
+    now = f"{100 * data.accuracy:.1f} %"
+    if len(data.branches) > 1 and data.phase == "ready":
+        return f"The noise costs accuracy, a few rounds win it back: the model is at {now} now"
+    if data.phase == "ready":
+        return f"Training ended at {now} accuracy on its clients' data"
+    return f"Not finished: the model is at {now} accuracy so far"
+
+
+def _lower_end(data: ReportData, percent: np.ndarray) -> float:
+    """Low enough for every dip after noise; the first rounds of a training may start below."""
+    later = percent[data.trace.x >= 0.06 * data.trace.x[-1]] if percent.size > 10 else percent
+    after_noise = percent[data.trace.branch > 0]
+    lowest = min(later.min(), after_noise.min(initial=100.0))
+    highest = max(percent.max(), 100 * data.target)
+    return float(max(0.0, lowest - max(1.0, 0.08 * (highest - lowest))))
+
+
+def _mark_requests(axes: Axes, data: ReportData) -> None:
+    names = {one.branch: plain(one.label, 14) for one in data.branches}
+    every = max(1, len(data.trace.starts) // 10)
+    previous = -np.inf
+    for index, (x, branch) in enumerate(data.trace.starts):
+        axes.axvline(x, color=branch_colour(branch), linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=2)
+        enough_room = x - previous > 0.06 * max(data.rounds_in_all, 1)
+        if index % every == 0 and enough_room:
+            previous = x
+            axes.annotate(
+                names[branch],
+                (x, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=branch_colour(branch),
+                parse_math=False,
+            )

@@ -1,0 +1,203 @@
+"""The history as in figure 2 of the paper: a lane for the training and one for each request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sifu.report.data import Branch, ReportData
+from sifu.report.style import (
+    GREY,
+    INK,
+    branch_colour,
+    headline,
+    new_figure,
+    only_ticks,
+    plain,
+    styled,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_LANES = 40
+MOST_MARKS = 90
+CUT = (0, (2.5, 2.0))
+
+
+@styled
+def draw_history(data: ReportData) -> Figure:
+    """Rounds along x; noise takes a branch up to the next lane; what was cut off is dashed."""
+    hidden = max(0, len(data.branches) - MOST_LANES)
+    shown = data.branches[:1] + data.branches[1 + hidden :]
+    lane_of = {one.branch: lane + (1 if hidden and lane else 0) for lane, one in enumerate(shown)}
+    lanes = 1 + max(lane_of.values())
+    figure = new_figure(max(2.3, 1.5 + lanes * (0.5 if lanes <= 12 else 0.3)))
+    axes = figure.add_subplot()
+    longest = max(one.start + one.rounds for one in data.branches)
+    step = mark_step(longest)
+    for one in shown:
+        _draw_branch(axes, one, lane_of[one.branch], step)
+    crowded = lanes > 14
+    for one in shown:
+        _draw_start(axes, one, lane_of, longest, crowded=crowded)
+    _label_sources(axes, shown, lane_of, crowded=crowded)
+    _draw_current(axes, shown, lane_of)
+    labels = {lane_of[one.branch]: plain(one.label) for one in shown}
+    if hidden:
+        labels[1] = f"… {hidden:,} more"
+    axes.set_yticks(sorted(labels), labels=[labels[lane] for lane in sorted(labels)])
+    for text, lane in zip(axes.get_yticklabels(), sorted(labels), strict=True):
+        text.set_parse_math(False)
+        text.set_color(INK if not hidden or lane != 1 else GREY)
+    axes.set_ylim(-0.75, lanes - 0.35)
+    axes.set_xlim(-0.06 * max(longest, 1), longest + 0.16 * max(longest, 1))
+    axes.set_xlabel("Rounds along the path")
+    only_ticks(axes, grid="x")
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _legend(figure, step, requests=len(data.branches) > 1)
+    headline(figure, history_message(data))
+    return figure
+
+
+def history_message(data: ReportData) -> str:
+    """What the history shows, in one sentence."""
+    active = sum(max(0, one.active_until) for one in data.branches)
+    cut = data.rounds_in_all - active
+    carried_out = len(data.branches) - 1
+    rounds = "1 round leads" if active == 1 else f"{active:,} rounds lead"
+    if carried_out == 0:
+        return f"{rounds} to the current model; no client has been forgotten"
+    requests = "1 request" if carried_out == 1 else f"{carried_out:,} requests"
+    gone = "none was cut off" if cut == 0 else f"{cut:,} {'was' if cut == 1 else 'were'} cut off"
+    return f"After {requests}, {rounds} to the current model; {gone}"
+
+
+def mark_step(rounds: int) -> int:
+    """A round number of rounds from one mark to the next, so that there are not too many marks.
+
+    >>> mark_step(75), mark_step(160), mark_step(5000)
+    (1, 2, 100)
+    """
+    step = 1
+    while rounds / step > MOST_MARKS:
+        step = step * 5 // 2 if str(step)[0] == "2" else step * 2
+    return step
+
+
+def _draw_branch(axes: Axes, one: Branch, lane: int, step: int) -> None:
+    colour = branch_colour(one.branch)
+    kept, end = one.start + max(0, one.active_until), one.start + one.rounds
+    if one.active_until >= 0:
+        axes.plot([one.start, kept], [lane, lane], color=colour, linewidth=2.2, solid_capstyle="round", zorder=3)
+    if end > kept or one.active_until < 0:
+        axes.plot([kept, end], [lane, lane], color=colour, linewidth=1.1, linestyle=CUT, alpha=0.55, zorder=2)
+    for first, last, alpha in ((one.start, kept, 1.0), (kept, end, 0.4)):
+        if one.active_until < 0 and first == one.start and last == kept:
+            continue
+        marks = [x for x in range(first, last + 1) if (x - one.start) % step == 0]
+        axes.plot(marks, [lane] * len(marks), "s", color=colour, markersize=2.6, alpha=alpha, mew=0, zorder=3)
+
+
+def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], longest: int, *, crowded: bool) -> None:
+    lane, colour = lane_of[one.branch], branch_colour(one.branch)
+    faded = one.active_until < 0
+    axes.plot([one.start], [lane], "s", color=colour, markersize=5.5, alpha=0.5 if faded else 1.0, mew=0, zorder=4)
+    label = rf"$\theta_{{{one.branch}}}^{{0}}$"
+    if one.source is None and one.branch > 0:
+        label += "  fresh"
+    axes.annotate(
+        label,
+        (one.start, lane),
+        xytext=(-5, 0 if one.branch == 0 else 4),
+        textcoords="offset points",
+        ha="right",
+        va="center" if one.branch == 0 else "bottom",
+        fontsize=8 if crowded else 9.5,
+        color=colour,
+    )
+    if one.source is None:
+        return
+    arrow = axes.annotate(
+        "",
+        (one.start, lane),
+        xytext=(one.start, lane_of.get(one.source[0], 1)),
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": colour,
+            "linewidth": 1.3,
+            "linestyle": (0, (1.2, 1.2)),
+            "shrinkA": 3,
+            "shrinkB": 4,
+            "mutation_scale": 10,
+            "alpha": 0.55 if faded else 1.0,
+        },
+        zorder=5,
+    )
+    arrow.set_zorder(5)
+    if not crowded:
+        noise = "no noise needed" if one.noise_std == 0.0 else f"noise σ = {one.noise_std:.3g}"
+        nearly_right = one.start > 0.8 * longest
+        axes.annotate(
+            noise,
+            (one.start, lane - 0.5),
+            xytext=(-5 if nearly_right else 5, 0),
+            textcoords="offset points",
+            fontsize=7.5,
+            color=GREY,
+            ha="right" if nearly_right else "left",
+            va="center",
+        )
+
+
+def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int], *, crowded: bool) -> None:
+    """The models that requests went back to, once each."""
+    starts = {one.branch: one.start for one in shown}
+    for branch, position in sorted({one.source for one in shown if one.source is not None}):
+        if branch in lane_of and position > 0:
+            axes.annotate(
+                rf"$\theta_{{{branch}}}^{{{position}}}$",
+                (starts[branch] + position, lane_of[branch]),
+                xytext=(0, -5),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=8 if crowded else 9.5,
+                color=branch_colour(branch),
+            )
+
+
+def _draw_current(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]) -> None:
+    last = shown[-1]
+    x, lane = last.start + last.rounds, lane_of[last.branch]
+    axes.plot([x], [lane], "o", markersize=10, markerfacecolor="white", markeredgecolor=INK, mew=1.6, zorder=6)
+    axes.plot([x], [lane], "o", markersize=5, color=branch_colour(last.branch), mew=0, zorder=7)
+    axes.annotate(
+        rf"$\mathbf{{now}}\ \ \theta_{{{last.branch}}}^{{{last.rounds}}}$",
+        (x, lane),
+        xytext=(9, 0),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        fontsize=9.5,
+        color=INK,
+    )
+
+
+def _legend(figure: Figure, step: int, *, requests: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    mark = "a mark is a round" if step == 1 else f"a mark every {step:,} rounds"
+    handles = [Line2D([], [], color=INK, linewidth=2.2, marker="s", markersize=3, label=f"history in use ({mark})")]
+    if requests:
+        handles += [
+            Line2D([], [], color=GREY, linewidth=1.1, linestyle=CUT, label="cut off"),
+            Line2D(
+                [], [], color=GREY, linewidth=1.3, linestyle=(0, (1.2, 1.2)), marker="^", ms=5, label="noise added"
+            ),
+        ]
+    handles.append(
+        Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.6, ms=8, label="current model")
+    )
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=2.4, columnspacing=1.8)

@@ -1,0 +1,144 @@
+"""Psi against Psi*: why each request went back to where it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sifu.report.data import PsiPanel, ReportData
+from sifu.report.style import (
+    BLUE,
+    FAINT,
+    GREY,
+    INK,
+    VERMILLION,
+    headline,
+    new_figure,
+    only_ticks,
+    plain,
+    say_instead,
+    styled,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LINEAR_UP_TO = 8.0  # Psi beyond this many Psi* is drawn on a logarithmic axis
+
+
+@styled
+def draw_psi(data: ReportData) -> Figure:
+    """A small panel for each of the latest requests."""
+    panels = data.psi_panels
+    if not panels:
+        figure = new_figure(1.6)
+        headline(figure, psi_message(data))
+        return say_instead(figure, "Nothing to show: no request has gone back along the history yet.")
+    columns = 1 if len(panels) == 1 else 2
+    rows = -(-len(panels) // columns)
+    figure = new_figure(0.9 + 2.25 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        _draw_panel(axes, panel)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("Sensitivity Ψ")
+    for column in range(columns):
+        lowest = max(index for index in range(len(panels)) if index % columns == column)
+        grid.flat[lowest].set_xlabel("Rounds along the path before the request")
+    _legend(figure, panels)
+    headline(figure, psi_message(data))
+    return figure
+
+
+def psi_message(data: ReportData) -> str:
+    """What the panels show, in one sentence."""
+    panels = data.psi_panels
+    if not panels:
+        return "Sensitivity of the clients to be forgotten"
+    stayed = sum(1 for one in panels if one.source_x == one.tip_x)
+    if stayed == len(panels):
+        return "The noise hides the forgotten clients at the current model: nothing had to be undone"
+    return "Training went back to where the noise hides what each client had left in the model"
+
+
+def _draw_panel(axes: Axes, panel: PsiPanel) -> None:
+    curves = np.where(np.isfinite(panel.curves), panel.curves, np.nan)
+    top = float(np.nanmax(curves, initial=0.0))
+    logarithmic = panel.psi_star > 0.0 and top > LINEAR_UP_TO * panel.psi_star
+    if logarithmic:
+        curves = np.where(curves > 0.0, curves, np.nan)
+        axes.set_yscale("log")
+    before = panel.x <= panel.source_x
+    for index in reversed(range(len(curves))):
+        strong = index == 0
+        style = {"color": BLUE, "linewidth": 2.0 if strong else 0.8, "zorder": 4 if strong else 3}
+        # The last model before the cut belongs to both parts, so that the line has no gap.
+        after = panel.x >= panel.source_x
+        axes.plot(panel.x[before], curves[index][before], alpha=1.0 if strong else 0.45, **style)
+        axes.plot(
+            panel.x[after], curves[index][after], alpha=0.55 if strong else 0.25, linestyle=(0, (2.5, 2.0)), **style
+        )
+    if panel.tip_x > panel.source_x:
+        axes.axvspan(panel.source_x, panel.tip_x, color=FAINT, alpha=0.45, linewidth=0, zorder=0)
+        if panel.tip_x - panel.source_x > 0.2 * panel.tip_x:
+            axes.annotate(
+                "cut off",
+                ((panel.source_x + panel.tip_x) / 2, 0.02),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=GREY,
+            )
+    for x in panel.noise_edges:
+        axes.axvline(x, color=GREY, linewidth=0.8, linestyle=(0, (1.2, 1.2)), zorder=1)
+    if panel.psi_star > 0.0:
+        axes.axhline(panel.psi_star, color=VERMILLION, linewidth=1.6, zorder=2)
+    if panel.limit < panel.psi_star:
+        axes.axhline(panel.limit, color=VERMILLION, linewidth=1.0, linestyle=(0, (4, 2)), zorder=2)
+    chosen = panel.source_psi if panel.source_psi > 0.0 or not logarithmic else np.nan
+    axes.plot([panel.source_x], [chosen], "o", markersize=8, mfc="white", mec=INK, mew=1.8, zorder=6, clip_on=False)
+    axes.plot([panel.source_x], [chosen], "o", markersize=3.2, color=INK, mew=0, zorder=7, clip_on=False)
+    if not logarithmic:
+        axes.set_ylim(0.0, max(top, panel.psi_star, 1e-300) * 1.12)
+    axes.set_xlim(0, max(panel.tip_x, 1) * 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(nbins=6)
+    only_ticks(axes, grid="y")
+    axes.set_title(plain(panel.request, 30), loc="left", fontweight="bold", parse_math=False, pad=19)
+    axes.text(
+        0.0, 1.035, _subtitle(panel), transform=axes.transAxes, fontsize=8, color=GREY, va="bottom", parse_math=False
+    )
+
+
+def _subtitle(panel: PsiPanel) -> str:
+    if panel.source_x == panel.tip_x:
+        where = f"stays at round {panel.tip_x:,}"
+    else:
+        where = f"back to round {panel.source_x:,} of {panel.tip_x:,}"
+    if panel.held_back:
+        return f"{where}: {panel.held_back}"
+    if panel.noise_std == 0.0:
+        return f"{where}: never touched, no noise needed"
+    if panel.joint:
+        return f"{where}, {panel.clients:,} clients as one"
+    return f"{where}, largest Ψ: {plain(panel.largest)}"
+
+
+def _legend(figure: Figure, panels: tuple[PsiPanel, ...]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=BLUE, linewidth=2.0, label="Ψ, largest and others"),
+        Line2D([], [], color=VERMILLION, linewidth=1.6, label="Ψ* = σ/s: what the noise hides"),
+        Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.8, ms=8, label="model gone back to"),
+    ]
+    if any(one.limit < one.psi_star for one in panels):
+        handles.append(Line2D([], [], color=VERMILLION, lw=1.0, linestyle=(0, (4, 2)), label="less the reserve"))
+    if any(one.noise_edges for one in panels):
+        handles.append(Line2D([], [], color=GREY, lw=0.8, linestyle=(0, (1.2, 1.2)), label="earlier noise"))
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.8, columnspacing=1.5)

@@ -1,0 +1,67 @@
+"""Psi of a request's subjects along the path as it was before the request: what decided where it went back to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sifu.core.calibration import hidden_sensitivity, noise_multiplier
+from sifu.core.rollback import Subject
+from sifu.methods.view import RunView
+from sifu.report.data import PsiPanel
+from sifu.store.reader import RequestRow, RunReader, SubjectRow
+
+MOST_POINTS = 400
+
+
+def psi_panel(
+    reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow], subject_count: int, tip: int | None
+) -> PsiPanel:
+    """One request's panel: `subjects` are those shown, `tip` the current model before the request."""
+    view = RunView(reader, tip=tip)
+    path = view.path
+    multiplier = noise_multiplier(row.epsilon, row.delta, row.calibration)
+    sigma = row.noise_std or 0.0
+    psi_star = hidden_sensitivity(sigma, multiplier)
+    rounds = np.cumsum([0 if node.kind != "round" else 1 for node in path.nodes])
+    source = path.depth_of[row.source_node or 0]
+    depths = _some_depths(path.tip, source)
+    drawn = [
+        Subject(one.subject, one.clients, multiplier, row.scope, row.request_order or 0, 0.0, row.reserve)
+        for one in subjects
+    ]
+    found = [view.curve(one) for one in drawn]
+    at_source = np.array([curve.one(source) for curve in found])
+    by_size = np.argsort(-at_source, kind="stable")
+    limit = psi_star * np.sqrt(1.0 - row.reserve)
+    next_psi = max((curve.one(min(source + 1, path.tip)) for curve in found), default=0.0)
+    held_back = ""
+    if row.wanted_node is not None and row.wanted_node != row.source_node:
+        held_back = "the latest allowed model was not kept"
+    elif source < path.tip and sigma > 0.0 and next_psi <= limit:
+        held_back = "held back by clients forgotten earlier"
+    largest = drawn[int(by_size[0])].clients
+    return PsiPanel(
+        request=row.request,
+        clients=len(row.clients),
+        subjects=subject_count,
+        joint=row.unit == "joint",
+        x=rounds[depths].astype(np.int64),
+        curves=np.array([found[int(index)].at(depths) for index in by_size]),
+        largest="" if row.unit == "joint" else view.clients[largest[0]].name,
+        psi_star=psi_star,
+        limit=float(limit),
+        noise_std=sigma,
+        source_x=int(rounds[source]),
+        source_psi=float(at_source.max()),
+        tip_x=int(rounds[-1]),
+        noise_edges=tuple(int(rounds[depth]) for depth, _ in path.noise_depths),
+        held_back=held_back,
+    )
+
+
+def _some_depths(tip: int, source: int) -> np.ndarray:
+    """Every depth, or so many of them that a figure stays small; the ends and the source are always among them."""
+    spread = np.linspace(0, tip, min(tip + 1, MOST_POINTS)).round().astype(np.int64)
+    return np.unique(np.append(spread, source))

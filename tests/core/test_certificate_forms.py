@@ -1,0 +1,220 @@
+"""The public form of a certificate holds nothing that depends on the forgotten client's data (DESIGN 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sifu.core.certificate import (
+    CertificateFacts,
+    ModelCommitment,
+    SubjectStatement,
+    auditor_form,
+    public_form,
+)
+from sifu.core.ledger import canonical_json
+from sifu.core.premises import Premise
+
+FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "detail")
+NUMBERS = st.floats(1.0, 1e9).map(lambda x: x + 0.123456789)
+WHOLE = st.integers(10**11, 10**12)
+WORDS = st.text("0123456789abcdef", min_size=24, max_size=24).map("secret".__add__)
+
+
+@st.composite
+def facts_with_secrets(draw: st.DrawFn) -> tuple[CertificateFacts, list[str]]:
+    """Facts whose every confidential field holds a value seen nowhere else, and those values as text."""
+    secrets: list[str] = []
+
+    def number() -> float:
+        value = draw(NUMBERS)
+        secrets.append(repr(value))
+        return value
+
+    def whole() -> int:
+        value = draw(WHOLE)
+        secrets.append(str(value))
+        return value
+
+    def word() -> str:
+        value = draw(WORDS)
+        secrets.append(value)
+        return value
+
+    def model(name: str) -> ModelCommitment:
+        return ModelCommitment(whole(), word(), word(), f"commitment of {name}")
+
+    def subject() -> SubjectStatement:
+        return SubjectStatement(("client-7",), number(), number(), number())
+
+    facts = CertificateFacts(
+        run="run-1",
+        request="r-1",
+        method="sifu",
+        clients=("client-7",),
+        unit="client",
+        scope=draw(st.sampled_from(("all", "latest"))),
+        epsilon=10.0,
+        delta=0.01,
+        delta_reached=0.01,
+        calibration="exact",
+        multiplier=0.35,
+        accounting="round",
+        participation="all",
+        retention=draw(st.sampled_from(("paper", "strict"))),
+        noise="system",
+        noise_std=0.1,
+        psi_star=number(),
+        psi=number(),
+        node=whole(),
+        noise_node=whole(),
+        final_node=whole(),
+        rounds=whole(),
+        subjects=(subject(), subject()),
+        earlier=(subject(),),
+        premises=(Premise("regularity", "met", "The losses are convex.", detail=word()),),
+        level=draw(st.sampled_from(("exact", "proven", "conditional", "none"))),
+        source_model=model("source"),
+        noised_model=model("noised"),
+        final_model=model("final"),
+        erased_nodes=(whole(), whole()),
+        remaining_nodes=(whole(),),
+        ledger_seq=3,
+        ledger_head="ab" * 32,
+        received="2026-01-01T00:00:00Z",
+        carried_out="2026-01-02T00:00:00Z",
+        issued="2026-01-03T00:00:00Z",
+        versions={"sifu": "0.1.0"},
+    )
+    return facts, secrets
+
+
+def keys_of(value: Any) -> list[str]:
+    """Every key at any depth."""
+    if isinstance(value, dict):
+        return [*value, *(key for inner in value.values() for key in keys_of(inner))]
+    if isinstance(value, list | tuple):
+        return [key for inner in value for key in keys_of(inner)]
+    return []
+
+
+def leaks(form: dict[str, Any], secrets: list[str]) -> list[str]:
+    """Secrets found in the text of a form, and keys that name what must not be there."""
+    text = canonical_json(form).decode()
+    found = [secret for secret in secrets if secret in text]
+    return found + [key for key in keys_of(form) if any(word in key.lower() for word in FORBIDDEN_WORDS)]
+
+
+@given(facts_with_secrets())
+def test_the_public_form_holds_no_secret(drawn: tuple[CertificateFacts, list[str]]) -> None:
+    facts, secrets = drawn
+    assert len(secrets) >= 30
+    assert leaks(public_form(facts), secrets) == []
+
+
+@given(facts_with_secrets())
+def test_the_auditors_form_holds_every_one_of_them(drawn: tuple[CertificateFacts, list[str]]) -> None:
+    """Which is also the negative control: the same search finds them all there."""
+    facts, secrets = drawn
+    assert set(secrets) <= set(leaks(auditor_form(facts), secrets))
+
+
+@given(facts_with_secrets(), st.sampled_from(("psi", "node", "rounds", "digest", "nonce", "detail")))
+def test_control_one_leaked_field_is_caught(drawn: tuple[CertificateFacts, list[str]], name: str) -> None:
+    facts, secrets = drawn
+    leaked = {
+        "psi": facts.psi,
+        "node": facts.node,
+        "rounds": facts.rounds,
+        "digest": facts.source_model.digest,
+        "nonce": facts.final_model.nonce,
+        "detail": facts.premises[0].detail,
+    }[name]
+    assert leaks(public_form(facts) | {"remark": leaked}, secrets)
+    assert leaks(public_form(facts) | {name: 1}, []) or name == "rounds"
+
+
+@given(facts_with_secrets())
+def test_changing_confidential_fields_does_not_change_the_public_form(
+    drawn: tuple[CertificateFacts, list[str]],
+) -> None:
+    """Non-interference: the public bytes are a function of the public fields alone."""
+    facts, _ = drawn
+    other = dataclasses.replace(
+        facts,
+        psi=0.5,
+        psi_star=0.25,
+        node=1,
+        noise_node=2,
+        final_node=3,
+        rounds=4,
+        subjects=(),
+        earlier=(),
+        erased_nodes=(),
+        remaining_nodes=(),
+        premises=tuple(dataclasses.replace(one, detail="") for one in facts.premises),
+        source_model=dataclasses.replace(facts.source_model, node=0, digest="", nonce=""),
+        noised_model=dataclasses.replace(facts.noised_model, node=0, digest="", nonce=""),
+        final_model=dataclasses.replace(facts.final_model, node=0, digest="", nonce=""),
+    )
+    assert canonical_json(public_form(other)) == canonical_json(public_form(facts))
+
+
+@given(facts_with_secrets())
+def test_what_every_certificate_states(drawn: tuple[CertificateFacts, list[str]]) -> None:
+    facts, _ = drawn
+    for form in (public_form(facts), auditor_form(facts)):
+        assert {
+            "clients", "level", "unit", "scope", "epsilon", "delta", "delta_reached", "calibration", "accounting",
+            "counterfactual", "sigma", "commitments", "versions", "issued", "premises", "guarantee", "not_covered",
+        } <= set(form)  # fmt: skip
+        assert form["attacker_true_positive_rate_at_1_percent"] == pytest.approx(0.70, abs=0.005)
+        assert set(form["commitments"]) == {"source_model", "noised_model", "final_model"}
+        text = json.dumps(form)
+        assert "GDPR" not in text
+        assert "trusted" in text
+        assert "same schedule" in form["counterfactual"]
+    assert {"psi", "psi_star", "node", "erased_nodes", "remaining_nodes"} <= set(auditor_form(facts))
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [("exact", "never touched"), ("proven", "close"), ("conditional", "close"), ("none", "Nothing is guaranteed")],
+)
+@given(drawn=facts_with_secrets())
+def test_the_guarantee_is_that_of_the_level(
+    level: str, words: str, drawn: tuple[CertificateFacts, list[str]]
+) -> None:
+    facts = dataclasses.replace(drawn[0], level=level)  # type: ignore[arg-type]
+    assert words in public_form(facts)["guarantee"]
+    assert ("all models" in public_form(facts)["guarantee"]) is (
+        level in ("proven", "conditional") and facts.scope == "all"
+    )
+
+
+@given(facts_with_secrets())
+def test_an_infinite_psi_can_be_written_down(drawn: tuple[CertificateFacts, list[str]]) -> None:
+    """Heuristics (level `none`) may roll on from a model whose Psi, and so whose charge, is infinite."""
+    infinite = SubjectStatement(("client-7",), float("inf"), float("inf"), 8.16)
+    facts = dataclasses.replace(drawn[0], psi=float("inf"), subjects=(infinite,), level="none")
+    assert json.loads(canonical_json(auditor_form(facts)))["psi"] == "inf"
+
+
+def test_the_public_form_says_what_stays_on_disk() -> None:
+    facts, _ = facts_with_secrets().example() if False else _plain_facts()
+    strict = public_form(dataclasses.replace(facts, retention="strict"))
+    paper = public_form(dataclasses.replace(facts, retention="paper"))
+    assert strict["remains"].startswith("Nothing")
+    assert "stay for later requests" in paper["remains"]
+    assert strict["erased"] != paper["erased"]
+
+
+def _plain_facts() -> tuple[CertificateFacts, list[str]]:
+    from hypothesis import find
+
+    return find(facts_with_secrets(), lambda _: True)

@@ -1,0 +1,168 @@
+"""Premises and the level that follows from them, and from nothing else (DESIGN 7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sifu.core.engine import TrainingFacts
+from sifu.core.participation import Participation
+from sifu.core.premises import (
+    Level,
+    MeasuredRegularity,
+    Premise,
+    collect_premises,
+    level_of,
+    preprocessing_premise,
+)
+
+BEST_FACTS = TrainingFacts(
+    local_rate=0.1,
+    momentum=0.0,
+    nesterov=False,
+    weight_decay=0.0,
+    batch_size=None,
+    server_rate=1.0,
+    participation=Participation("poisson", rate=0.5),
+    dtype="float64",
+    smooth_model=True,
+    rounding_bounded=True,
+)
+MEASURED = MeasuredRegularity("convex", 3.0, 1.0, 0.1, 0.66)
+BEST: dict[str, Any] = {"accounting": "round", "calibration": "exact", "epsilon": 10.0, "noise": "system"}
+RANK = {"none": 0, "conditional": 1, "proven": 2, "exact": 3}
+
+CAPS_AT_CONDITIONAL = {
+    "fixed-size sampling": {"participation": Participation("fixed", count=5)},
+    "float32": {"dtype": "float32"},
+    "rounding not bounded": {"rounding_bounded": False},
+    "a ReLU network": {"smooth_model": False},
+    "dropout": {"outside": ("dropout",)},
+    "batch norm and clipping": {"outside": ("batch norm", "gradient clipping")},
+    "preprocessing from data": {"preprocessing": "mean of all clients' data"},
+}
+CAPS_AT_NONE = {
+    "population accounting": {"accounting": "population"},
+    "seeded noise": {"noise": "seeded"},
+    "classical at epsilon 1": {"calibration": "classical", "epsilon": 1.0},
+    "classical at epsilon 10": {"calibration": "classical", "epsilon": 10.0},
+}
+
+
+def level(facts: TrainingFacts = BEST_FACTS, measured: MeasuredRegularity = MEASURED, **changes: Any) -> Level:
+    return level_of(collect_premises(facts, measured, **(BEST | changes)), exact=False)
+
+
+def test_everything_met_is_proven() -> None:
+    assert level() == "proven"
+    assert level(replace(BEST_FACTS, participation=Participation("all"))) == "proven"
+    for kind in ("strongly convex", "convex", "smooth"):
+        assert level(measured=replace(MEASURED, kind=kind)) == "proven"
+
+
+@pytest.mark.parametrize("name", CAPS_AT_CONDITIONAL)
+def test_an_assumption_is_conditional_and_listed(name: str) -> None:
+    facts = replace(BEST_FACTS, **CAPS_AT_CONDITIONAL[name])  # type: ignore[arg-type]
+    assert level(facts) == "conditional"
+    assumed = [one for one in collect_premises(facts, MEASURED, **BEST) if one.status == "assumed"]
+    assert len(assumed) == len(facts.outside or (name,))
+    assert all(one.statement.endswith(".") for one in assumed)
+
+
+def test_assumed_regularity_is_conditional_and_says_which_factor() -> None:
+    measured = MeasuredRegularity("assumed", None, 1.0, 0.1, None, assumed_factor=1.0)
+    assert level(measured=measured) == "conditional"
+    assert "B = 1;" in collect_premises(BEST_FACTS, measured, **BEST)[0].statement
+
+
+def test_classical_calibration_inside_its_range_is_conditional() -> None:
+    assert level(calibration="classical", epsilon=0.5) == "conditional"
+
+
+@pytest.mark.parametrize("name", CAPS_AT_NONE)
+def test_a_failed_premise_is_none_whatever_else_holds(name: str) -> None:
+    assert level(**CAPS_AT_NONE[name]) == "none"
+    for change in CAPS_AT_CONDITIONAL.values():
+        assert level(replace(BEST_FACTS, **change), **CAPS_AT_NONE[name]) == "none"  # type: ignore[arg-type]
+
+
+def test_exact_rests_on_preprocessing_alone() -> None:
+    everything_wrong = replace(BEST_FACTS, dtype="float32", smooth_model=False, outside=("dropout",))
+    worst = {"accounting": "population", "calibration": "classical", "epsilon": 10.0, "noise": "seeded"}
+    premises = collect_premises(everything_wrong, MEASURED, **worst)
+    assert level_of(premises, exact=True) == "exact"
+    shaped = replace(everything_wrong, preprocessing="mean of all clients' data")
+    assert level_of(collect_premises(shaped, MEASURED, **worst), exact=True) == "conditional"
+    assert level_of((preprocessing_premise(BEST_FACTS),), exact=True) == "exact"
+    assert level_of((preprocessing_premise(shaped),), exact=True) == "conditional"
+
+
+STATUSES = ("met", "assumed", "failed")
+PREMISES = st.lists(
+    st.builds(
+        Premise,
+        name=st.sampled_from(("regularity", "accounting", "noise", "preprocessing")),
+        status=st.sampled_from(STATUSES),
+        statement=st.just("s."),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(PREMISES, st.booleans(), st.data())
+def test_a_worse_premise_never_raises_the_level(premises: list[Premise], exact: bool, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(premises) - 1))
+    worse = data.draw(st.sampled_from(STATUSES[STATUSES.index(premises[index].status) :]))
+    changed = [*premises[:index], replace(premises[index], status=worse), *premises[index + 1 :]]
+    assert RANK[level_of(changed, exact=exact)] <= RANK[level_of(premises, exact=exact)]
+    more = [*premises, Premise("one more", "assumed", "s.")]
+    assert RANK[level_of(more, exact=exact)] <= RANK[level_of(premises, exact=exact)]
+
+
+@given(PREMISES)
+def test_failed_and_assumed_never_prove(premises: list[Premise]) -> None:
+    statuses = {one.status for one in premises}
+    found = level_of(premises, exact=False)
+    assert (found == "none") is ("failed" in statuses)
+    assert (found == "proven") is (statuses == {"met"})
+
+
+def test_a_failed_preprocessing_premise_is_not_softened_by_exactness() -> None:
+    """`failed` means `none`, whatever the node."""
+    assert level_of([Premise("preprocessing", "failed", "s.")], exact=True) == "none"
+
+
+FACT_CHANGES = st.lists(st.sampled_from(sorted(CAPS_AT_CONDITIONAL)), unique=True)
+TERM_CHANGES = st.lists(st.sampled_from(sorted(CAPS_AT_NONE)), unique=True)
+
+
+@given(FACT_CHANGES, TERM_CHANGES)
+def test_any_mixture_of_defects_is_as_weak_as_its_weakest(facts: list[str], terms: list[str]) -> None:
+    changed, request = BEST_FACTS, {}
+    for name in facts:
+        changed = replace(changed, **CAPS_AT_CONDITIONAL[name])  # type: ignore[arg-type]
+    for name in terms:
+        request |= CAPS_AT_NONE[name]
+    expected = "none" if terms else "conditional" if facts else "proven"
+    assert level(changed, **request) == expected
+
+
+def test_control_a_level_that_ignores_the_participation_is_caught() -> None:
+    """Dropping one premise from the list is what the tests above would notice."""
+    fixed = replace(BEST_FACTS, participation=Participation("fixed", count=5))
+    premises = [one for one in collect_premises(fixed, MEASURED, **BEST) if one.name != "counterfactual"]
+    assert level_of(premises, exact=False) == "proven" != level(fixed)
+
+
+def test_statements_hold_no_figures_of_clients_data() -> None:
+    """beta, P_i and the certified rate stand in `detail`, which is the auditor's; statements are public."""
+    measured = MeasuredRegularity("smooth", 271.828182845, 3.14159265, 0.0123456789, 0.0057721566)
+    for one in collect_premises(replace(BEST_FACTS, local_rate=0.0123456789), measured, **BEST):
+        for figure in ("271.8", "3.1415", "0.00577"):
+            assert figure not in one.statement
+    assert "271.828182845" in collect_premises(BEST_FACTS, measured, **BEST)[0].detail
