@@ -279,6 +279,14 @@ def test_rounding_grows_with_the_rounds() -> None:
     assert client_curve(path, part).one(5) >= 1.0 + exact[-1]
 
 
+def test_the_largest_psi_on_the_way_may_lie_between_participations() -> None:
+    """Growing rounds, then shrinking ones, all without the client: the peak is at no depth it took part in."""
+    path, part = hand_made([1.0, 2.0, 2.0, 0.1, 0.1], {1: 1.0})
+    curve = client_curve(path, part)
+    assert curve.largest_until(5) == pytest.approx(4.0)
+    assert curve.largest_until(2) == pytest.approx(2.0)
+
+
 def test_the_history_of_five_thousand_rounds_is_never_below_the_dense_recursion() -> None:
     generator = np.random.default_rng(9)
     factors: list[float | None] = generator.uniform(0.7, 1.3, 5000).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,14 @@ BEST_FACTS = TrainingFacts(
     rounding_bounded=True,
 )
 MEASURED = MeasuredRegularity("convex", 3.0, 1.0, 0.1, 0.66)
-BEST: dict[str, Any] = {"accounting": "round", "calibration": "exact", "epsilon": 10.0, "noise": "system"}
+BEST: dict[str, Any] = {
+    "accounting": "round",
+    "calibration": "exact",
+    "epsilon": 10.0,
+    "noise": "system",
+    "largest_psi": 1.0,
+    "automatic_rate": False,
+}
 RANK = {"none": 0, "conditional": 1, "proven": 2, "exact": 3}
 
 CAPS_AT_CONDITIONAL = {
@@ -79,6 +87,19 @@ def test_assumed_regularity_is_conditional_and_says_which_factor() -> None:
     assert "B = 1;" in collect_premises(BEST_FACTS, measured, **BEST)[0].statement
 
 
+@pytest.mark.parametrize("psi", [1000.1, 1e300, math.inf, math.nan])
+def test_a_psi_beyond_the_range_of_the_rounding_bound_is_conditional(psi: float) -> None:
+    assert level(largest_psi=1000.0) == "proven"
+    assert level(largest_psi=psi) == "conditional"
+
+
+def test_where_the_rate_came_from_is_said() -> None:
+    """The plan is taken as given, so an automatic rate keeps the level, but never goes unsaid."""
+    assert level(automatic_rate=True) == "proven"
+    said = {flag: collect_premises(BEST_FACTS, MEASURED, **(BEST | {"automatic_rate": flag})) for flag in (True, False)}
+    assert said[True] != said[False]
+
+
 def test_classical_calibration_inside_its_range_is_conditional() -> None:
     assert level(calibration="classical", epsilon=0.5) == "conditional"
 
@@ -93,6 +114,7 @@ def test_a_failed_premise_is_none_whatever_else_holds(name: str) -> None:
 def test_exact_rests_on_preprocessing_alone() -> None:
     everything_wrong = replace(BEST_FACTS, dtype="float32", smooth_model=False, outside=("dropout",))
     worst = {"accounting": "population", "calibration": "classical", "epsilon": 10.0, "noise": "seeded"}
+    worst = BEST | worst | {"largest_psi": math.inf, "automatic_rate": True}
     premises = collect_premises(everything_wrong, MEASURED, **worst)
     assert level_of(premises, exact=True) == "exact"
     shaped = replace(everything_wrong, preprocessing="mean of all clients' data")

@@ -375,7 +375,9 @@ def test_fixed_size_sampling_is_another_counterfactual() -> None:
         federation = Federation("logistic", clients, 1.0 / largest_smoothness("logistic", clients, 0), seed=trial)
         rounds = [generator.permutation(6)[:2].tolist() for _ in range(8)]
         real = train(federation, [frozenset([0])], rounds, np.zeros(2))
-        refilled = [[int(generator.choice([j for j in range(1, 6) if j not in r])) if i == 0 else i for i in r] for r in rounds]
+        refilled = [
+            [int(generator.choice([j for j in range(1, 6) if j not in r])) if i == 0 else i for i in r] for r in rounds
+        ]
         other: Array = train(federation, [], refilled, np.zeros(2)).models[-1][0]
         exceeded += float(np.linalg.norm(real.models[-1][0] - other)) > by_tracker(real)[-1][0]
         assert violations(real, by_tracker) == []

@@ -73,7 +73,9 @@ class Operator:
         for index in self.path:
             step = self.steps[index]
             if step.kind == "round":
-                current, _ = run_round(self.federation, current, [], [i for i in step.who if i not in gone], step.number)
+                current, _ = run_round(
+                    self.federation, current, [], [i for i in step.who if i not in gone], step.number
+                )
             elif step.noise is not None:
                 current = current + step.noise
             found.append(current[0])
@@ -137,7 +139,9 @@ class Operator:
         for audit, price in zip(self.audits, choice.charges, strict=True):
             audit.charges.append(price)
             if not source_path & set(audit.edges):  # not post-processing of an edge of its own time
-                shift = float(np.linalg.norm(real[choice.depth] - self.models(frozenset(audit.subject.clients))[choice.depth]))
+                shift = float(
+                    np.linalg.norm(real[choice.depth] - self.models(frozenset(audit.subject.clients))[choice.depth])
+                )
                 if choice.noise_std > 0.0:
                     audit.true_costs.append((shift / choice.noise_std) ** 2)
                 else:
@@ -205,7 +209,7 @@ FAMILIES = ("tight", "strongly convex", "convex", "smooth", "momentum convex", "
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(seed=SEEDS)
 def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, seed: int) -> None:
     operator = None
@@ -215,7 +219,7 @@ def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, se
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(seed=SEEDS)
 def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> None:
     """Against a brute force over every kept depth, with the inequality of DESIGN 6 written out."""
@@ -243,7 +247,7 @@ def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(seed=SEEDS)
 def test_least_noise_is_the_edge_of_what_is_allowed(family: str, seed: int) -> None:
     for operator, exposures, _, _ in play(seed, family):
@@ -263,16 +267,16 @@ def test_every_turn_of_the_rules_is_taken() -> None:
     """The lives above do meet exact restarts, free (post-processing) edges, repeated charges and empty budgets."""
     seen = set()
     for seed in range(25):
-        operator = None
+        audits: list[Audit] = []
         for operator, exposures, _, choice in play(seed, "tight"):
+            audits = operator.audits
             seen.add("exact" if choice.exact else "noised")
             if choice.depth < choice.wanted_depth:
                 seen.add("not kept")
             for one, price in zip(exposures, choice.charges, strict=True):
                 if price == 0.0 and one.curve.one(choice.depth) > 0.0:
                     seen.add("covered")
-        assert operator is not None
-        for audit in operator.audits:
+        for audit in audits:
             if sum(price > 0.0 for price in audit.charges) > 1:
                 seen.add("charged twice")
             if audit.subject.left(10**6) < 1e-6 * audit.subject.budget:
@@ -435,8 +439,8 @@ def test_a_client_without_samples_changes_nothing() -> None:
     one = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([one, one])
     taken = part([1, 2], samples=0)
-    assert client_curve(path, taken).one(2) == 0.0
-    assert joint_curve(path, {0: taken}).one(2) == 0.0
+    assert client_curve(path, taken).one(2) < 1e-150
+    assert joint_curve(path, {0: taken}).one(2) < 1e-150
 
 
 def test_a_covered_subject_pays_nothing_and_an_earlier_edge_covers_nobody() -> None:

@@ -274,7 +274,12 @@ def part_at(federation: Federation, records: Sequence[tuple[int, RoundRecord]], 
 
 
 def random_clients(
-    generator: np.random.Generator, loss: str, count: int, width: int, largest: int = 6, steps: Sequence[int] = (1, 2, 4)
+    generator: np.random.Generator,
+    loss: str,
+    count: int,
+    width: int,
+    largest: int = 6,
+    steps: Sequence[int] = (1, 2, 4),
 ) -> list[Client]:
     """Clients of unequal size, each with its own number of local steps and its own direction of data."""
     clients = []

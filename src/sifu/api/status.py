@@ -8,8 +8,7 @@ import numpy as np
 
 from sifu.core.ledger import finite_or_text
 from sifu.core.terms import RequestTerms
-from sifu.methods.training import ACTIVE
-from sifu.methods.view import RunView
+from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import RunReader
 
 

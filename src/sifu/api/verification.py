@@ -131,6 +131,7 @@ def _check_tables(reader: RunReader) -> Iterator[str]:
 
 def _check_rounds(reader: RunReader) -> Iterator[str]:
     """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
+    everyone = reader.participation()
     seen = 0
     for event in reader.events():
         rows = _payload(event).get("rows")
@@ -140,12 +141,11 @@ def _check_rounds(reader: RunReader) -> Iterator[str]:
         if first != seen:
             yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
         seen = last + 1
-        nodes = reader.node_rows(first, last)
-        part = reader.participation(first=first, last=last)
-        if rows_digest(nodes, part, reader.grams(first, last)) != rows["digest"]:
+        found = rows_digest(reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last))
+        if found != rows["digest"]:
             yield (
-                f"rounds: a node, participation, drift or Gram matrix of nodes {first} to {last} is not what event "
-                f"{event.seq} commits to"
+                f"rounds: a row of nodes, participation (samples, drift) or grams of nodes {first} to {last} is not "
+                f"what event {event.seq} commits to"
             )
     for table in ("nodes", "participation", "grams"):
         extra = reader.query(f"SELECT COUNT(*) FROM {table} WHERE node >= ? OR node < 0", (seen,))[0][0]
@@ -153,22 +153,20 @@ def _check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
     regularities = Regularities.of(view.clients, view.facts, view.spec)
-    part = reader.participation()
     samples_of = np.array([one.samples for one in view.clients], dtype=np.int64)
     for row in reader.node_rows():
         one = row.node
-        start, stop = np.searchsorted(part.nodes, one.node), np.searchsorted(part.nodes, one.node, side="right")
-        who, samples = part.clients[start:stop], part.samples[start:stop]
+        part = everyone.between(one.node, one.node)
         if one.kind != "round":
-            if stop > start:
+            if part.nodes.size:
                 yield f"rounds: node {one.node} is not a round but has participants"
             continue
-        if not (np.all(np.isfinite(part.drifts[start:stop])) and np.all(part.drifts[start:stop] >= 0)):
+        if not (np.all(np.isfinite(part.drifts)) and np.all(part.drifts >= 0)):
             yield f"rounds: node {one.node} has a drift that is negative or not finite"
-        if np.any(samples != samples_of[who]):
+        if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {one.node} has a participant with another number of samples than its client"
-        sums = RoundRegularity.of(samples, regularities.factors[who], regularities.averagedness[who])
-        if sums != one.regularity:
+        factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
+        if RoundRegularity.of(part.samples, factors, averagedness) != one.regularity:
             yield f"rounds: the sums of node {one.node} do not follow from its participants"
 
 

@@ -86,9 +86,11 @@ def largest_momentum_step(steps: int, momentum: float) -> float:
     if momentum == 0.0 or steps == 1:
         return 2.0
     index = np.arange(steps)
-    reach = (1.0 - momentum ** (steps - index)) / (1.0 - momentum)  # c_i
+    # (1 - rho^k) / (1 - rho) without cancellation when rho is close to 1.
+    geometric = -np.expm1(np.arange(steps + 1) * math.log1p(momentum - 1.0)) / (1.0 - momentum)
+    reach = geometric[steps - index]  # c_i
     gap = index[None, :] - index[:, None]  # j - i
-    partial = (1.0 - momentum ** np.maximum(gap, 0)) / (1.0 - momentum)  # c^(j)_i for i < j
+    partial = geometric[np.maximum(gap, 0)]  # c^(j)_i for i < j
     upper = np.triu(reach[None, :] * (reach[:, None] - partial), k=1)
     products = upper + upper.T + np.diag(reach**2)
     scaled = products / np.sqrt(np.outer(reach, reach))

@@ -14,12 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from sifu.core.rollback import Exposure, is_allowed, least_noise
 from sifu.core.terms import RequestTerms
 from sifu.methods.plan import NoiseOption
-from sifu.methods.training import ACTIVE
 from sifu.methods.view import RunView
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
@@ -69,7 +66,7 @@ def _noise_of_last_edge(view: RunView, exposures: Sequence[Exposure], order: int
 
 def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
     """sigma sqrt(d) / ||theta - theta_0|| with the energy of earlier noise taken out of the distance."""
-    size = view.reader.layout.size
+    size = view.parameters
     earlier = sum(view.path.nodes[edge].noise_std ** 2 for edge, _ in view.path.noise_depths if edge <= depth)
     signal = math.sqrt(max(view.rows[depth].distance ** 2 - earlier * size, 0.0))
     if noise_std == 0.0:
@@ -83,7 +80,7 @@ def predict_rounds(view: RunView, depth: int, noise_std: float) -> int | None:
     Training without noise would take what it took from there to the end of the first training; noise
     throws away a share of the way that grows with its ratio to the signal.
     """
-    training = training_rounds(view)
+    training = view.training_rounds
     if training is None:
         return None
     done = sum(1 for node in view.path.nodes[: depth + 1] if node.kind == "round")
@@ -91,11 +88,3 @@ def predict_rounds(view: RunView, depth: int, noise_std: float) -> int | None:
     share = 1.0 if math.isinf(ratio) else ratio**2 / (1.0 + ratio**2)
     kept = min(done, training) * (1.0 - share)
     return max(1, round(training - kept))
-
-
-def training_rounds(view: RunView) -> int | None:
-    """How many rounds the first training took, if it reached its end."""
-    first = [row.node for row in view.reader.node_rows() if row.node.branch == 0 and row.node.kind == "round"]
-    evaluated = {row.node for row in view.reader.evaluations() if row.subset == ACTIVE}
-    reached = [node.position for node in first if node.node in evaluated]
-    return int(np.max(reached)) if reached else None

@@ -28,14 +28,13 @@ from sifu.core.retention import crosses_a_level, level_ladder, thin
 from sifu.core.spec import Spec, StopSpec
 from sifu.core.terms import RequestTerms
 from sifu.core.tracking import summarise_round
-from sifu.methods.view import RunView
+from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import EvaluationRow
 from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.writer import NewModel, NewRows, RunWriter
 
 COMMIT_SECONDS = 0.5
 COMMIT_ROUNDS = 256
-ACTIVE = "active"
 
 
 @dataclass(frozen=True)

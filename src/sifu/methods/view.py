@@ -20,9 +20,11 @@ from sifu.core.spec import Spec
 from sifu.core.terms import RequestTerms
 from sifu.core.tracking import SensitivityTracker, summarise_round
 from sifu.store.reader import ModelRow, RequestRow, RunReader
-from sifu.store.rows import NodeRow
+from sifu.store.rows import NodeRow, ParticipationRows
 
 Floats = NDArray[np.float64]
+ACTIVE = "active"
+"""The subset of clients that evaluations for the stop rule are made on."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,21 @@ class RunView:
         return Regularities.of(self.clients, self.facts, self.spec)
 
     @cached_property
+    def parameters(self) -> int:
+        """d, the number of parameters."""
+        return self.reader.layout.size
+
+    @cached_property
+    def training_rounds(self) -> int | None:
+        """How many rounds the first training took, as far as it was evaluated."""
+        evaluated = {row.node for row in self.reader.evaluations() if row.subset == ACTIVE}
+        nodes = (row.node for row in self.reader.node_rows())
+        return max(
+            (one.position for one in nodes if one.branch == 0 and one.kind == "round" and one.node in evaluated),
+            default=None,
+        )
+
+    @cached_property
     def index_of(self) -> dict[str, int]:
         """Index of each client by name."""
         return {one.name: index for index, one in enumerate(self.clients)}
@@ -93,11 +110,11 @@ class RunView:
         """The active history."""
         on_path = {row.node.node for row in self.rows}
         grams = {}
-        for node, matrix in self.reader.grams():
-            if node in on_path:
-                part = self.reader.participation(first=node, last=node)
-                size = part.clients.size
-                grams[node] = (part.clients, np.frombuffer(matrix, dtype="<f8").reshape(size, size))
+        kept_grams = [(node, matrix) for node, matrix in self.reader.grams() if node in on_path]
+        everyone = self.reader.participation() if kept_grams else ParticipationRows.empty()
+        for node, matrix in kept_grams:
+            who = everyone.between(node, node).clients
+            grams[node] = (who, np.frombuffer(matrix, dtype="<f8").reshape(who.size, who.size))
         return ActivePath(
             [row.node for row in self.rows],
             self.facts.server_rate,

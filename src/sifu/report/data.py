@@ -98,8 +98,8 @@ class Request:
 
     @property
     def compared(self) -> bool:
-        """Done, and Scratch was trained beside it."""
-        return self.done and self.scratch_rounds is not None
+        """Done, the target reached, and Scratch trained beside it: only then do the rounds compare."""
+        return self.done and self.scratch_rounds is not None and self.reached is not False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sifu.report.style import (
     plain,
     say_instead,
     styled,
+    whole_numbers,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 30
 MOST_POINTS = 1500
+MOST_LINES = 40
 
 
 @styled
@@ -44,7 +46,7 @@ def draw_before_after(data: ReportData) -> Figure:
     scratch = any(one.scratch_forgotten is not None for one in shown)
     for line, one in enumerate(shown):
         if one.scratch_forgotten is not None:
-            left.plot([100 * one.scratch_forgotten], [-line], "D", ms=7, mfc="none", mec=GREY, mew=1.2, zorder=4)
+            left.plot([100 * one.scratch_forgotten], [-line], "D", ms=11, mfc="none", mec=GREY, mew=1.2, zorder=4)
         _dumbbell(left, -line, one.forgotten_before, one.forgotten_after, VERMILLION)
         _dumbbell(right, -line, one.remaining_before, one.remaining_after, BLUE)
     for axes, title in ((left, "Clients that were forgotten"), (right, "Clients that remain")):
@@ -77,10 +79,10 @@ def before_after_message(data: ReportData) -> str:
         return "Accuracy before and after each request"
     largest = 100 * max(abs(change) for change in changes)
     if largest < 1.0:
-        return "The clients that remain lost nothing: their accuracy moved by less than 1 point"
+        return "The clients that remain keep their accuracy: it moved by less than 1 point"
     worst = 100 * min(changes)
     if worst > -1.0:
-        return f"The clients that remain lost nothing: their accuracy rose by up to {100 * max(changes):.1f} points"
+        return f"The clients that remain keep their accuracy: it rose by up to {100 * max(changes):.1f} points"
     return f"The clients that remain lost up to {-worst:.1f} points of accuracy"
 
 
@@ -105,21 +107,23 @@ def _dumbbell(axes: Axes, y: float, before: float | None, after: float | None, c
     if before is not None and after is not None:
         axes.plot([100 * before, 100 * after], [y, y], color=colour, linewidth=2.0, alpha=0.5, zorder=2)
     if before is not None:
-        axes.plot([100 * before], [y], "o", ms=6.5, mfc="white", mec=colour, mew=1.6, zorder=5)
+        axes.plot([100 * before], [y], "o", ms=8.5, mfc="white", mec=colour, mew=1.4, zorder=5)
     if after is not None:
-        axes.plot([100 * after], [y], "o", ms=6.5, color=colour, mew=0, zorder=6)
+        axes.plot([100 * after], [y], "o", ms=5.0, color=colour, mew=0, zorder=6)
 
 
 def _legend(figure: Figure, *, scratch: bool, target: float) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], linestyle="", marker="o", mfc="white", mec=GREY, mew=1.6, ms=6.5, label="before the request"),
-        Line2D([], [], linestyle="", marker="o", color=GREY, mew=0, ms=6.5, label="after it"),
+        Line2D([], [], linestyle="", marker="o", mfc="white", mec=GREY, mew=1.4, ms=8.5, label="before the request"),
+        Line2D([], [], linestyle="", marker="o", color=GREY, mew=0, ms=5.0, label="after it"),
     ]
     if scratch:
         handles.append(
-            Line2D([], [], linestyle="", marker="D", mfc="none", mec=GREY, mew=1.2, ms=7, label="had it never been there")
+            Line2D(
+                [], [], linestyle="", marker="D", mfc="none", mec=GREY, mew=1.2, ms=9, label="model that never saw them"
+            )
         )
     if target > 0:
         handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="target"))
@@ -150,7 +154,9 @@ def draw_accuracy(data: ReportData) -> Figure:
             zorder=3,
         )
     low = _lower_end(data, percent)
-    high = min(101.0, max(percent.max(), 100 * data.target) + 0.12 * (max(percent.max(), 100 * data.target) - low) + 0.5)
+    high = min(
+        101.0, max(percent.max(), 100 * data.target) + 0.12 * (max(percent.max(), 100 * data.target) - low) + 0.5
+    )
     axes.set_ylim(low, high)
     axes.set_xlim(0, max(int(trace.x[-1]), data.rounds_in_all, 1) * 1.02)
     _mark_requests(axes, data)
@@ -168,17 +174,19 @@ def draw_accuracy(data: ReportData) -> Figure:
             color=GREY,
         )
     if percent[0] < low:
+        enters = trace.x[np.argmax(percent >= low)]
         axes.annotate(
             f"starts at {percent[0]:.0f} %",
-            (0.012, 0.03),
-            xycoords="axes fraction",
+            (enters, low),
+            xytext=(9, 4),
+            textcoords="offset points",
             fontsize=8,
             color=GREY,
             va="bottom",
         )
     axes.set_ylabel("Accuracy in %")
     axes.set_xlabel("Rounds run since the beginning")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axes)
     only_ticks(axes, grid="y")
     return figure
 
@@ -189,7 +197,9 @@ def accuracy_message(data: ReportData) -> str:
         return "Accuracy over the rounds"
     now = f"{100 * data.accuracy:.1f} %"
     if len(data.branches) > 1 and data.phase == "ready":
-        return f"The noise costs accuracy, a few rounds win it back: the model is at {now} now"
+        if data.accuracy < data.target:
+            return f"Noise costs accuracy; training on has not won all of it back: {now} now"
+        return f"Noise costs accuracy, training on wins it back: the model is at {now} now"
     if data.phase == "ready":
         return f"Training ended at {now} accuracy on its clients' data"
     return f"Not finished: the model is at {now} accuracy so far"
@@ -206,22 +216,24 @@ def _lower_end(data: ReportData, percent: np.ndarray) -> float:
 
 def _mark_requests(axes: Axes, data: ReportData) -> None:
     names = {one.branch: plain(one.label, 14) for one in data.branches}
-    every = max(1, len(data.trace.starts) // 10)
-    previous = -np.inf
-    for index, (x, branch) in enumerate(data.trace.starts):
-        axes.axvline(x, color=branch_colour(branch), linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=2)
-        enough_room = x - previous > 0.06 * max(data.rounds_in_all, 1)
-        if index % every == 0 and enough_room:
-            previous = x
-            axes.annotate(
-                names[branch],
-                (x, 1.0),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color=branch_colour(branch),
-                parse_math=False,
-            )
+    width = max(data.rounds_in_all, 1)
+    taken_until = -np.inf
+    for x, branch in data.trace.starts:
+        if len(data.trace.starts) <= MOST_LINES:
+            axes.axvline(x, color=branch_colour(branch), linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=2)
+        half = 0.0065 * (len(names[branch]) + 1) * width
+        if x - half < taken_until:
+            continue
+        taken_until = x + half
+        axes.annotate(
+            names[branch],
+            (x, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=branch_colour(branch),
+            parse_math=False,
+        )

@@ -9,11 +9,13 @@ from sifu.report.style import (
     GREY,
     INK,
     branch_colour,
+    counted,
     headline,
     new_figure,
     only_ticks,
     plain,
     styled,
+    whole_numbers,
 )
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_LANES = 40
-MOST_MARKS = 90
+MOST_MARKS = 110
 CUT = (0, (2.5, 2.0))
 
 
@@ -40,8 +42,9 @@ def draw_history(data: ReportData) -> Figure:
         _draw_branch(axes, one, lane_of[one.branch], step)
     crowded = lanes > 14
     for one in shown:
-        _draw_start(axes, one, lane_of, longest, crowded=crowded)
-    _label_sources(axes, shown, lane_of, crowded=crowded)
+        _draw_start(axes, one, lane_of, crowded=crowded)
+    if not crowded:
+        _label_sources(axes, shown, lane_of)
     _draw_current(axes, shown, lane_of)
     labels = {lane_of[one.branch]: plain(one.label) for one in shown}
     if hidden:
@@ -55,7 +58,7 @@ def draw_history(data: ReportData) -> Figure:
     axes.set_xlabel("Rounds along the path")
     only_ticks(axes, grid="x")
     axes.spines["left"].set_visible(False)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axes)
     _legend(figure, step, requests=len(data.branches) > 1)
     headline(figure, history_message(data))
     return figure
@@ -66,19 +69,18 @@ def history_message(data: ReportData) -> str:
     active = sum(max(0, one.active_until) for one in data.branches)
     cut = data.rounds_in_all - active
     carried_out = len(data.branches) - 1
-    rounds = "1 round leads" if active == 1 else f"{active:,} rounds lead"
+    rounds = f"{counted(active, 'round')} {'leads' if active == 1 else 'lead'}"
     if carried_out == 0:
         return f"{rounds} to the current model; no client has been forgotten"
-    requests = "1 request" if carried_out == 1 else f"{carried_out:,} requests"
     gone = "none was cut off" if cut == 0 else f"{cut:,} {'was' if cut == 1 else 'were'} cut off"
-    return f"After {requests}, {rounds} to the current model; {gone}"
+    return f"After {counted(carried_out, 'request')}, {rounds} to the current model; {gone}"
 
 
 def mark_step(rounds: int) -> int:
     """A round number of rounds from one mark to the next, so that there are not too many marks.
 
     >>> mark_step(75), mark_step(160), mark_step(5000)
-    (1, 2, 100)
+    (1, 2, 50)
     """
     step = 1
     while rounds / step > MOST_MARKS:
@@ -100,23 +102,24 @@ def _draw_branch(axes: Axes, one: Branch, lane: int, step: int) -> None:
         axes.plot(marks, [lane] * len(marks), "s", color=colour, markersize=2.6, alpha=alpha, mew=0, zorder=3)
 
 
-def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], longest: int, *, crowded: bool) -> None:
+def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], *, crowded: bool) -> None:
     lane, colour = lane_of[one.branch], branch_colour(one.branch)
     faded = one.active_until < 0
     axes.plot([one.start], [lane], "s", color=colour, markersize=5.5, alpha=0.5 if faded else 1.0, mew=0, zorder=4)
     label = rf"$\theta_{{{one.branch}}}^{{0}}$"
     if one.source is None and one.branch > 0:
         label += "  fresh"
-    axes.annotate(
-        label,
-        (one.start, lane),
-        xytext=(-5, 0 if one.branch == 0 else 4),
-        textcoords="offset points",
-        ha="right",
-        va="center" if one.branch == 0 else "bottom",
-        fontsize=8 if crowded else 9.5,
-        color=colour,
-    )
+    if not crowded or one.branch == 0:
+        axes.annotate(
+            label,
+            (one.start, lane),
+            xytext=(-5, 0 if one.branch == 0 else 4),
+            textcoords="offset points",
+            ha="right",
+            va="center" if one.branch == 0 else "bottom",
+            fontsize=9.5,
+            color=colour,
+        )
     if one.source is None:
         return
     arrow = axes.annotate(
@@ -130,7 +133,7 @@ def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], longest: int, 
             "linestyle": (0, (1.2, 1.2)),
             "shrinkA": 3,
             "shrinkB": 4,
-            "mutation_scale": 10,
+            "mutation_scale": 11,
             "alpha": 0.55 if faded else 1.0,
         },
         zorder=5,
@@ -138,20 +141,18 @@ def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], longest: int, 
     arrow.set_zorder(5)
     if not crowded:
         noise = "no noise needed" if one.noise_std == 0.0 else f"noise σ = {one.noise_std:.3g}"
-        nearly_right = one.start > 0.8 * longest
         axes.annotate(
             noise,
-            (one.start, lane - 0.5),
-            xytext=(-5 if nearly_right else 5, 0),
+            (one.start, lane - 0.66),
+            xytext=(5, 0),
             textcoords="offset points",
             fontsize=7.5,
             color=GREY,
-            ha="right" if nearly_right else "left",
             va="center",
         )
 
 
-def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int], *, crowded: bool) -> None:
+def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]) -> None:
     """The models that requests went back to, once each."""
     starts = {one.branch: one.start for one in shown}
     for branch, position in sorted({one.source for one in shown if one.source is not None}):
@@ -163,7 +164,7 @@ def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int
                 textcoords="offset points",
                 ha="center",
                 va="top",
-                fontsize=8 if crowded else 9.5,
+                fontsize=9.5,
                 color=branch_colour(branch),
             )
 
@@ -193,11 +194,7 @@ def _legend(figure: Figure, step: int, *, requests: bool) -> None:
     if requests:
         handles += [
             Line2D([], [], color=GREY, linewidth=1.1, linestyle=CUT, label="cut off"),
-            Line2D(
-                [], [], color=GREY, linewidth=1.3, linestyle=(0, (1.2, 1.2)), marker="^", ms=5, label="noise added"
-            ),
+            Line2D([], [], color=GREY, linewidth=1.3, linestyle=(0, (1.2, 1.2)), marker="^", ms=5, label="noise added"),
         ]
-    handles.append(
-        Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.6, ms=8, label="current model")
-    )
+    handles.append(Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.6, ms=8, label="current model"))
     figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=2.4, columnspacing=1.8)

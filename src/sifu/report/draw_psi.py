@@ -19,6 +19,7 @@ from sifu.report.style import (
     plain,
     say_instead,
     styled,
+    whole_numbers,
 )
 
 if TYPE_CHECKING:
@@ -43,13 +44,13 @@ def draw_psi(data: ReportData) -> Figure:
     for axes, panel in zip(grid.flat, panels, strict=False):
         _draw_panel(axes, panel)
     for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
+        axes.set_axis_off()
     for axes in grid[:, 0]:
         axes.set_ylabel("Sensitivity Ψ")
     for column in range(columns):
         lowest = max(index for index in range(len(panels)) if index % columns == column)
         grid.flat[lowest].set_xlabel("Rounds along the path before the request")
-    _legend(figure, panels)
+    _legend(figure, panels, empty=grid.flat[-1] if len(panels) < rows * columns else None)
     headline(figure, psi_message(data))
     return figure
 
@@ -61,7 +62,7 @@ def psi_message(data: ReportData) -> str:
         return "Sensitivity of the clients to be forgotten"
     stayed = sum(1 for one in panels if one.source_x == one.tip_x)
     if stayed == len(panels):
-        return "The noise hides the forgotten clients at the current model: nothing had to be undone"
+        return "Noise hides the forgotten clients at the current model: nothing had to be undone"
     return "Training went back to where the noise hides what each client had left in the model"
 
 
@@ -106,8 +107,7 @@ def _draw_panel(axes: Axes, panel: PsiPanel) -> None:
     if not logarithmic:
         axes.set_ylim(0.0, max(top, panel.psi_star, 1e-300) * 1.12)
     axes.set_xlim(0, max(panel.tip_x, 1) * 1.02)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.xaxis.get_major_locator().set_params(nbins=6)
+    whole_numbers(axes, most=6)
     only_ticks(axes, grid="y")
     axes.set_title(plain(panel.request, 30), loc="left", fontweight="bold", parse_math=False, pad=19)
     axes.text(
@@ -129,7 +129,8 @@ def _subtitle(panel: PsiPanel) -> str:
     return f"{where}, largest Ψ: {plain(panel.largest)}"
 
 
-def _legend(figure: Figure, panels: tuple[PsiPanel, ...]) -> None:
+def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) -> None:
+    """In the empty place of the grid where there is one, below it otherwise."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -141,4 +142,7 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...]) -> None:
         handles.append(Line2D([], [], color=VERMILLION, lw=1.0, linestyle=(0, (4, 2)), label="less the reserve"))
     if any(one.noise_edges for one in panels):
         handles.append(Line2D([], [], color=GREY, lw=0.8, linestyle=(0, (1.2, 1.2)), label="earlier noise"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.8, columnspacing=1.5)
+    if empty is not None:
+        empty.legend(handles=handles, loc="center left", handlelength=1.8, labelspacing=0.9)
+    else:
+        figure.legend(handles=handles, loc="outside lower left", ncols=4, handlelength=1.8, columnspacing=1.5)

@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sifu.report.data import ReportData, Request
-from sifu.report.style import BLUE, GREY, INK, headline, new_figure, only_ticks, plain, say_instead, styled
+from sifu.report.style import (
+    BLUE,
+    GREY,
+    INK,
+    counted,
+    headline,
+    new_figure,
+    only_ticks,
+    plain,
+    say_instead,
+    styled,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_ROWS = 30
+TOTAL_BESIDE_UP_TO = 8  # with more requests the total gets a scale of its own
 SCRATCH_COLOUR = "#b4bac4"
 
 
@@ -41,42 +54,53 @@ def draw_rounds(data: ReportData) -> Figure:
         headline(figure, rounds_message(data))
         return say_instead(figure, "Nothing to show: no request has been carried out yet.")
     shown, hidden = done[-MOST_ROWS:], len(done) - len(done[-MOST_ROWS:])
-    total = len(done) > 1
-    lines = len(shown) + (1 if total else 0)
-    figure = new_figure(1.15 + lines * (0.52 if lines <= 12 else 0.36))
-    axes = figure.add_subplot()
-    # Requests from the top down, then the total below a gap.
+    lines = len(shown) + (1 if len(done) > 1 else 0)
+    figure = new_figure(1.25 + lines * (0.52 if lines <= 12 else 0.38))
+    if len(done) == 1:
+        axes = total = figure.add_subplot()
+    elif len(shown) <= TOTAL_BESIDE_UP_TO:
+        axes, total = figure.subplots(2, 1, sharex=True, height_ratios=[len(shown), 1.25])
+    else:
+        axes, total = figure.subplots(2, 1, height_ratios=[len(shown), 1.6])
     for line, one in enumerate(shown):
-        _draw_pair(axes, -line, one.rounds, one.scratch_rounds, at_least=not one.scratch_reached)
-    labels = [(-line, plain(one.request), "normal") for line, one in enumerate(shown)]
-    if total:
-        place = -len(shown) - 0.35
-        compared = data.compared
-        counted = compared or done
         _draw_pair(
-            axes,
-            place,
-            sum(one.rounds for one in counted),
-            sum(one.scratch_rounds or 0 for one in compared) if compared else None,
-            at_least=not all(one.scratch_reached for one in compared),
+            axes, -line, one.rounds, one.scratch_rounds, short=one.reached is False, more=not one.scratch_reached
         )
-        axes.axhline(place + 0.68, color="#aab0bb", linewidth=0.8)
-        words = "total" if not compared or len(compared) == len(done) else f"total of {len(compared):,} compared"
-        labels.append((place, words, "bold"))
-    axes.set_yticks([place for place, _, _ in labels], labels=[text for _, text, _ in labels])
-    for text, (_, _, weight) in zip(axes.get_yticklabels(), labels, strict=True):
-        text.set(parse_math=False, color=INK, fontweight=weight)
-    axes.set_ylim(min(place for place, _, _ in labels) - 0.6, 0.6)
-    axes.margins(x=0.2)
-    axes.set_xlim(left=0)
-    note = f" (the latest {len(shown)}; {hidden:,} earlier ones count in the total)" if hidden else ""
-    axes.set_xlabel(f"Rounds{note}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    only_ticks(axes, grid="x")
-    axes.spines["left"].set_visible(False)
+    longest = max(max(one.rounds, one.scratch_rounds or 0) for one in shown)
+    _finish(axes, [plain(one.request) for one in shown], longest, bold=False)
+    if len(done) > 1:
+        compared = data.compared
+        rounds = sum(one.rounds for one in compared or done)
+        scratch = sum(one.scratch_rounds or 0 for one in compared) if compared else None
+        _draw_pair(
+            total,
+            0,
+            rounds,
+            scratch,
+            short=False,
+            more=not all(one.scratch_reached for one in compared),
+        )
+        words = "total" if not compared or len(compared) == len(done) else f"total of {len(compared):,}\ncompared"
+        _finish(
+            total, [words], max(longest if len(shown) <= TOTAL_BESIDE_UP_TO else 1, rounds, scratch or 0), bold=True
+        )
+        axes.tick_params(labelbottom=not axes.get_shared_x_axes().joined(axes, total))
+    note = f" (the latest {len(shown)} above, all in the total)" if hidden else ""
+    total.set_xlabel(f"Rounds{note}")
     _legend(figure, done)
     headline(figure, rounds_message(data))
     return figure
+
+
+def _finish(axes: Axes, labels: list[str], longest: int, *, bold: bool) -> None:
+    axes.set_yticks([-line for line in range(len(labels))], labels=labels)
+    for text in axes.get_yticklabels():
+        text.set(parse_math=False, color=INK, fontweight="bold" if bold else "normal")
+    axes.set_ylim(-len(labels) + 0.4, 0.6)
+    axes.set_xlim(0, 1.32 * max(longest, 1))
+    whole_numbers(axes)
+    only_ticks(axes, grid="x")
+    axes.spines["left"].set_visible(False)
 
 
 def rounds_message(data: ReportData) -> str:
@@ -86,22 +110,23 @@ def rounds_message(data: ReportData) -> str:
         return "Rounds spent on forgetting"
     if not compared:
         total = sum(one.rounds for one in done)
-        return f"Forgetting took {total:,} rounds; nobody trained from scratch beside it to compare"
+        return f"Forgetting took {counted(total, 'round')}; there is no training from scratch to compare with"
     rounds, scratch = sum(one.rounds for one in compared), sum(one.scratch_rounds or 0 for one in compared)
     at_least = not all(one.scratch_reached for one in compared)
     ratio = fewer(rounds, scratch, at_least=at_least)
-    return f"Forgetting took {rounds:,} rounds, training again from scratch {scratch:,}: {ratio}"
+    return f"Forgetting took {counted(rounds, 'round')}, from scratch it takes {scratch:,}: {ratio}"
 
 
-def _draw_pair(axes: Axes, place: float, rounds: int, scratch: int | None, *, at_least: bool) -> None:
+def _draw_pair(axes: Axes, place: float, rounds: int, scratch: int | None, *, short: bool, more: bool) -> None:
+    """`short`: the target was not reached, so nothing is compared. `more`: Scratch would have needed even more."""
     height = 0.36
     upper = place + height / 2 if scratch is not None else place
     axes.barh(upper, rounds, height=height, color=BLUE, linewidth=0)
-    text = f"{rounds:,}"
+    text = f"{rounds:,}" + ("   target not reached" if short else "")
     if scratch is not None:
-        text += f"   {fewer(rounds, scratch, at_least=at_least)}"
+        text += "" if short else f"   {fewer(rounds, scratch, at_least=more)}"
         axes.barh(place - height / 2, scratch, height=height, color=SCRATCH_COLOUR, linewidth=0)
-        _beside(axes, scratch, place - height / 2, f"{scratch:,}" + (" (stopped, target not reached)" * at_least), GREY)
+        _beside(axes, scratch, place - height / 2, f"{scratch:,}" + (", target not reached" if more else ""), GREY)
     _beside(axes, rounds, upper, text, INK, bold=True)
 
 

@@ -1,8 +1,8 @@
 """The figures of a report. Each function takes collected data and returns a matplotlib Figure:
 
-    from sifu.report import collect, figures
+from sifu.report import collect, figures
 
-    figures.draw_history(collect("my-run")).savefig("history.png", dpi=160)
+figures.draw_history(collect("my-run")).savefig("history.png", dpi=160)
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FIGURES: tuple[FigureKind, ...] = (
         "psi",
         draw_psi,
         psi_message,
-        "Ψ bounds how far a client can have moved the model. Noise can hide it up to the red line, so a request goes "
-        "back to the latest kept model at which every client concerned is below it.",
+        "Ψ bounds how far a client can have moved the model. Noise of size σ hides it up to the line Ψ*, so a request "
+        "goes back to the latest kept model at which every client concerned is below that line.",
     ),
     FigureKind(
         "rounds",

@@ -81,7 +81,7 @@ def new_figure(height: float, **options: Any) -> Figure:
 def headline(figure: Figure, message: str) -> None:
     """The message of a figure above it, at the left."""
     figure.suptitle(
-        "\n".join(textwrap.wrap(message, 82)), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False
+        "\n".join(textwrap.wrap(message, 84)), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False
     )
 
 
@@ -89,6 +89,23 @@ def say_instead(figure: Figure, sentence: str) -> Figure:
     """A sentence in place of a figure that has nothing to show yet."""
     figure.text(0.5, 0.45, sentence, ha="center", va="center", color=GREY, fontsize=10, parse_math=False)
     return figure
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "round"), counted(2500, "round")
+    ('1 round', '2,500 rounds')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def whole_numbers(axes: Axes, most: int = 9) -> None:
+    """Round counts along x: whole, with commas."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def only_ticks(axes: Axes, *, grid: str) -> None:
@@ -119,8 +136,10 @@ def plain(name: str, length: int = 18) -> str:
 def figure_bytes(figure: Figure, kind: str) -> bytes:
     """The figure as `svg` or `png`, without dates: the same data gives the same bytes."""
     stream = io.BytesIO()
-    nothing = {key: None for key in ("Date", "Creator", "Format", "Type")} if kind == "svg" else {"Software": None}
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type")) if kind == "svg" else {"Software": None}
     with figure_style():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once; the next file has the same layout
         figure.savefig(stream, format=kind, dpi=DOTS_PER_INCH, metadata=nothing)
     return stream.getvalue()
 

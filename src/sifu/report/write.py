@@ -1,1 +1,68 @@
-def write_report(): ...
+"""Writing the report: figures first, the page last, each file whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from sifu.core.errors import InputError
+from sifu.report.collect import collect
+
+PAGE = "index.html"
+
+
+def write_report(run_folder: str | Path, output: str | Path | None = None) -> Path:
+    """One self-contained HTML page about a run, with the same figures as PNG and SVG files beside it.
+
+    `output` is the page (`report.html`) or a folder for it; by default it is RUN/report/index.html. The run
+    is only read, within one snapshot, so this also works while another process writes to it.
+    """
+    from sifu.report.figures import FIGURES
+    from sifu.report.page import render_page
+    from sifu.report.style import figure_bytes
+
+    data = collect(run_folder)
+    page = page_path(Path(run_folder), None if output is None else Path(output))
+    prefix = "" if page.name == PAGE else f"{page.stem}-"
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        drawings = {}
+        for one in FIGURES:
+            figure = one.draw(data)
+            svg = figure_bytes(figure, "svg")
+            drawings[one.name] = svg.decode()
+            _replace(page.parent / f"{prefix}{one.name}.svg", svg)
+            _replace(page.parent / f"{prefix}{one.name}.png", figure_bytes(figure, "png"))
+        _replace(page, render_page(data, drawings).encode("utf-8", "xmlcharrefreplace"))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(
+                f"no space left to write the report into {page.parent}: free some, or give another place"
+            ) from error
+        raise InputError(
+            f"the report cannot be written to {page}: {error.strerror}; give another place for it"
+        ) from error
+    return page
+
+
+def page_path(run_folder: Path, output: Path | None) -> Path:
+    """Where the page goes: the file named, or index.html in the folder named."""
+    if output is None:
+        return run_folder / "report" / PAGE
+    if output.is_dir() or output.suffix.lower() not in (".html", ".htm"):
+        return output / PAGE
+    return output
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put `content` in the place of `path`: readable by the operator only, as the run itself is."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -198,14 +198,12 @@ class RunReader:
             current = row.node.parent
         return result[::-1]
 
-    def participation(
-        self, clients: Sequence[int] | None = None, first: int = 0, last: int = 2**62
-    ) -> ParticipationRows:
-        """Who took part, by (node, client): of some clients or of all, in a range of nodes."""
-        sql = "SELECT node, client, samples, drift FROM participation WHERE node BETWEEN ? AND ?"
+    def participation(self, clients: Sequence[int] | None = None) -> ParticipationRows:
+        """Who took part, by (node, client): of some clients, or of all."""
+        sql = "SELECT node, client, samples, drift FROM participation"
         if clients is not None:
-            sql += f" AND client IN ({','.join(str(int(client)) for client in clients)})"
-        rows = self.query(sql + " ORDER BY node, client", (first, last))
+            sql += f" WHERE client IN ({','.join(str(int(client)) for client in clients)})"
+        rows = self.query(sql)
         if not rows:
             return ParticipationRows.empty()
         nodes, who, samples, drifts = zip(*rows, strict=True)
@@ -214,7 +212,7 @@ class RunReader:
             np.array(who, dtype=np.int64),
             np.array(samples, dtype=np.int64),
             np.array(drifts, dtype=np.float64),
-        )
+        ).sorted()
 
     def grams(self, first: int = 0, last: int = 2**62) -> list[tuple[int, bytes]]:
         """Gram matrices that were kept, as little-endian float64 bytes."""

@@ -109,6 +109,19 @@ class ParticipationRows:
         none = np.zeros(0, dtype=np.int64)
         return ParticipationRows(none, none, none, np.zeros(0))
 
+    def sorted(self) -> ParticipationRows:
+        """By (node, client)."""
+        order = np.lexsort((self.clients, self.nodes))
+        return self._chosen(order)
+
+    def between(self, first: int, last: int) -> ParticipationRows:
+        """The rows of nodes first..last; the rows must be sorted."""
+        start, stop = np.searchsorted(self.nodes, [first, last + 1])
+        return self._chosen(np.arange(start, stop))
+
+    def _chosen(self, index: NDArray[np.int64]) -> ParticipationRows:
+        return ParticipationRows(self.nodes[index], self.clients[index], self.samples[index], self.drifts[index])
+
     @staticmethod
     def concatenate(parts: Sequence[ParticipationRows]) -> ParticipationRows:
         """All rows of `parts`, in order."""

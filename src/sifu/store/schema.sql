@@ -30,12 +30,13 @@ CREATE TABLE nodes (
     distance         REAL    NOT NULL
 ) STRICT;
 
+-- Clustered by client: a plan reads the rounds its clients took part in and nothing else.
 CREATE TABLE participation (
     node    INTEGER NOT NULL,
     client  INTEGER NOT NULL,
     samples INTEGER NOT NULL,
     drift   REAL    NOT NULL,
-    PRIMARY KEY (node, client)
+    PRIMARY KEY (client, node)
 ) STRICT, WITHOUT ROWID;
 
 -- The weight of each participant in its round, w_i = |D_i| / sum_j |D_j|.

@@ -1,0 +1,72 @@
+"""The README's example and every command in the docs run, in order, as a reader would type them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "docs/guide.md"]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def commands(page: str) -> list[str]:
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("sifu ")]
+
+
+@pytest.fixture()
+def shell(tmp_path: Path):
+    """Runs one command in a folder of its own, with the `sifu` of this interpreter."""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+
+    def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+
+    return run
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_runs(page: str, shell) -> None:
+    found = commands(page)
+    assert found
+    for command in found:
+        result = shell([sys.executable, "-m", "sifu.cli.main", *command.split()[1:]])
+        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+
+
+def test_the_readme_example_runs(shell) -> None:
+    (example,) = blocks("README.md", "python")
+    result = shell([sys.executable, "-c", example])
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_own_model_example_runs(shell) -> None:
+    result = shell([sys.executable, str(ROOT / "examples" / "own_model.py")])
+    assert result.returncode == 0, result.stderr
+    assert "verified: True" in result.stdout
+
+
+def test_every_command_is_documented() -> None:
+    from sifu.cli.main import app
+
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__
+        assert f"sifu {name}" in text, f"sifu {name} is not in the docs"
+
+
+def test_every_link_of_the_pages_exists() -> None:
+    for page in [*PAGES, "CONTRIBUTING.md", "docs/store.md"]:
+        base = (ROOT / page).parent
+        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (base / target).exists(), f"{page} links to {target}, which does not exist"
