@@ -133,22 +133,6 @@ def test_update_returns_what_crossed() -> None:
         np.testing.assert_allclose(after, tracker.bare(one.participants), rtol=1e-14)
 
 
-def test_a_resumed_tracker_goes_on_the_same() -> None:
-    rounds = draw_rounds(6, 50, 0.9, 1.1)
-    whole = SensitivityTracker(CLIENTS.size)
-    for one in rounds[:30]:
-        whole.update(one)
-    resumed = SensitivityTracker.resume(whole.bare(CLIENTS), whole.rounding)
-    for one in rounds[30:]:
-        whole.update(one)
-        resumed.update(one)
-    np.testing.assert_allclose(resumed.total(CLIENTS), whole.total(CLIENTS), rtol=1e-12)
-    assert np.all(resumed.total(CLIENTS) >= np.array([float(x) for x in dense(rounds)]) * (1.0 - 1e-15))
-
-
-# The history's running product, on hand-made paths.
-
-
 def hand_made(factors: list[float | None], increments: dict[int, float], rounding: float = 0.0) -> tuple:
     """A path of one round per entry: `factors[k]` is P of both bystanders of round k + 1; None is an empty round.
 

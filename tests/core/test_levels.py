@@ -40,7 +40,7 @@ BEST: dict[str, Any] = {
     "epsilon": 10.0,
     "noise": "system",
     "largest_psi": 1.0,
-    "automatic_rate": False,
+    "rate_source": "given",
 }
 RANK = {"none": 0, "conditional": 1, "proven": 2, "exact": 3}
 
@@ -95,8 +95,12 @@ def test_a_psi_beyond_the_range_of_the_rounding_bound_is_conditional(psi: float)
 
 def test_where_the_rate_came_from_is_said() -> None:
     """The plan is taken as given, so an automatic rate keeps the level, but never goes unsaid."""
-    assert level(automatic_rate=True) == "proven"
-    said = {flag: collect_premises(BEST_FACTS, MEASURED, **(BEST | {"automatic_rate": flag})) for flag in (True, False)}
+    assert level(rate_source="others") == "proven"
+    assert level(rate_source="forgotten") == "conditional"
+    said = {
+        flag: collect_premises(BEST_FACTS, MEASURED, **(BEST | {"rate_source": "others" if flag else "given"}))
+        for flag in (True, False)
+    }
     assert said[True] != said[False]
 
 
@@ -111,14 +115,16 @@ def test_a_failed_premise_is_none_whatever_else_holds(name: str) -> None:
         assert level(replace(BEST_FACTS, **change), **CAPS_AT_NONE[name]) == "none"  # type: ignore[arg-type]
 
 
-def test_exact_rests_on_preprocessing_alone() -> None:
+def test_exact_rests_on_preprocessing_and_hyper_parameters_alone() -> None:
     everything_wrong = replace(BEST_FACTS, dtype="float32", smooth_model=False, outside=("dropout",))
     worst = {"accounting": "population", "calibration": "classical", "epsilon": 10.0, "noise": "seeded"}
-    worst = BEST | worst | {"largest_psi": math.inf, "automatic_rate": True}
+    worst = BEST | worst | {"largest_psi": math.inf, "rate_source": "others"}
     premises = collect_premises(everything_wrong, MEASURED, **worst)
     assert level_of(premises, exact=True) == "exact"
     shaped = replace(everything_wrong, preprocessing="mean of all clients' data")
     assert level_of(collect_premises(shaped, MEASURED, **worst), exact=True) == "conditional"
+    deciding = collect_premises(everything_wrong, MEASURED, **(worst | {"rate_source": "forgotten"}))
+    assert level_of(deciding, exact=True) == "conditional"
     assert level_of((preprocessing_premise(BEST_FACTS),), exact=True) == "exact"
     assert level_of((preprocessing_premise(shaped),), exact=True) == "conditional"
 

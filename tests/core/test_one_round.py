@@ -54,7 +54,9 @@ def test_delta_of_a_set_is_the_round_without_it(seed: int, everyone: bool) -> No
     federation, record, gone, change = one_round(seed, everyone)
     total, g = int(record.samples.sum()), federation.server_rate
     samples = record.samples[gone]
-    exact = set_increment_exact(samples, record.gram[np.ix_(gone, gone)], total, record.mean_shift, g)
+    exact = set_increment_exact(
+        samples, record.gram[np.ix_(gone, gone)], total, record.mean_shift, g, record.gram.shape[0] + 1000
+    )
     triangle = set_increment_bound(samples, record.drifts[gone], total, record.mean_shift, g)
     assert exact == pytest.approx(change[-1], rel=1e-4, abs=1e-6)
     assert exact >= change[-1] - 1e-13
@@ -69,12 +71,12 @@ def test_nobody_left_is_told_by_the_counts() -> None:
     counts = np.array([3])
     assert client_increments(counts, np.array([0.0]), 3, 2.0, 0.5)[0] == pytest.approx(1.0)
     assert set_increment_bound(counts, np.array([0.0]), 3, 2.0, 0.5) == pytest.approx(1.0)
-    assert set_increment_exact(counts, np.zeros((1, 1)), 3, 2.0, 0.5) == pytest.approx(1.0)
+    assert set_increment_exact(counts, np.zeros((1, 1)), 3, 2.0, 0.5, 1) == pytest.approx(1.0)
     huge = np.array([2**40])  # w_W rounds to 1 in float32, one sample is left all the same
     assert client_increments(huge, np.array([1.0]), 2**40 + 1, 2.0, 1.0)[0] == pytest.approx(2.0**40)
     nobody = np.zeros(0, dtype=np.int64)
     assert set_increment_bound(nobody, np.zeros(0), 5, 2.0, 1.0) == 0.0
-    assert set_increment_exact(nobody, np.zeros((0, 0)), 5, 2.0, 1.0) == 0.0
+    assert set_increment_exact(nobody, np.zeros((0, 0)), 5, 2.0, 1.0, 1) == 0.0
 
 
 def test_rounds_of_one_client_in_one_call() -> None:

@@ -113,7 +113,7 @@ def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
     apart = generator.normal(size=(members, size))
     apart[-1] = -(samples[:-1] @ apart[:-1]) / samples[-1] + spread * generator.normal(size=size)
     total = int(samples.sum()) + 7
-    found = set_increment_exact(samples, apart @ apart.T, total, 1.0, 1.3)
+    found = set_increment_exact(samples, apart @ apart.T, total, 1.0, 1.3, size)
     exact = sum(
         sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, apart, strict=True)) ** 2 for k in range(size)
     )

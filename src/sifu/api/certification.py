@@ -66,6 +66,7 @@ class RecordedRequest:
         """What the certificate rests on."""
         return method_named(self.request.method).premises(
             self.view,
+            [self.view.index_of[name] for name in self.request.clients],
             [*self.new_exposures(), *self.earlier_exposures()],
             self.source_depth,
             self.request.calibration,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,7 @@ from sifu.core.engine import Engine
 from sifu.core.errors import InputError
 from sifu.core.history import PathNode
 from sifu.core.layout import Vector
-from sifu.core.ledger import finite_or_text
+from sifu.core.ledger import NONCE_BYTES, finite_or_text
 from sifu.core.premises import Level
 from sifu.core.retention import depths_to_erase
 from sifu.core.terms import RequestTerms, check_request_id
@@ -145,7 +146,7 @@ class Lifecycle:
                 {"subject": one.subject.subject, "psi": repr(finite_or_text(one.psi)), "charge": one.charge}
                 for one in plan.charges
             ],
-            "source_model": {"node": source.node, "digest": source.digest, "nonce": source.nonce} if source else None,
+            "source_model": _committed(source.node, source.digest) if source else None,
             "remaining_models": sorted(set(on_disk) - erased),
         }
         with uninterrupted():
@@ -169,10 +170,12 @@ class Lifecycle:
             final, f"forgotten:{request}", self.engine.evaluate(self.writer.load_model(final), asking)
         )
         rolled = rolled_back_payload(self.writer, request)
-        on_disk = {number: asdict(one) for number, one in self.writer.models().items()}
+        on_disk = self.writer.models()
         last = list(self.writer.events())[-1]
-        noised = next(one for one in rolled["models"] if one["node"] == row.noise_node)
-        models = {"source": rolled["source_model"] or noised, "noised": noised, "final": on_disk[final]}
+        noised_row = next(one for one in rolled["models"] if one["node"] == row.noise_node)
+        noised = _committed(noised_row["node"], noised_row["digest"])
+        source = rolled["source_model"] or _committed(noised_row["node"], noised_row["digest"])
+        models = {"source": source, "noised": noised, "final": _committed(final, on_disk[final].digest)}
         facts = recorded.facts(
             final_node=final,
             models=models,
@@ -191,7 +194,7 @@ class Lifecycle:
             "final_node": final,
             "level": facts.level,
             "run": {"phase": "ready"},
-            "final_model": {key: models["final"][key] for key in ("node", "digest", "nonce")},
+            "certified_models": models,
         }
         # The final node may have been evaluated for this request already, when it is the noised one itself.
         known = {(one.node, one.subset) for one in self.writer.evaluations()}
@@ -233,3 +236,8 @@ def rolled_back_payload(reader: RunReader, request: str) -> dict[str, Any]:
         if content["request"] == request:
             return content
     raise InputError(f"request {request} was not carried out")
+
+
+def _committed(node: int, digest: str) -> dict[str, Any]:
+    """A model as one certificate names it: with a nonce of its own, so that no two certificates can be linked."""
+    return {"node": node, "digest": digest, "nonce": secrets.token_hex(NONCE_BYTES)}

@@ -353,7 +353,10 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
                 rolled = content
             elif event.kind == "request done":
                 done = content
-    noised = next(one for one in rolled["models"] if one["node"] == request.noise_node)
+    written = {one["node"]: one["digest"] for one in _models_written(reader)}
+    for one in done["certified_models"].values():
+        if written.get(one["node"]) != one["digest"]:
+            yield f"certificate {request.request}: model {one['node']} is not the one that was recorded"
     for form, build in (("auditor", auditor_form), ("public", public_form)):
         text = stored.get((request.request, form))
         if text is None:
@@ -362,7 +365,7 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
         seq = int(body["ledger"]["seq"])
         facts = recorded.facts(
             final_node=int(done["final_node"]),
-            models={"source": rolled["source_model"] or noised, "noised": noised, "final": done["final_model"]},
+            models=done["certified_models"],
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
             ledger=(seq, event_hash.get(seq, "no such event")),
@@ -378,6 +381,12 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
                 )
         if form == "auditor" and request.level != facts.level:
             yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"
+
+
+def _models_written(reader: RunReader) -> Iterator[dict[str, Any]]:
+    """Every model the ledger ever recorded; a node's bytes never change."""
+    for event in reader.events():
+        yield from _payload(event).get("models", [])
 
 
 def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:

@@ -30,50 +30,75 @@ def check_budget(epsilon: float, delta: float) -> None:
 def delta_reached(epsilon: float, multiplier: float) -> float:
     """The smallest delta for which noise of `multiplier` times the sensitivity is (epsilon, delta)-DP.
 
-    Balle & Wang 2018, theorem 8, evaluated in log space: `multiplier` is s = sigma / Psi.
+    Balle & Wang 2018, theorem 8: `multiplier` is s = sigma / Psi.
 
     >>> round(delta_reached(10, 0.31075), 5)
     0.04058
     """
-    from scipy.special import log_ndtr
+    return _delta_and_error(epsilon, multiplier)[0]
+
+
+def _delta_and_error(epsilon: float, multiplier: float) -> tuple[float, float]:
+    """delta(epsilon, s) and more than float64 can have lost of it.
+
+    With h = 1/(2s) and x = epsilon s the densities at h - x and -h - x differ by exactly e^epsilon, so
+
+        delta = 1/2 e^(-(x-h)^2 / 2) (erfcx((x-h)/sqrt 2) - erfcx((x+h)/sqrt 2)),
+
+    which cancels far less than the two tails do when epsilon and delta are small.
+    """
+    from scipy.special import erfcx, ndtr
 
     if not multiplier > 0.0:
-        return 1.0
+        return 1.0, 0.0
     if math.isinf(multiplier):
-        return 0.0
-    half_signal = 0.5 / multiplier
-    log_gain = float(log_ndtr(half_signal - epsilon * multiplier))
-    log_loss = epsilon + float(log_ndtr(-half_signal - epsilon * multiplier))
-    if log_loss >= log_gain:  # the difference is below what float64 can tell from zero
-        return 0.0
-    return math.exp(log_gain) * -math.expm1(log_loss - log_gain)
+        return 0.0, 0.0
+    half_signal, shift = 0.5 / multiplier, epsilon * multiplier
+    density = 0.5 * math.exp(-0.5 * (shift - half_signal) ** 2)
+    loss = float(erfcx((shift + half_signal) / math.sqrt(2.0)))
+    if shift < half_signal:  # delta is large and erfcx of the first term may overflow: no cancellation here
+        gain, loss = float(ndtr(half_signal - shift)), density * loss
+        return max(gain - loss, 0.0), 2.0**-50 * (gain + loss * (1.0 + half_signal**2))
+    gain = float(erfcx((shift - half_signal) / math.sqrt(2.0)))
+    difference = max(gain - loss, 0.0)
+    error = 2.0**-50 * (gain + loss)
+    return density * difference, density * (error + 2.0**-49 * (1.0 + shift**2) * (difference + error))
 
 
 def exact_multiplier(epsilon: float, delta: float) -> float:
     """The smallest s = sigma / Psi for which the Gaussian mechanism is (epsilon, delta)-DP, rounded up.
 
-    Valid for every epsilon >= 0 and 0 < delta < 1. Bracketed, then bisected to neighbouring floats; the
-    result is then enlarged by 1e-12, far above the error of `log_ndtr`, so that it is never too small.
+    Valid for every epsilon >= 0 and 0 < delta < 1. Bracketed, then bisected to neighbouring floats on an upper
+    bound of delta, so that s is never too small.
 
     >>> round(exact_multiplier(10, 0.01), 5), round(exact_multiplier(1, 0.01), 5)
     (0.3501, 1.87788)
     """
-    if not (0.0 <= epsilon < math.inf and 0.0 < delta < 1.0):
+    if not (epsilon == 0.0 and 0.0 < delta < 1.0):
         check_budget(epsilon, delta)
+
+    def enough(multiplier: float) -> bool:
+        return sum(_delta_and_error(epsilon, multiplier)) <= delta
+
     low = high = 1.0
-    while delta_reached(epsilon, high) > delta:
+    while not enough(high):
         high *= 2.0
-    while delta_reached(epsilon, low) <= delta:
+        if high > 1e150:
+            raise InputError(
+                f"the budget ({epsilon}, {delta}) is too small to be calibrated in float64: "
+                "use a larger epsilon or delta"
+            )
+    while enough(low):
         low /= 2.0
     for _ in range(200):
         middle = 0.5 * (low + high)
         if middle in (low, high):
             break
-        if delta_reached(epsilon, middle) > delta:
-            low = middle
-        else:
+        if enough(middle):
             high = middle
-    return high * (1.0 + 1e-12)
+        else:
+            low = middle
+    return high
 
 
 def classical_multiplier(epsilon: float, delta: float) -> float:

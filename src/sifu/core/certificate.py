@@ -35,6 +35,7 @@ NOT_COVERED = (
     "Models seen before this request was carried out are not covered.",
     "The other participants and the operator, who hold more than the released models, are not covered.",
     "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
+    "Noise is drawn in floating point; attacks on the last bits of such noise are not covered.",
     "This is evidence for the operator's file, not a statement of legal compliance.",
 )
 EXACT_GUARANTEE = (
@@ -129,7 +130,9 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "noise_multiplier": facts.multiplier,
         "noise_source": facts.noise,
         "sigma": facts.noise_std,
-        "attacker_true_positive_rate_at_1_percent": round(true_positive_rate(1.0 / facts.multiplier), 4),
+        "attacker_true_positive_rate_at_1_percent": round(
+            true_positive_rate(0.0 if facts.level == "exact" else 1.0 / facts.multiplier), 4
+        ),
         "accounting": facts.accounting,
         "participation": facts.participation,
         "counterfactual": "the same schedule with the client absent and its slots not refilled",
@@ -151,15 +154,22 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
-    kept = (
-        "Models from before the rollback stay for later requests; they still hold the client's part, within the budget."
-    )
+    if facts.method == "scratch":
+        erased, remains = "Every model of the history was erased.", "No model from before this request remains."
+    elif facts.retention == "strict":
+        erased = "Every kept model that held the client's part was erased."
+        remains = "No model that holds the client's part without noise remains."
+    else:
+        erased = "Every kept model after the point training went back to was erased."
+        remains = (
+            "Models up to that point stay with the operator, unreleased and without noise, for later requests; they "
+            "may hold the client's part."
+        )
     return _common(facts) | {
         "form": "public",
         "premises": [{"name": one.name, "status": one.status, "statement": one.statement} for one in facts.premises],
-        "erased": "Every kept model after the point training went back to was erased."
-        + (" So was every earlier one that held the client's part." if facts.retention == "strict" else ""),
-        "remains": "Nothing that holds the client's part remains." if facts.retention == "strict" else kept,
+        "erased": erased,
+        "remains": remains,
     }
 
 
@@ -191,6 +201,6 @@ def _statement(subject: SubjectStatement) -> dict[str, Any]:
     return {
         "clients": list(subject.clients),
         "psi": finite_or_text(subject.psi),
-        "charge": subject.charge,
+        "charge": finite_or_text(subject.charge),
         "budget": subject.budget,
     }

@@ -19,22 +19,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.regularity import RoundRegularity
+from sifu.core.regularity import NOBODY, RoundRegularity
 from sifu.core.sensitivity import (
     client_increments,
     population_increments,
     set_increment_bound,
     set_increment_exact,
 )
-from sifu.core.tracking import rounding_growth
-from sifu.core.upward import up
+from sifu.core.tracking import SMALLEST_TRACE, gather_rounding, rounding_growth
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Accounting = Literal["round", "population"]
 NodeKind = Literal["initial", "round", "noise"]
 _UP = 1.0 + 2.0**-50
-NOBODY = RoundRegularity(0, 0.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,38 @@ class TakenPart:
     averagedness: float
 
 
+class _RunningProduct:
+    """Products of consecutive factors: mantissas and binary exponents, zeros and infinities counted apart."""
+
+    def __init__(self, factors: list[float]) -> None:
+        mantissa, exponent, zeros, infinities = 1.0, 0, 0, 0
+        rows = []
+        for factor in factors:
+            if factor == 0.0:
+                zeros += 1
+            elif math.isinf(factor):
+                infinities += 1
+            else:
+                mantissa, shift = math.frexp(mantissa * factor)
+                exponent += shift
+            rows.append((mantissa, exponent, zeros, infinities))
+        mantissas, exponents, zero_counts, infinity_counts = zip(*rows, strict=True)
+        self._mantissas: Floats = np.array(mantissas)
+        self._exponents, self._zeros, self._infinities = (
+            np.array(column, dtype=np.int64) for column in (exponents, zero_counts, infinity_counts)
+        )
+
+    def between(self, start: Integers, stop: Integers) -> Floats:
+        """Product over (start, stop], enlarged by more than the rounding of all its factors."""
+        shift = np.clip(self._exponents[stop] - self._exponents[start], -5000, 5000).astype(np.int32)
+        with np.errstate(over="ignore", under="ignore"):
+            ratio = np.ldexp(self._mantissas[stop] / self._mantissas[start], shift)
+            ratio = ratio * (1.0 + (np.asarray(stop) + 8) * 2.0**-51)
+        ratio = np.where(self._zeros[stop] > self._zeros[start], 0.0, ratio)
+        ratio = np.where(self._infinities[stop] > self._infinities[start], np.inf, ratio)
+        return np.where(np.asarray(stop) == np.asarray(start), 1.0, ratio)
+
+
 class ActivePath:
     """The nodes from the initial model to the current one, with the running quantities every Psi shares."""
 
@@ -79,11 +109,13 @@ class ActivePath:
         accounting: Accounting = "round",
         population_samples: int = 0,
         grams: Mapping[int, tuple[Integers, Floats]] | None = None,
+        parameters: int = 0,
     ) -> None:
         self.nodes = nodes
         self.server_rate = server_rate
         self.accounting = accounting
         self.population_samples = population_samples
+        self.parameters = parameters
         self._grams = grams or {}
 
     def __len__(self) -> int:
@@ -111,41 +143,26 @@ class ActivePath:
         for depth, node in enumerate(self.nodes):
             if node.kind == "round":
                 growth = rounding_growth(node.regularity, self.server_rate)
-                carried = gathered if growth == 1.0 else up(gathered * growth)
-                gathered = up(carried + node.rounding) if node.rounding else carried
+                gathered = gather_rounding(gathered, growth, node.rounding)
             values[depth] = gathered
         return values
 
     @cached_property
-    def _products(self) -> tuple[Floats, Integers] | None:
-        """The running product of L over the path as mantissas and binary exponents; None when all are 1."""
+    def _products(self) -> _RunningProduct | None:
+        """The running product of the absent L over the path; None when all of them are 1."""
         factors = [node.regularity.absent(self.server_rate) if node.kind == "round" else 1.0 for node in self.nodes]
-        if all(factor == 1.0 for factor in factors):
-            return None
-        mantissas, exponents = np.ones(len(factors)), np.zeros(len(factors), dtype=np.int64)
-        mantissa, exponent = 1.0, 0
-        for depth, factor in enumerate(factors):
-            mantissa, shift = math.frexp(mantissa * factor)
-            exponent += shift
-            mantissas[depth], exponents[depth] = mantissa, exponent
-        return mantissas, exponents
+        return None if all(factor == 1.0 for factor in factors) else _RunningProduct(factors)
 
     @property
     def constant_when_absent(self) -> bool:
-        """Whether Psi of whoever is absent never moves (L = 1 in every round)."""
+        """Whether Psi of whoever is absent never moves but for rounding (L = 1 in every round)."""
         return self._products is None
 
-    def growth(self, start: int, stop: int | Integers) -> Floats:
+    def growth(self, start: Integers, stop: Integers) -> Floats:
         """Product of the absent L over rounds (start, stop], rounded up."""
         if self._products is None:
             return np.ones(np.shape(stop))
-        mantissas, exponents = self._products
-        steps = np.asarray(stop) - start
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            ratio = np.ldexp(mantissas[stop] / mantissas[start], exponents[stop] - exponents[start])
-        # Once some L was zero the ratio says nothing; zero is what everything became.
-        ratio = np.where(np.isnan(ratio), 0.0, ratio)
-        return np.where(steps == 0, 1.0, ratio * (1.0 + (np.asarray(stop) + 8) * 2.0**-51))
+        return self._products.between(start, stop)
 
     def gram(self, depth: int) -> tuple[Integers, Floats] | None:
         """(participants, Gram matrix) of the round that made this depth, when it was kept."""
@@ -161,28 +178,23 @@ class PsiCurve:
     values: Floats
 
     def at(self, depths: int | Integers) -> Floats:
-        """Psi at the given depths, rounded up; exactly zero before the subject first took part."""
+        """Psi at the given depths, rounded up; exactly zero only before the subject first took part."""
         wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))
         last = np.searchsorted(self.depths, wanted, side="right") - 1
         result = np.zeros(wanted.size)
         seen = last >= 0
         if np.any(seen):
-            index = last[seen]
-            bare = self.values[index]
-            if not self.path.constant_when_absent:
-                growth = [
-                    float(self.path.growth(int(s), int(t)))
-                    for s, t in zip(self.depths[index], wanted[seen], strict=True)
-                ]
-                bare = np.where(np.array(growth) == 1.0, bare, bare * np.array(growth) * _UP)
-            total = (bare + self.path.rounding[wanted[seen]]) * _UP
-            result[seen] = np.where(bare > 0.0, total, 0.0)
+            index, there = last[seen], wanted[seen]
+            bare = _times(self.values[index], self.path.growth(self.depths[index], there))
+            result[seen] = np.maximum((bare + self.path.rounding[there]) * _UP, SMALLEST_TRACE)
         return result
 
     def largest_until(self, depth: int) -> float:
         """The largest Psi at any depth up to this one."""
-        marks = [int(d) for d in self.depths if d <= depth]
-        return float(self.at(np.array([*marks, depth])).max())
+        if self.path.constant_when_absent:
+            marks = [int(d) for d in self.depths if d <= depth]
+            return float(self.at(np.array([*marks, depth])).max())
+        return float(self.at(np.arange(depth + 1)).max())
 
     def one(self, depth: int) -> float:
         """Psi at one depth."""
@@ -227,8 +239,9 @@ def joint_curve(path: ActivePath, parts: Mapping[int, TakenPart]) -> PsiCurve:
         increments[index] = _joint_increment(path, depth, rows, samples)
         total = float(samples.sum())
         counts[index] = total
-        factors[index] = math.fsum(row[1] * row[3] for row in rows) / total
-        averagedness[index] = math.fsum(row[1] * row[4] for row in rows) / total
+        # Means weighted by samples; with no samples at all nothing is subtracted, whatever they are.
+        factors[index] = sum(row[1] * row[3] for row in rows) / total if total else 1.0
+        averagedness[index] = sum(row[1] * row[4] for row in rows) / total if total else 1.0
     return _accumulate(path, depths, increments, counts, factors, averagedness)
 
 
@@ -244,7 +257,14 @@ def _joint_increment(
         return bound
     participants, matrix = kept
     index = np.searchsorted(participants, np.array([row[0] for row in rows]))
-    exact = set_increment_exact(samples, matrix[np.ix_(index, index)], total, node.mean_shift, path.server_rate)
+    exact = set_increment_exact(
+        samples,
+        matrix[np.ix_(index, index)],
+        total,
+        node.mean_shift,
+        path.server_rate,
+        path.parameters,
+    )
     return min(bound, exact)
 
 
@@ -261,19 +281,20 @@ def _accumulate(
     psi, previous = 0.0, 0
     trivial = path.constant_when_absent and path.server_rate <= 1.0
     for index, depth in enumerate(depths.tolist()):
+        one = slice(index, index + 1)
         if psi > 0.0 and not path.constant_when_absent:
-            growth = float(path.growth(previous, depth - 1))
-            psi = psi if growth == 1.0 else psi * growth * _UP
+            psi = float(_times(np.array([psi]), path.growth(np.array([previous]), np.array([depth - 1])))[0])
         if psi > 0.0 and not (trivial and factors[index] == 1.0):
-            own = float(
-                path.nodes[depth].regularity.without(
-                    counts[index : index + 1],
-                    factors[index : index + 1],
-                    averagedness[index : index + 1],
-                    path.server_rate,
-                )[0]
-            )
-            psi = psi if own == 1.0 else psi * own * _UP
+            regularity = path.nodes[depth].regularity
+            own = regularity.without(counts[one], factors[one], averagedness[one], path.server_rate)
+            psi = float(_times(np.array([psi]), own)[0])
         psi = (psi + increments[index]) * _UP if increments[index] > 0.0 else psi
         values[index], previous = psi, depth
     return PsiCurve(path, depths, values)
+
+
+def _times(values: Floats, factors: Floats) -> Floats:
+    """values * factors rounded up, exact where a factor is 1, and zero times infinity is zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = values * factors * _UP
+    return np.where(values == 0.0, 0.0, np.where(factors == 1.0, values, product))

@@ -53,7 +53,7 @@ class Participation:
 
     def __str__(self) -> str:
         if self.kind == "poisson":
-            return f"poisson({self.rate:g})"
+            return f"poisson({self.rate!r})"
         if self.kind == "fixed":
             return f"fixed({self.count})"
         return "all"

@@ -19,6 +19,8 @@ from sifu.core.regularity import RegularityClass
 
 Level = Literal["exact", "proven", "conditional", "none"]
 Status = Literal["met", "assumed", "failed"]
+RateSource = Literal["given", "others", "forgotten"]
+"""Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def collect_premises(
     epsilon: float,
     noise: NoiseSource,
     largest_psi: float,
-    automatic_rate: bool,
+    rate_source: RateSource,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
@@ -121,7 +123,7 @@ def collect_premises(
             else "The noise came from a seeded generator, so whoever has the seed can remove it.",
         ),
         preprocessing_premise(facts),
-        hyper_parameters_premise(automatic_rate),
+        hyper_parameters_premise(rate_source),
         Premise(
             "honest reports",
             "met",
@@ -131,16 +133,16 @@ def collect_premises(
     )
 
 
-def hyper_parameters_premise(automatic_rate: bool) -> Premise:
+def hyper_parameters_premise(rate_source: RateSource) -> Premise:
     """Hyper-parameters belong to the plan, which the guarantee takes as given; say where they came from."""
-    return Premise(
-        "hyper-parameters",
-        "met",
-        "The local rate was set from all clients' smoothness bounds, the forgotten ones' too; like the rest of the "
-        "plan it is taken as given."
-        if automatic_rate
-        else "Hyper-parameters were given, not drawn from clients' data.",
-    )
+    statements = {
+        "given": "Hyper-parameters were given, not drawn from clients' data.",
+        "others": "The local rate was set from clients' smoothness bounds; without the forgotten clients it would be "
+        "the same.",
+        "forgotten": "The local rate was set from clients' smoothness bounds and would be another one without the "
+        "forgotten clients; what it reveals of them is assumed not to matter.",
+    }
+    return Premise("hyper-parameters", "assumed" if rate_source == "forgotten" else "met", statements[rate_source])
 
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:
@@ -172,7 +174,7 @@ def _calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
 
 
 def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
-    if largest_psi > ROUNDING_HOLDS_UP_TO:
+    if not largest_psi <= ROUNDING_HOLDS_UP_TO:
         return Premise(
             "arithmetic",
             "assumed",
@@ -194,12 +196,14 @@ def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
 def level_of(premises: Sequence[Premise], *, exact: bool) -> Level:
     """The level that the premises allow.
 
-    `exact` says that no forgotten client ever touched the released model; then only preprocessing matters.
+    `exact` says that no forgotten client ever touched the released model; then only what was drawn from the
+    data before training matters: preprocessing and hyper-parameters.
     """
     if exact:
-        relevant = [one for one in premises if one.name == "preprocessing"]
-        return "exact" if all(one.status == "met" for one in relevant) else "conditional"
+        premises = [one for one in premises if one.name in ("preprocessing", "hyper-parameters")]
     statuses = {one.status for one in premises}
     if "failed" in statuses:
         return "none"
-    return "conditional" if "assumed" in statuses else "proven"
+    if "assumed" in statuses:
+        return "conditional"
+    return "exact" if exact else "proven"

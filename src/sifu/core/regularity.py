@@ -42,7 +42,11 @@ def step_factor(local_rate: float, smoothness: float, curvature: float) -> float
     """
     if curvature == 0.0 and local_rate * smoothness <= 2.0:
         return 1.0
-    return max(abs(1.0 - local_rate * curvature), abs(1.0 - local_rate * smoothness)) * _UP
+    # The products and differences may each be off by half an ulp of 1 or of themselves.
+    return max(
+        (abs(1.0 - local_rate * bound) + 2.0**-52 * (1.0 + local_rate * abs(bound))) * _UP
+        for bound in (curvature, smoothness)
+    )
 
 
 def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int, nesterov: bool = False) -> float:
@@ -115,7 +119,7 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
     alpha_i = K a / (1 + (K-1) a) with a = eta beta_i / 2 (a composition of averaged maps, Combettes & Yamada).
     """
     if assumed is not None:
-        return LocalRegularity(assumed**client.local_steps, 1.0)
+        return LocalRegularity(_power(assumed, client.local_steps), 1.0)
     beta, mu = client.smoothness, client.curvature
     if beta is None or mu is None:
         raise InputError(
@@ -128,12 +132,20 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
             return LocalRegularity(1.0, 1.0)
         return LocalRegularity(momentum_growth(eta, beta, rho, steps, facts.nesterov), 1.0)
     factor = step_factor(eta, beta, mu)
-    power = 1.0 if factor == 1.0 else factor**steps * (1.0 + steps * 2.0**-50)
+    power = 1.0 if factor == 1.0 else _power(factor, steps) * (1.0 + steps * 2.0**-50)
     if mu >= 0.0 and eta * beta <= 2.0:
         single = eta * beta / 2.0
         averagedness = min(1.0, steps * single / (1.0 + (steps - 1) * single) * _UP)
         return LocalRegularity(min(power, 1.0), averagedness)
     return LocalRegularity(power, 1.0)
+
+
+def _power(base: float, exponent: int) -> float:
+    """base ** exponent, infinite instead of an exception where float64 ends."""
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf
 
 
 def contraction(
@@ -147,7 +159,9 @@ def contraction(
     if g sum q_i alpha_i <= 1, since a relaxed averaged map does not expand.
     """
     anyone = remaining > 0
-    mean = np.minimum(factor_sum / np.where(anyone, remaining, 1.0), factor_max)
+    mean = factor_sum / np.where(anyone, remaining, 1.0)
+    # What is left of an infinite sum is not known: NaN must never pass for a bound.
+    mean = np.where(np.isnan(mean), np.inf, np.minimum(mean, factor_max))
     result = (abs(1.0 - server_rate) + server_rate * mean) * _UP
     if server_rate <= 1.0:
         result = np.where(mean == 1.0, 1.0, result)
@@ -165,17 +179,19 @@ class RoundRegularity:
     factor_sum: float
     factor_max: float
     averagedness_sum: float
+    averagedness_max: float
 
     @staticmethod
     def of(samples: NDArray[np.int64], factors: Floats, averagedness: Floats) -> RoundRegularity:
         """Sum up a round's participants; an empty round has zeros and L = 1."""
         if samples.size == 0:
-            return RoundRegularity(0, 0.0, 1.0, 0.0)
+            return NOBODY
         return RoundRegularity(
             int(samples.sum()),
-            math.fsum(samples * factors),
+            _sum(samples * factors) if float(factors.max()) < 1e290 else math.inf,
             float(factors.max()),
-            math.fsum(samples * averagedness),
+            _sum(samples * averagedness),
+            float(averagedness.max()),
         )
 
     def absent(self, server_rate: float) -> float:
@@ -189,13 +205,29 @@ class RoundRegularity:
         A subtraction may lose up to its operands' rounding, so its result is enlarged by that much.
         """
         slack = 2.0**-49
+        if math.isinf(self.factor_sum):
+            rest = np.full(np.shape(samples), np.inf)
+        else:
+            rest = self.factor_sum - samples * factors + self.factor_sum * slack
         return contraction(
-            self.factor_sum - samples * factors + self.factor_sum * slack,
+            rest,
             self.total_samples - samples,
             self.factor_max,
             self.averagedness_sum - samples * averagedness + self.averagedness_sum * slack,
             server_rate,
         )
+
+
+def _sum(terms: Floats) -> float:
+    """The correctly rounded sum, infinite where float64 ends."""
+    try:
+        return math.fsum(terms)
+    except OverflowError:
+        return math.inf
+
+
+NOBODY = RoundRegularity(0, 0.0, 1.0, 0.0, 0.0)
+"""A round without participants: nothing moves, L = 1."""
 
 
 def classify(

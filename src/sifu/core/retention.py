@@ -48,12 +48,12 @@ def thin(depths: Sequence[int], protected: set[int], limit: int) -> list[int]:
     while len(kept) > limit:
         loose = [
             (kept[i + 1] - kept[i - 1]) / (kept[i] + 8.0)
-            if kept[i] not in protected and i + 1 < len(kept)
+            if kept[i] not in protected and 0 < i < len(kept) - 1
             else math.inf
             for i in range(len(kept))
         ]
         index = int(np.argmin(loose))
-        if index == 0 or math.isinf(loose[index]):
+        if math.isinf(loose[index]):
             break
         dropped.append(kept.pop(index))
     return dropped

@@ -63,9 +63,10 @@ def charge(psi: float, noise_std: float) -> float:
     """
     if psi == 0.0:
         return 0.0
-    if noise_std == 0.0 or not math.isfinite(psi):
+    ratio = math.inf if noise_std == 0.0 or not math.isfinite(psi) else psi / noise_std
+    if ratio > 1e150:  # its square is beyond float64
         return math.inf
-    return (psi / noise_std) ** 2 * (1.0 + 2.0**-50)
+    return ratio**2 * (1.0 + 2.0**-50)
 
 
 def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
@@ -149,18 +150,29 @@ def _latest_allowed(
     exposures: Sequence[Exposure], path: ActivePath, noise_std: float, order: int, at_least: int
 ) -> int:
     """The latest allowed depth of the whole path, looking only where something can change."""
-    if path.constant_when_absent:
-        # Between two participations of anyone concerned nothing changes: look just before each.
-        breaks = {path.tip}
-        for one in exposures:
-            if not is_covered(path, at_least, one.subject):
-                breaks.update(int(d) - 1 for d in one.curve.depths if d > at_least)
-        breaks.update(d for d, _ in path.noise_depths if d >= at_least)
-        breaks.update(d - 1 for d, _ in path.noise_depths if d > at_least)
-        depths = sorted(breaks, reverse=True)
-    else:
-        depths = list(range(path.tip, at_least - 1, -1))
-    return next((d for d in depths if is_allowed(exposures, d, noise_std, order)), at_least)
+    if not path.constant_when_absent:
+        depths = range(path.tip, at_least - 1, -1)
+        return next((d for d in depths if is_allowed(exposures, d, noise_std, order)), at_least)
+    # With L = 1 nothing falls along the path but where a noise edge begins to cover someone. So between two
+    # participations or edges "allowed" can only turn into "not allowed", and bisection finds where.
+    starts = {at_least}
+    for one in exposures:
+        if not is_covered(path, at_least, one.subject):
+            starts.update(int(d) for d in one.curve.depths if d > at_least)
+    starts.update(d for d, _ in path.noise_depths if d > at_least)
+    stop = path.tip
+    for start in sorted(starts, reverse=True):
+        if is_allowed(exposures, start, noise_std, order):
+            low, high = start, stop
+            while low < high:
+                middle = (low + high + 1) // 2
+                if is_allowed(exposures, middle, noise_std, order):
+                    low = middle
+                else:
+                    high = middle - 1
+            return low
+        stop = start - 1
+    return at_least
 
 
 def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:

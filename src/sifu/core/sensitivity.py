@@ -71,21 +71,21 @@ def set_increment_bound(
 
 
 def set_increment_exact(
-    samples: Integers, gram: Floats, total_samples: int, mean_shift: float, server_rate: float
+    samples: Integers, gram: Floats, total_samples: int, mean_shift: float, server_rate: float, parameters: int
 ) -> float:
     """Delta_W from the Gram matrix of W∩S, <theta_i - mean, theta_j - mean>.
 
-    || sum_c n_c v_c ||^2 = n' G n. Cancellation can make the quadratic form too small, by no more than the
-    rounding error of the absolute sum, which is added before the square root.
+    || sum_c n_c v_c ||^2 = n' G n. A float64 inner product of `parameters` terms is off by at most that many
+    times 2**-52 ||v_i|| ||v_j||, and so cancellation can make the quadratic form too small by no more than
+    (sum_c n_c ||v_c||)^2 times that, which is added before the square root.
     """
     rest = total_samples - int(samples.sum())
     if rest == 0 and samples.size:
         return server_rate * mean_shift * ARITHMETIC_SLACK
     counts = samples.astype(np.float64)
     square = float(counts @ gram @ counts)
-    # The entries themselves carry a relative error of at most 2**-40 (engines accumulate them in float64).
-    absolute = float(counts @ np.abs(gram) @ counts)
-    square = max(square, 0.0) + absolute * 2.0**-39
+    absolute = float(counts @ np.sqrt(np.maximum(np.diag(gram), 0.0))) ** 2
+    square = max(square, 0.0) + absolute * (parameters + samples.size + 16) * 2.0**-51
     return server_rate * math.sqrt(square) / max(rest, 1) * ARITHMETIC_SLACK
 
 

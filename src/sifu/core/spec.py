@@ -7,7 +7,7 @@ commented file, errors can name the key and its nearest neighbour, and there is 
 from __future__ import annotations
 
 import difflib
-import math
+import json
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -150,7 +150,7 @@ class Spec:
 
 def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
     if not isinstance(mapping, Mapping):
-        raise InputError(f"{prefix.rstrip('.')} must be a table of keys, found {mapping!r}")
+        raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
     hints = typing.get_type_hints(kind)
     known = {one.name for one in fields(kind)}
     values = {}
@@ -175,9 +175,9 @@ def nearest_hint(prefix: str, key: str, kind: type[Any] = Spec) -> str:
         if section.name != "seed"
         for one in fields(typing.get_type_hints(Spec)[section.name])
     ]
-    near = difflib.get_close_matches(prefix + key, here, n=1) or [
-        name for name in everywhere if name.split(".")[1] == key
-    ]
+    near = [name for name in everywhere if name.split(".")[1] == key] or difflib.get_close_matches(
+        prefix + key, here, n=1
+    )
     near = near or difflib.get_close_matches(prefix + key, everywhere, n=1)
     return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(sorted(here))}"
 
@@ -201,8 +201,8 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
             raise InputError(f"{name} must be a number or {typing.get_args(words)[0]!r}, found {value!r}")
         return _cast(float, value, name)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise InputError(f"{name} must be a finite number, found {value}")
+        if not abs(value) < 1e308:
+            raise InputError(f"{name} must be a finite number, found {str(value)[:40]}")
         return float(value)
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -287,6 +287,6 @@ def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        # JSON's escapes are TOML's; only DEL must be escaped too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

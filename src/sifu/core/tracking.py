@@ -23,6 +23,8 @@ from sifu.core.upward import up
 Floats = NDArray[np.float64]
 _UP = 1.0 + 2.0**-50
 _SCALE_RANGE = (1e-100, 1e100)
+SMALLEST_TRACE = 2.0**-1000
+"""Psi of whoever took part is never below this: zero is read as "never touched", and certified as exact."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,16 @@ def summarise_round(
 
 
 def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
-    """max(1, |1-g| + g max P_i): no L of the round is larger, for any W."""
-    if server_rate <= 1.0 and regularity.factor_max <= 1.0:
+    """max(1, |1-g| + g max P_i), or 1 where g max alpha_i <= 1: no L of the round is larger, for any W."""
+    if regularity.factor_max <= 1.0 and (server_rate <= 1.0 or server_rate * regularity.averagedness_max * _UP <= 1.0):
         return 1.0
     return max(1.0, (abs(1.0 - server_rate) + server_rate * regularity.factor_max) * _UP)
+
+
+def gather_rounding(gathered: float, growth: float, rounding: float) -> float:
+    """R' = growth R + r, rounded up."""
+    carried = gathered if growth == 1.0 or gathered == 0.0 else up(gathered * growth)
+    return up(carried + rounding) if rounding else carried
 
 
 class SensitivityTracker:
@@ -82,16 +90,9 @@ class SensitivityTracker:
 
     def __init__(self, client_count: int) -> None:
         self._values: Floats = np.zeros(client_count)
+        self._seen = np.zeros(client_count, dtype=bool)
         self._scale = 1.0
         self._rounding = 0.0
-
-    @classmethod
-    def resume(cls, values: Floats, rounding: float) -> SensitivityTracker:
-        """Continue from the Psi (without the rounding allowance) of every client."""
-        tracker = cls(values.size)
-        tracker._values[:] = values
-        tracker._rounding = rounding
-        return tracker
 
     @property
     def rounding(self) -> float:
@@ -104,8 +105,8 @@ class SensitivityTracker:
 
     def total(self, clients: ClientIndices) -> Floats:
         """Psi(n, c) with the allowance; exactly zero for a client that never took part."""
-        bare = self.bare(clients)
-        return np.where(bare > 0.0, (bare + self._rounding) * _UP, 0.0)
+        total = np.maximum((self.bare(clients) + self._rounding) * _UP, SMALLEST_TRACE)
+        return np.where(self._seen[clients], total, 0.0)
 
     def update(self, scalars: RoundScalars) -> tuple[Floats, Floats]:
         """Add a round; returns the participants' bare Psi before and after it."""
@@ -113,16 +114,20 @@ class SensitivityTracker:
         before = self.bare(who)
         if scalars.absent_contraction != 1.0:
             self._rescale(scalars.absent_contraction)
-        after = np.where(scalars.own_contractions == 1.0, before, before * scalars.own_contractions * _UP)
-        after = np.where(scalars.increments > 0.0, (after + scalars.increments) * _UP, after)
-        self._values[who] = after if self._scale == 1.0 else after / self._scale * _UP
-        growth = scalars.rounding_growth
-        carried = self._rounding if growth == 1.0 else up(self._rounding * growth)
-        self._rounding = up(carried + scalars.rounding) if scalars.rounding else carried
+        with np.errstate(over="ignore", invalid="ignore"):
+            grown = before * scalars.own_contractions * _UP
+            after = np.where((scalars.own_contractions == 1.0) | (before == 0.0), before, grown)
+            after = np.where(scalars.increments > 0.0, (after + scalars.increments) * _UP, after)
+            self._values[who] = after if self._scale == 1.0 else after / self._scale * _UP
+        self._seen[who] = True
+        self._rounding = gather_rounding(self._rounding, scalars.rounding_growth, scalars.rounding)
         return before, after
 
     def _read(self, values: Floats) -> Floats:
-        return values.copy() if self._scale == 1.0 else values * self._scale * _UP
+        if self._scale == 1.0:
+            return values.copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.where(values == 0.0, 0.0, values * self._scale * _UP)
 
     def _rescale(self, factor: float) -> None:
         self._scale *= factor * _UP if factor else 0.0

@@ -31,7 +31,7 @@ def norm_up(vector: NDArray[np.floating]) -> float:
         if largest == 0.0 or not math.isfinite(largest):
             return largest
         length = float(np.linalg.norm(flat / largest)) * largest
-    return length * enlargement(flat.size)
+    return math.nextafter(length * enlargement(flat.size), math.inf)
 
 
 def enlargement(terms: int) -> float:

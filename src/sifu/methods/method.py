@@ -30,9 +30,15 @@ class Method(Protocol):
         ...
 
     def premises(
-        self, view: RunView, exposures: Sequence[Exposure], depth: int, calibration: Calibration, epsilon: float
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        calibration: Calibration,
+        epsilon: float,
     ) -> tuple[Premise, ...]:
-        """What a certificate of this method rests on, for noise at `depth`; the level follows from it."""
+        """What a certificate for `clients` rests on, with noise at `depth`; the level follows from it."""
         ...
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:

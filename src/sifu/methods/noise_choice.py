@@ -20,7 +20,10 @@ from sifu.methods.plan import NoiseOption
 from sifu.methods.view import RunView
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
-HEADROOM = 1.15
+HEADROOM = 1.1
+SIGMA_LADDER = 1.1
+"""An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
+about the Psi it was chosen from."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTer
         if not math.isfinite(needed):
             continue
         everyone = view.kept[depth].psi_max * terms.multiplier * HEADROOM
-        noise_std = max(needed, everyone)
+        noise_std = _on_ladder(max(needed, everyone))
         ratio = noise_to_signal(view, depth, noise_std)
         options.append(NoiseOption(noise_std, depth, ratio, predict_rounds(view, depth, noise_std)))
         if chosen is None and noise_std > 0.0 and ratio <= LARGEST_NOISE_TO_SIGNAL:
@@ -53,6 +56,14 @@ def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTer
         chosen = min(positive, default=1.0) * 0.5
         notes = ("no kept model outweighs the noise it would need: training starts again from the initial model",)
     return NoiseChoice(chosen, tuple(options), notes)
+
+
+def _on_ladder(noise_std: float) -> float:
+    """The next power of `SIGMA_LADDER` at or above a noise."""
+    if noise_std <= 0.0:
+        return 0.0
+    rung = SIGMA_LADDER ** math.ceil(math.log(noise_std) / math.log(SIGMA_LADDER))
+    return rung if rung >= noise_std else rung * SIGMA_LADDER
 
 
 def _noise_of_last_edge(view: RunView, exposures: Sequence[Exposure], order: int) -> float | None:

@@ -27,7 +27,7 @@ class Scratch:
         """No node, no noise, nothing charged to anyone."""
         order = view.next_order
         subjects = view.new_subjects(terms, order)
-        premises = self.premises(view, (), 0, terms.calibration, terms.epsilon)
+        premises = self.premises(view, view.indices(terms.clients), (), 0, terms.calibration, terms.epsilon)
         return Plan(
             terms=terms,
             order=order,
@@ -48,10 +48,16 @@ class Scratch:
         )
 
     def premises(
-        self, view: RunView, exposures: Sequence[Exposure], depth: int, calibration: Calibration, epsilon: float
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        calibration: Calibration,
+        epsilon: float,
     ) -> tuple[Premise, ...]:
         """Nobody's data touched the fresh model, so only what came before training matters."""
-        return (preprocessing_premise(view.facts), hyper_parameters_premise(view.automatic_rate))
+        return (preprocessing_premise(view.facts), hyper_parameters_premise(view.rate_source(clients)))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
         """A fresh model of this branch."""

@@ -47,7 +47,9 @@ class Sifu:
             for one, cost in zip(exposures, node.charges, strict=True)
             if one.subject.subject in new_ids or one.psi_to_hide(node.depth) > 0.0
         )
-        premises = self.premises(view, exposures, node.depth, terms.calibration, terms.epsilon)
+        premises = self.premises(
+            view, view.indices(terms.clients), exposures, node.depth, terms.calibration, terms.epsilon
+        )
         notes = list(choice.notes) if choice else []
         if node.wanted_depth > node.depth:
             notes.append(
@@ -82,7 +84,13 @@ class Sifu:
         )
 
     def premises(
-        self, view: RunView, exposures: Sequence[Exposure], depth: int, calibration: Calibration, epsilon: float
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        calibration: Calibration,
+        epsilon: float,
     ) -> tuple[Premise, ...]:
         """Every premise of a noised release (DESIGN section 7)."""
         return collect_premises(
@@ -93,7 +101,7 @@ class Sifu:
             epsilon=epsilon,
             noise=view.spec.privacy.noise,
             largest_psi=largest_psi_on_the_way(exposures, depth),
-            automatic_rate=view.automatic_rate,
+            rate_source=view.rate_source(clients),
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:

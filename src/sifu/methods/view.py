@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from sifu.core.engine import ClientProfile, TrainingFacts
 from sifu.core.errors import InputError
 from sifu.core.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.core.participation import ClientIndices, Participation
-from sifu.core.premises import MeasuredRegularity
+from sifu.core.premises import MeasuredRegularity, RateSource
 from sifu.core.regularity import LocalRegularity, classify, largest_certified_rate, local_regularity
 from sifu.core.rollback import Exposure, Subject
 from sifu.core.spec import Spec
@@ -71,7 +71,6 @@ class RunView:
                 }
             )
         )
-        self.automatic_rate = reader.asked["local"]["rate"] == "auto"
         self.rows: list[NodeRow] = reader.path(tip)
         self.requests: list[RequestRow] = reader.requests()
 
@@ -79,6 +78,15 @@ class RunView:
     def regularities(self) -> Regularities:
         """P_i and alpha_i of every client."""
         return Regularities.of(self.clients, self.facts, self.spec)
+
+    def rate_source(self, clients: Iterable[int]) -> RateSource:
+        """Whether the local rate was given, and if not, whether it would be the same without `clients`."""
+        if self.reader.asked["local"]["rate"] != "auto":
+            return "given"
+        gone = set(clients)
+        rest = [one for index, one in enumerate(self.clients) if index not in gone]
+        same = largest_certified_rate(rest, self.facts.momentum) == self.regularities.measured.largest_certified_rate
+        return "others" if same else "forgotten"
 
     @cached_property
     def parameters(self) -> int:
@@ -121,6 +129,7 @@ class RunView:
             self.spec.privacy.accounting,
             self.population_samples,
             grams,
+            self.parameters,
         )
 
     @cached_property

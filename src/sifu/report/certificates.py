@@ -83,7 +83,9 @@ def _erased(one: Request, body: Mapping[str, Any]) -> str:
             f"{one.erased_words} Erased: {counted(erased, 'model')}."
             if erased
             else "No model had to be erased: none lay after the point training went on from.",
-            f"{one.remains_words} Kept from before: {counted(remaining, 'model')}.",
+            f"{one.remains_words} Kept from before: {counted(remaining, 'model')}."
+            if remaining
+            else "No earlier model remains.",
             "Copies outside the run folder, such as backups and models handed out before, are not reached from here.",
         ]
     )
@@ -156,4 +158,4 @@ def _nodes(body: Mapping[str, Any]) -> str:
 
 
 def _times(body: Mapping[str, Any]) -> str:
-    return ", ".join(str(body.get(key, "–")) for key in ("received", "carried_out", "issued"))
+    return " · ".join(str(body.get(key, "–")) for key in ("received", "carried_out", "issued"))

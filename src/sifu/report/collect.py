@@ -42,13 +42,11 @@ class _RememberingReader(RunReader):
         """Read these clients' participations now."""
         self._remembered, self._known = super().participation(clients), frozenset(clients)
 
-    def participation(
-        self, clients: Sequence[int] | None = None, first: int = 0, last: int = 2**62
-    ) -> ParticipationRows:
+    def participation(self, clients: Sequence[int] | None = None) -> ParticipationRows:
         """As RunReader's, from memory where it can."""
         rows = self._remembered
-        if rows is None or clients is None or (first, last) != (0, 2**62) or not self._known.issuperset(clients):
-            return super().participation(clients, first, last)
+        if rows is None or clients is None or not self._known.issuperset(clients):
+            return super().participation(clients)
         chosen = np.isin(rows.clients, np.fromiter(clients, dtype=np.int64))
         return ParticipationRows(rows.nodes[chosen], rows.clients[chosen], rows.samples[chosen], rows.drifts[chosen])
 
@@ -71,7 +69,7 @@ def _collect(reader: _RememberingReader) -> ReportData:
         parameters=sum(int(np.prod(shape)) for shape in reader.layout.shapes),
         client_count=len(view.clients),
         sample_count=view.population_samples,
-        forgotten_count=len(view.forgotten),
+        active_count=int(view.active.size),
         training_rounds=max(one.position for one in nodes.values() if one.branch == 0),
         rounds_in_all=sum(1 for one in nodes.values() if one.kind == "round"),
         target=view.spec.stop.target,
@@ -206,7 +204,7 @@ def _requests(
                 accuracy=after.accuracy if after else None,
                 reached=None if after is None or stop.target <= 0 else after.accuracy >= stop.target,
                 scratch_rounds=comparison.rounds if comparison else None,
-                scratch_reached=comparison.reached if comparison else False,
+                scratch_reached=bool(comparison and (comparison.reached or stop.target <= 0)),
                 scratch_forgotten=comparison.forgotten_accuracy if comparison else None,
                 forgotten_samples=was.samples if was else None,
                 forgotten_before=was.accuracy if was else None,

@@ -99,7 +99,7 @@ class Request:
     @property
     def compared(self) -> bool:
         """Done, the target reached, and Scratch trained beside it: only then do the rounds compare."""
-        return self.done and self.scratch_rounds is not None and self.reached is not False
+        return self.done and self.scratch_rounds is not None and self.reached is True
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class ReportData:
     parameters: int
     client_count: int
     sample_count: int
-    forgotten_count: int
+    active_count: int
     training_rounds: int
     rounds_in_all: int
     target: float
@@ -152,6 +152,11 @@ class ReportData:
     ledger_head: str
     public_key: str
     versions: Mapping[str, str]
+
+    @property
+    def forgotten_count(self) -> int:
+        """Clients whose forgetting is certified, at whatever level but none."""
+        return sum(len(one.clients) for one in self.done if one.level not in (None, "none"))
 
     @property
     def done(self) -> tuple[Request, ...]:

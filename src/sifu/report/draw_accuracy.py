@@ -14,6 +14,7 @@ from sifu.report.style import (
     INK,
     VERMILLION,
     branch_colour,
+    counted,
     headline,
     new_figure,
     only_ticks,
@@ -197,6 +198,8 @@ def accuracy_message(data: ReportData) -> str:
         return "Accuracy over the rounds"
     now = f"{100 * data.accuracy:.1f} %"
     if len(data.branches) > 1 and data.phase == "ready":
+        if data.target <= 0:
+            return f"After {counted(len(data.branches) - 1, 'request')} the model is at {now} accuracy"
         if data.accuracy < data.target:
             return f"Noise costs accuracy; training on has not won all of it back: {now} now"
         return f"Noise costs accuracy, training on wins it back: the model is at {now} now"

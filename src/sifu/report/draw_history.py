@@ -54,7 +54,7 @@ def draw_history(data: ReportData) -> Figure:
         text.set_parse_math(False)
         text.set_color(INK if not hidden or lane != 1 else GREY)
     axes.set_ylim(-0.75, lanes - 0.35)
-    axes.set_xlim(-0.06 * max(longest, 1), longest + 0.16 * max(longest, 1))
+    axes.set_xlim(-0.06 * max(longest, 1), longest + 0.17 * max(longest, 1))
     axes.set_xlabel("Rounds along the path")
     only_ticks(axes, grid="x")
     axes.spines["left"].set_visible(False)
@@ -106,23 +106,32 @@ def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], *, crowded: bo
     lane, colour = lane_of[one.branch], branch_colour(one.branch)
     faded = one.active_until < 0
     axes.plot([one.start], [lane], "s", color=colour, markersize=5.5, alpha=0.5 if faded else 1.0, mew=0, zorder=4)
-    label = rf"$\theta_{{{one.branch}}}^{{0}}$"
-    if one.source is None and one.branch > 0:
-        label += "  fresh"
+    fresh = one.source is None
     if not crowded or one.branch == 0:
         axes.annotate(
-            label,
+            rf"$\theta_{{{one.branch}}}^{{0}}$",
             (one.start, lane),
-            xytext=(-5, 0 if one.branch == 0 else 4),
+            xytext=(-5, 0 if fresh else 4),
             textcoords="offset points",
             ha="right",
-            va="center" if one.branch == 0 else "bottom",
+            va="center" if fresh else "bottom",
             fontsize=9.5,
             color=colour,
         )
+    if one.branch > 0 and not crowded:
+        words = "fresh start, no noise" if fresh else f"noise σ = {one.noise_std:.3g}"
+        axes.annotate(
+            "no noise needed" if not fresh and one.noise_std == 0.0 else words,
+            (one.start, lane - (0.28 if fresh else 0.66)),
+            xytext=(5, 0),
+            textcoords="offset points",
+            fontsize=7.5,
+            color=GREY,
+            va="center",
+        )
     if one.source is None:
         return
-    arrow = axes.annotate(
+    axes.annotate(
         "",
         (one.start, lane),
         xytext=(one.start, lane_of.get(one.source[0], 1)),
@@ -138,18 +147,6 @@ def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], *, crowded: bo
         },
         zorder=5,
     )
-    arrow.set_zorder(5)
-    if not crowded:
-        noise = "no noise needed" if one.noise_std == 0.0 else f"noise σ = {one.noise_std:.3g}"
-        axes.annotate(
-            noise,
-            (one.start, lane - 0.66),
-            xytext=(5, 0),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=GREY,
-            va="center",
-        )
 
 
 def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def _draw_panel(axes: Axes, panel: PsiPanel) -> None:
     before = panel.x <= panel.source_x
     for index in reversed(range(len(curves))):
         strong = index == 0
-        style = {"color": BLUE, "linewidth": 2.0 if strong else 0.8, "zorder": 4 if strong else 3}
+        style: dict[str, Any] = {"color": BLUE, "linewidth": 2.0 if strong else 0.8, "zorder": 4 if strong else 3}
         # The last model before the cut belongs to both parts, so that the line has no gap.
         after = panel.x >= panel.source_x
         axes.plot(panel.x[before], curves[index][before], alpha=1.0 if strong else 0.45, **style)

@@ -63,23 +63,17 @@ def draw_rounds(data: ReportData) -> Figure:
     else:
         axes, total = figure.subplots(2, 1, height_ratios=[len(shown), 1.6])
     for line, one in enumerate(shown):
-        _draw_pair(
-            axes, -line, one.rounds, one.scratch_rounds, short=one.reached is False, more=not one.scratch_reached
-        )
+        words = _comparison(one)
+        _draw_pair(axes, -line, one.rounds, one.scratch_rounds, words, more=not one.scratch_reached)
     longest = max(max(one.rounds, one.scratch_rounds or 0) for one in shown)
     _finish(axes, [plain(one.request) for one in shown], longest, bold=False)
     if len(done) > 1:
         compared = data.compared
         rounds = sum(one.rounds for one in compared or done)
         scratch = sum(one.scratch_rounds or 0 for one in compared) if compared else None
-        _draw_pair(
-            total,
-            0,
-            rounds,
-            scratch,
-            short=False,
-            more=not all(one.scratch_reached for one in compared),
-        )
+        more = not all(one.scratch_reached for one in compared)
+        ratio = fewer(rounds, scratch, at_least=more) if scratch is not None else ""
+        _draw_pair(total, 0, rounds, scratch, ratio, more=more, many=True)
         words = "total" if not compared or len(compared) == len(done) else f"total of {len(compared):,}\ncompared"
         _finish(
             total, [words], max(longest if len(shown) <= TOTAL_BESIDE_UP_TO else 1, rounds, scratch or 0), bold=True
@@ -110,6 +104,8 @@ def rounds_message(data: ReportData) -> str:
         return "Rounds spent on forgetting"
     if not compared:
         total = sum(one.rounds for one in done)
+        if data.target <= 0:
+            return f"Forgetting took {counted(total, 'round')}, a fixed number for each request: no target was set"
         return f"Forgetting took {counted(total, 'round')}; there is no training from scratch to compare with"
     rounds, scratch = sum(one.rounds for one in compared), sum(one.scratch_rounds or 0 for one in compared)
     at_least = not all(one.scratch_reached for one in compared)
@@ -117,16 +113,27 @@ def rounds_message(data: ReportData) -> str:
     return f"Forgetting took {counted(rounds, 'round')}, from scratch it takes {scratch:,}: {ratio}"
 
 
-def _draw_pair(axes: Axes, place: float, rounds: int, scratch: int | None, *, short: bool, more: bool) -> None:
-    """`short`: the target was not reached, so nothing is compared. `more`: Scratch would have needed even more."""
+def _comparison(one: Request) -> str:
+    """How a request's rounds stand against Scratch's, where that says something."""
+    if one.reached is False:
+        return "target not reached"
+    if not one.compared or one.scratch_rounds is None:
+        return ""
+    return fewer(one.rounds, one.scratch_rounds, at_least=not one.scratch_reached)
+
+
+def _draw_pair(
+    axes: Axes, place: float, rounds: int, scratch: int | None, words: str, *, more: bool, many: bool = False
+) -> None:
+    """`words` stand beside the upper bar; with `more`, Scratch would have needed even more rounds."""
     height = 0.36
     upper = place + height / 2 if scratch is not None else place
     axes.barh(upper, rounds, height=height, color=BLUE, linewidth=0)
-    text = f"{rounds:,}" + ("   target not reached" if short else "")
+    text = f"{rounds:,}   {words}".rstrip()
     if scratch is not None:
-        text += "" if short else f"   {fewer(rounds, scratch, at_least=more)}"
         axes.barh(place - height / 2, scratch, height=height, color=SCRATCH_COLOUR, linewidth=0)
-        _beside(axes, scratch, place - height / 2, f"{scratch:,}" + (", target not reached" if more else ""), GREY)
+        stopped = (" or more" if many else ", target not reached") if more else ""
+        _beside(axes, scratch, place - height / 2, f"{scratch:,}{stopped}", GREY)
     _beside(axes, rounds, upper, text, INK, bold=True)
 
 

@@ -31,6 +31,12 @@ class FigureKind:
     draw: Callable[[ReportData], Figure]
     message: Callable[[ReportData], str]
     caption: str
+    caption_without_scratch: str = ""
+
+    def explained(self, data: ReportData) -> str:
+        """The caption that fits what was recorded."""
+        scratch = any(one.scratch_rounds is not None for one in data.done)
+        return self.caption if scratch or not self.caption_without_scratch else self.caption_without_scratch
 
 
 FIGURES: tuple[FigureKind, ...] = (
@@ -55,6 +61,7 @@ FIGURES: tuple[FigureKind, ...] = (
         rounds_message,
         "The sure way to forget a client is to train again from scratch without it. The bars compare how many rounds "
         "of training either way took to reach the same target.",
+        "How many rounds of training each request took. Training again from scratch was not tried beside them.",
     ),
     FigureKind(
         "before-after",
@@ -62,6 +69,8 @@ FIGURES: tuple[FigureKind, ...] = (
         before_after_message,
         "Forgetting does not mean being bad at the client's data: a model that never saw the client (diamond) is often "
         "right about it too. What counts is that the filled dot is near the diamond.",
+        "How often the model is right before and after each request. Forgetting does not mean being bad at the client's "
+        "data: a model that never saw the client is often right about it too.",
     ),
     FigureKind(
         "accuracy",

@@ -35,6 +35,6 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) 
         "<tr>" + "".join(f"<td{c}>{text(v)}</td>" for v, c in zip(row, classes, strict=True)) + "</tr>" for row in rows
     )
     return Markup(
-        f'<div class="scroll"><table><caption>{text(caption)}</caption>'
+        f'<div class="scroll"><table class="data"><caption>{text(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
     )

@@ -53,8 +53,7 @@ def _source(data: ReportData) -> str:
 
 
 def _facts(data: ReportData) -> Iterable[str]:
-    remaining = data.client_count - data.forgotten_count
-    yield _fact("Clients that remain", f"{remaining:,}", f"of {data.client_count:,}")
+    yield _fact("Clients that remain", f"{data.active_count:,}", f"of {data.client_count:,}")
     yield _fact("Clients forgotten", f"{data.forgotten_count:,}", counted(len(data.done), "request") + " done")
     target = f"target {100 * data.target:g} %" if data.target > 0 else "no target"
     yield _fact("Accuracy now", percent(data.accuracy), target)
@@ -73,9 +72,9 @@ def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterable[str]:
     for one in FIGURES:
         if not data.requests and one.name in ("psi", "rounds", "before-after"):
             continue
-        label = html.escape(f"{one.message(data)}. {one.caption}")
+        label = html.escape(f"{one.message(data)}. {one.explained(data)}")
         drawing = inline_svg(drawings[one.name], one.name, label)
-        caption = text(one.caption + _small_print(one.name, data))
+        caption = text(one.explained(data) + _small_print(one.name, data))
         yield f'<figure><div class="sheet">{drawing}</div>\n<figcaption>{caption}</figcaption></figure>'
 
 
@@ -97,9 +96,8 @@ def _tables(data: ReportData) -> str:
         "Requests",
         (
             "Request",
-            "Clients",
+            "#Clients",
             "Level",
-            "Method",
             "#ε",
             "#δ",
             "#σ",
@@ -107,7 +105,7 @@ def _tables(data: ReportData) -> str:
             "#Ψ*",
             "Went back to",
             "#Rounds",
-            "#Scratch",
+            "#From scratch",
             "#Accuracy",
         ),
         [_request_row(one) for one in data.requests],
@@ -119,7 +117,7 @@ def _tables(data: ReportData) -> str:
             (
                 _model_name(one.branch, one.position),
                 f"{one.node:,}",
-                "current model" if one.current else ("can be gone back to" if one.on_path else "not in use"),
+                "current model" if one.current else ("kept to go back to" if one.on_path else "not in use"),
                 f"{one.psi_max:.4g}",
                 size(one.bytes),
             )
@@ -141,15 +139,13 @@ def _model_name(branch: int, position: int) -> str:
 
 def _request_row(one: Request) -> Sequence[str]:
     certificate = one.certificate or {}
-    names = ", ".join(one.clients[:3]) + (f" and {len(one.clients) - 3:,} more" if len(one.clients) > 3 else "")
     went_back = "–" if one.rollback is None else _model_name(*one.rollback)
     if one.rollback is None and one.done:
         went_back = "fresh model"
     return (
         one.request,
-        names,
+        f"{len(one.clients):,}",
         badge(one.level) if one.level else badge("waiting" if one.status == "received" else one.status),
-        one.method,
         f"{one.epsilon:g}",
         f"{one.delta:g}",
         "–" if one.sigma is None else f"{one.sigma:.4g}",

@@ -138,8 +138,11 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
     stream = io.BytesIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type")) if kind == "svg" else {"Software": None}
     with figure_style():
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once; the next file has the same layout
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            if figure.axes:
+                engine.execute(figure)
+            figure.set_layout_engine(None)  # laid out once, so every file of a figure has the same layout
         figure.savefig(stream, format=kind, dpi=DOTS_PER_INCH, metadata=nothing)
     return stream.getvalue()
 

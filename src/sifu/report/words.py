@@ -130,6 +130,8 @@ def rounds_words(one: Request) -> str:
         return f"{one.rounds:,}"
     if one.reached is False:
         return f"{one.rounds:,} (target not reached)"
+    if not one.compared:
+        return f"{one.rounds:,}"
     return f"{one.rounds:,} ({fewer(one.rounds, one.scratch_rounds, at_least=not one.scratch_reached)})"
 
 

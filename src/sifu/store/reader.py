@@ -179,7 +179,7 @@ class RunReader:
         """Nodes by number, the cut ones too."""
         rows = self.query(
             "SELECT node, parent, kind, branch, position, samples, request_order, factor_sum, factor_max, "
-            "averagedness_sum, mean_shift, rounding, noise_std, distance FROM nodes "
+            "averagedness_sum, averagedness_max, mean_shift, rounding, noise_std, distance FROM nodes "
             "WHERE node BETWEEN ? AND ? ORDER BY node",
             (first, 2**62 if last is None else last),
         )

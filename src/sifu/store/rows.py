@@ -27,6 +27,7 @@ NODE_DTYPE = np.dtype(
             "factor_sum",
             "factor_max",
             "averagedness_sum",
+            "averagedness_max",
             "mean_shift",
             "rounding",
             "noise_std",
@@ -58,6 +59,7 @@ class NodeRow:
             sums.factor_sum,
             sums.factor_max,
             sums.averagedness_sum,
+            sums.averagedness_max,
             one.mean_shift,
             one.rounding,
             one.noise_std,
@@ -68,7 +70,7 @@ class NodeRow:
     def of(row: Sequence[object]) -> NodeRow:
         """From the table's columns."""
         (node, parent, kind, branch, position, samples, order, *reals) = row
-        factor_sum, factor_max, averagedness, shift, rounding, noise_std, distance = (
+        factor_sum, factor_max, averagedness, largest, shift, rounding, noise_std, distance = (
             float(value)  # type: ignore[arg-type]
             for value in reals
         )
@@ -84,6 +86,7 @@ class NodeRow:
                     factor_sum,
                     factor_max,
                     averagedness,
+                    largest,
                 ),
                 mean_shift=shift,
                 rounding=rounding,
@@ -136,7 +139,7 @@ class ParticipationRows:
 
 
 def rows_digest(nodes: Sequence[NodeRow], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]]) -> str:
-    """SHA-256 over the nodes, then their participations by (node, client), then their Gram matrices."""
+    """SHA-256 over the three counts, the nodes, their participations by (node, client), their Gram matrices."""
     packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
     for index, row in enumerate(nodes):
         values = list(row.values())
@@ -146,7 +149,10 @@ def rows_digest(nodes: Sequence[NodeRow], participation: ParticipationRows, gram
     taking_part = np.zeros(participation.nodes.size, dtype=PARTICIPATION_DTYPE)
     taking_part["node"], taking_part["client"] = participation.nodes, participation.clients
     taking_part["samples"], taking_part["drift"] = participation.samples, participation.drifts
-    digest = hashlib.sha256(packed.tobytes())
+    grams = list(grams)
+    counts = np.array([len(nodes), participation.nodes.size, len(grams)], dtype="<i8")
+    digest = hashlib.sha256(counts.tobytes())
+    digest.update(packed.tobytes())
     digest.update(taking_part.tobytes())
     for node, matrix in grams:
         digest.update(int(node).to_bytes(8, "little", signed=True))

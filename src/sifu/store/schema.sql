@@ -24,6 +24,7 @@ CREATE TABLE nodes (
     factor_sum       REAL    NOT NULL,
     factor_max       REAL    NOT NULL,
     averagedness_sum REAL    NOT NULL,
+    averagedness_max REAL    NOT NULL,
     mean_shift       REAL    NOT NULL,
     rounding         REAL    NOT NULL,
     noise_std        REAL    NOT NULL,

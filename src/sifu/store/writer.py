@@ -250,7 +250,7 @@ class RunWriter(RunReader):
 
     def _insert(self, rows: NewRows) -> None:
         self.connection.executemany(
-            f"INSERT INTO nodes VALUES ({','.join('?' * 14)})", [row.values() for row in rows.nodes]
+            f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", [row.values() for row in rows.nodes]
         )
         part = rows.participation
         self.connection.executemany(
