@@ -69,8 +69,8 @@ FIGURES: tuple[FigureKind, ...] = (
         before_after_message,
         "Forgetting does not mean being bad at the client's data: a model that never saw the client (diamond) is often "
         "right about it too. What counts is that the filled dot is near the diamond.",
-        "How often the model is right before and after each request. Forgetting does not mean being bad at the client's "
-        "data: a model that never saw the client is often right about it too.",
+        "How often the model is right before and after each request. Forgetting does not mean being bad at the "
+        "client's data: a model that never saw the client is often right about it too.",
     ),
     FigureKind(
         "accuracy",

@@ -1,0 +1,49 @@
+"""Small runs that a report is made of; each is trained once for all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_runs import HOSTILE, MATHS, SMALL
+
+import sifu
+
+
+@pytest.fixture(scope="session")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained, nobody forgotten."""
+    folder = tmp_path_factory.mktemp("runs") / "plain"
+    sifu.train(SMALL, run=folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One request of each kind: SIFU with Scratch beside it, joint, Scratch itself, a cut branch, one waiting."""
+    folder = tmp_path_factory.mktemp("runs") / "busy"
+    run = sifu.train(SMALL, run=folder)
+    run.forget(["client-000"], request="first", sigma=20.0, compare_scratch=True)
+    run.forget(["client-001", "client-002"], request="joint-one", unit="joint", sigma=0.5, retention="strict")
+    run.forget(["client-003"], request="fresh", method="scratch")
+    run.forget(["client-004"], request="reserved", sigma=5.0, reserve=0.5)
+    run.request(["client-005"], request="later")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clients whose names try to become markup, mathematics, or more than one line."""
+    generator = np.random.default_rng(1)
+    names = [HOSTILE, MATHS, "two\nlines", "x" * 300, "plain"]
+    clients = {name: (generator.random((6, 3)), generator.integers(0, 2, 6)) for name in names}
+    folder = tmp_path_factory.mktemp("runs") / "a & <b>"
+    run = sifu.train(
+        {"model": {"kind": "softmax"}, "local": {"rate": 0.2}, "stop": {"target": 0.0, "max_rounds": 4}},
+        run=folder,
+        clients=clients,
+    )
+    run.forget([HOSTILE], sigma=5.0, compare_scratch=True)
+    run.forget([MATHS, "two\nlines", "x" * 300], sigma=5.0)
+    return folder

@@ -1,0 +1,184 @@
+"""Figures at the extremes, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sifu.report import collect
+from sifu.report.data import AccuracyTrace, Branch, ReportData
+from sifu.report.draw_history import draw_history, history_message, mark_step
+from sifu.report.draw_rounds import fewer, rounds_message
+from sifu.report.figures import FIGURES
+from sifu.report.style import figure_bytes, plain
+from sifu.report.words import attacker_words, promise, strength, verdict
+
+
+@pytest.fixture(scope="module")
+def busy(busy_run: Path) -> ReportData:
+    return collect(busy_run)
+
+
+def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
+    """The same run with other numbers of requests and rounds, each going back to the middle of the one before."""
+    branches = [Branch(0, "training", 0, rounds, None, 0.0, rounds // 2 if requests else rounds)]
+    for number in range(1, requests + 1):
+        before = branches[-1]
+        middle = before.rounds // 2
+        last = number == requests
+        branches.append(
+            Branch(
+                number,
+                f"r{number}",
+                before.start + middle,
+                rounds,
+                (number - 1, middle),
+                0.1,
+                rounds if last else rounds // 2,
+            )
+        )
+    count = rounds * (requests + 1)
+    trace = AccuracyTrace(
+        np.arange(count + 1),
+        np.linspace(0.1, 0.95, count + 1),
+        np.minimum(np.arange(count + 1) // max(rounds, 1), requests),
+        tuple((rounds * number, number) for number in range(1, requests + 1)),
+    )
+    made = tuple(
+        replace(data.requests[0], request=f"r{number}", rounds=rounds, reached=True, scratch_rounds=rounds * 4)
+        for number in range(1, requests + 1)
+    )
+    return replace(
+        data,
+        branches=tuple(branches),
+        rounds_in_all=count,
+        requests=made,
+        trace=trace,
+        psi_panels=data.psi_panels[:1] * min(requests, 6),
+    )
+
+
+@pytest.mark.parametrize(("requests", "rounds"), [(0, 0), (1, 1), (30, 5000)])
+def test_figures_stand_any_number_of_requests_and_rounds(busy: ReportData, requests: int, rounds: int) -> None:
+    data = stretched(busy, requests, rounds)
+    for one in FIGURES:
+        figure = one.draw(data)
+        width, height = figure.get_size_inches()
+        assert width < 8
+        assert height < 18
+        assert len(figure_bytes(figure, "svg")) < 600_000
+        assert one.message(data)
+        assert one.explained(data).endswith(".")
+
+
+def test_a_long_history_leaves_lanes_out_and_says_so(busy: ReportData) -> None:
+    figure = draw_history(stretched(busy, 120, 3))
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels[:3] == ["training", "… 81 more", "r82"]
+    assert labels[-1] == "r120"
+
+
+def words_of(figure: Any) -> list[Any]:
+    """Every word of a figure but the labels of ticks, of which matplotlib also has some that it does not draw."""
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+    found = [*figure.texts, *(text for one in legends for text in one.get_texts())]
+    for axes in figure.axes:
+        found += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes._left_title]
+    return [one for one in found if one.get_text()]
+
+
+def test_no_word_leaves_its_figure(busy: ReportData) -> None:
+    for data in (busy, stretched(busy, 8, 90)):
+        for one in FIGURES:
+            figure = one.draw(data)
+            figure.draw_without_rendering()
+            words = words_of(figure)
+            assert words
+            for text in words:
+                box = text.get_window_extent()
+                assert figure.bbox.x0 - 2 <= box.x0, (one.name, text)
+                assert box.x1 <= figure.bbox.x1 + 2, (one.name, text)
+                assert figure.bbox.y0 - 2 <= box.y0, (one.name, text)
+                assert box.y1 <= figure.bbox.y1 + 2, (one.name, text)
+
+
+def test_drawing_leaves_the_users_settings_alone(busy: ReportData) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figure_bytes(draw_history(busy), "svg")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_history_is_that_of_the_run(busy: ReportData) -> None:
+    first, joint, fresh, reserved = busy.branches[1:]
+    assert first.source == (0, 6)
+    assert joint.source is not None
+    assert joint.noise_std in (0.0, 0.5)
+    assert (fresh.source, fresh.start) == (None, 0)
+    assert reserved.source is not None
+    assert busy.branches[0].active_until == -1  # Scratch left the first training behind
+    active = sum(max(0, one.active_until) for one in busy.branches)
+    assert history_message(busy).startswith(f"After 4 requests, {active} rounds lead")
+    assert busy.trace.x[-1] == busy.rounds_in_all == 6 * 5
+
+
+def test_psi_at_the_chosen_model_is_what_the_certificate_says(busy: ReportData) -> None:
+    certificates = {one.request: one.certificate for one in busy.done}
+    assert [panel.request for panel in busy.psi_panels] == ["first", "joint-one", "reserved"]
+    for panel in busy.psi_panels:
+        certificate = certificates[panel.request]
+        assert certificate is not None
+        assert panel.source_psi == certificate["psi"]
+        assert panel.psi_star == certificate["psi_star"]
+        assert panel.source_psi <= panel.limit or panel.noise_std == 0.0
+    assert busy.psi_panels[2].limit < busy.psi_panels[2].psi_star  # a reserve was kept
+
+
+def test_rounds_are_compared_where_both_reached_the_target(busy: ReportData) -> None:
+    data = replace(stretched(busy, 3, 10), target=0.9)
+    assert rounds_message(data) == "Forgetting took 30 rounds, from scratch it takes 120: 4.0x fewer"
+    assert verdict(data) == "3 requests, 3 clients forgotten, all certified as proven; 30 rounds instead of 120."
+    stopped = replace(data, requests=tuple(replace(one, scratch_reached=False) for one in data.requests))
+    assert "instead of at least 120" in verdict(stopped)
+
+
+def test_a_fixed_number_of_rounds_compares_nothing(busy: ReportData) -> None:
+    assert busy.requests[0].scratch_rounds == 6
+    assert busy.compared == ()
+    assert "no target was set" in rounds_message(busy)
+
+
+def test_rounds_that_did_not_reach_the_target_are_never_compared(busy: ReportData) -> None:
+    short = tuple(replace(one, reached=False) for one in busy.requests)
+    data = replace(busy, requests=short)
+    assert "fewer" not in rounds_message(data)
+    assert "instead of" not in verdict(data)
+    assert "did not get back to its target" in verdict(data)
+
+
+def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
+    one = busy.requests[0]
+    assert "at most 70 in 100" in attacker_words(one)
+    assert "weak promise" in attacker_words(one)
+    assert promise(replace(one, level="none")).startswith("Nothing is promised")
+    assert attacker_words(replace(one, level="none")) == ""
+    assert "group as a whole" in promise(busy.requests[1]) or busy.requests[1].level == "exact"
+    nothing = replace(busy, requests=(replace(one, level="none"),))
+    assert "certified" not in verdict(nothing)
+    assert "removed without any guarantee" in verdict(nothing)
+    assert [strength(rate) for rate in (0.036, 0.24, 0.7)] == ["strong", "moderate", "weak"]
+
+
+def test_small_words() -> None:
+    assert fewer(47, 213) == "4.5x fewer"
+    assert fewer(50, 40) == "1.2x more"
+    assert fewer(0, 40) == "no rounds needed"
+    assert fewer(10, 40, at_least=True) == "at least 4.0x fewer"
+    assert mark_step(5000) == 50
+    assert plain("a\nb" + "x" * 40, 6) == "a?bxx…"
+    assert plain("患者") == "??"

@@ -1,0 +1,456 @@
+"""A second opinion on a run folder, written from docs/store.md alone. It imports nothing of sifu.
+
+verify(folder) returns a list of problems; an empty list says that the ledger, the tables, the files and the
+certificates agree with each other and with what this program computes by itself. It cannot say that the operator
+wrote down the truth. On the command line: python independent_verifier.py FOLDER...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sqlite3
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr, ndtri
+
+Row = dict[str, Any]
+RELATIVE = 1e-9  # how far a recomputation in plain float64 may be off (section 3)
+KINDS = {"initial": 0, "round": 1, "noise": 2}
+REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
+            ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"]}  # fmt: skip
+CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
+                "rounds", "erased_nodes", "remaining_nodes", "confidential"}  # fmt: skip
+COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level", "method", "noise_node", "received",
+          "request", "retention", "scope", "unit")  # fmt: skip
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def sha256(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality of JSON values; floats need only be near."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or abs(a - b) <= RELATIVE * max(abs(a), abs(b))
+    return type(a) is type(b) and a == b
+
+
+def delta_of(s: float, epsilon: float) -> float:
+    """The delta that noise of s times the sensitivity reaches at epsilon (Balle & Wang 2018)."""
+    return float(ndtr(1 / (2 * s) - epsilon * s) - math.exp(epsilon + log_ndtr(-1 / (2 * s) - epsilon * s)))
+
+
+def multiplier(request: Row) -> float:
+    epsilon, delta = request["epsilon"], request["delta"]
+    if request["calibration"] == "classical":
+        return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    return brentq(lambda s: math.log(max(delta_of(s, epsilon), 1e-300) / delta), 1e-4, 1e6, xtol=1e-15, rtol=1e-14)
+
+
+def charge_of(psi: float, sigma: float) -> float:
+    return 0.0 if psi == 0 else (psi / sigma) ** 2 if sigma else math.inf
+
+
+def momentum_limit(steps: int, rho: float) -> float:
+    """x_max(K, rho): up to this eta beta, heavy ball with K steps from rest does not expand."""
+    i = np.arange(steps)
+    c = (1 - rho ** (steps - i)) / (1 - rho)  # falls with i: of two, the one of the later step is the smaller
+    gap = (1 - rho ** abs(i[:, None] - i)) / (1 - rho)
+    matrix = np.minimum.outer(c, c) * (np.maximum.outer(c, c) - gap)
+    return 2 / float(np.linalg.eigvalsh(matrix / np.sqrt(np.outer(c, c)))[-1])
+
+
+def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
+    """P_i and alpha_i. Automatic rates meet the limits with equality, so these are compared with a tolerance."""
+    steps, eta, rho = client["local_steps"], facts["local_rate"], facts["momentum"]
+    if spec["regularity"]["kind"] == "assumed":
+        return spec["regularity"]["factor"] ** steps, 1.0
+    beta, mu = client["smoothness"], client["curvature"]
+    if beta is None:  # undocumented, as is an unknown mu
+        return math.inf, 1.0
+    mu, x = -beta if mu is None else mu, eta * beta
+    if rho == 0:
+        within = x <= 2 * (1 + RELATIVE)
+        bound = 1.0 if mu == 0 and within else max(abs(1 - eta * mu), abs(1 - x))
+        return bound**steps, steps * (x / 2) / (1 + (steps - 1) * (x / 2)) if mu >= 0 and within else 1.0
+    if mu >= 0 and not facts["nesterov"] and x <= momentum_limit(steps, rho) * (1 + RELATIVE):
+        return 1.0, 1.0
+    a, b = 1.0, 0.0
+    for _ in range(steps):
+        b = rho * b + beta * a
+        a += eta * (beta * a + rho * b if facts["nesterov"] else b)
+    return a, 1.0
+
+
+class Verifier:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[str] = []
+        wal = folder / "run.db-wal"
+        # Without a log to read, immutable=1 keeps SQLite from leaving -wal and -shm files behind.
+        mode = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
+        db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
+        db.row_factory = sqlite3.Row
+        for pragma, value in (("application_id", 20976), ("user_version", 1)):
+            self.agree(pragma, db.execute(f"PRAGMA {pragma}").fetchone()[0], value)
+        names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
+        db.close()
+        self.run = {row["key"]: row["value"] for row in self.tables["run"]}
+        self.spec, self.facts = json.loads(self.run["spec"]), json.loads(self.run["facts"])
+        self.nodes = {row["node"]: row for row in self.tables["nodes"]}
+        self.clients = {row["client"]: row for row in self.tables["clients"]}
+        self.rounds: dict[int, dict[int, Row]] = {node: {} for node in self.nodes}
+        for row in self.tables["participation"]:
+            self.rounds.setdefault(row["node"], {})[row["client"]] = row
+        self.grams = {row["node"]: np.frombuffer(row["matrix"], "<f8") for row in self.tables["grams"]}
+        self.regular = {c: regularity(row, self.facts, self.spec) for c, row in self.clients.items()}
+        self.requests = {row["request"]: row for row in self.tables["requests"]}
+        self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}
+        self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
+        self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
+        self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+
+    def check(self, good: Any, message: str) -> bool:
+        if not good:
+            self.problems.append(message)
+        return bool(good)
+
+    def agree(self, what: str, recorded: Any, computed: Any) -> None:
+        self.check(same(recorded, computed), f"{what}: recorded {recorded!r}, computed {computed!r}")
+
+    # ---- section 6: the ledger, and the tables that follow from it
+
+    def check_ledger(self) -> None:
+        previous, next_node, replayed = bytes(32), 0, {t: {} for t in REPLAYED}
+
+        def put(table: str, row: Row) -> None:
+            key = tuple(row[k] for k in REPLAYED[table])
+            replayed[table][key] = replayed[table].get(key, {}) | row
+
+        for number, event in enumerate(self.tables["events"], 1):
+            at, text, payload = f"event {event['seq']}", event["payload"], json.loads(event["payload"])
+            self.agree(f"{at}: number", event["seq"], number)
+            self.agree(f"{at}: payload", text, canonical(payload))
+            self.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
+            self.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
+            fields = [str(event["seq"]).encode(), event["time"].encode(), event["kind"].encode(), event["commitment"]]
+            self.agree(f"{at}: hash", event["hash"].hex(), sha256(previous, b"\0".join(fields)))
+            previous, models, name = event["hash"], replayed["models"], payload.get("request")
+            moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
+            moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
+            for key, value in payload.get("run", {}).items():
+                put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
+            for node in payload.get("dropped_models", []):
+                self.check(models.pop((node,), None), f"{at}: drops model {node}, which is not there")
+            for table in ("models", "evaluations"):
+                for row in payload.get(table, []):
+                    put(table, row)
+            if "rows" in payload:
+                rows = payload["rows"]
+                self.agree(f"{at}: first node", rows["first"], next_node)
+                self.agree(f"{at}: digest of nodes", rows["digest"], self.rows_digest(next_node, rows["last"]))
+                next_node = rows["last"] + 1
+            if event["kind"] == "request received":
+                asked = {"clients": canonical(name["clients"]), "status": "received", "received": event["time"]}
+                put("requests", name | asked)
+            elif event["kind"] == "rolled back":
+                self.rolled[name], choice = moment, payload["choice"]
+                put("requests", choice | {"request": name, "status": "running", "carried_out": event["time"]})
+                for row in payload["subjects"]:
+                    put("subjects", row | {"request": name, "clients": canonical(row["clients"])})
+                for row in payload["charges"]:
+                    put("charges", row | {"noise_node": choice["noise_node"]})
+            elif event["kind"] == "request done":
+                self.done[name], result = moment, {k: payload[k] for k in ("request", "final_node", "level")}
+                put("requests", result | {"status": "done", "finished": event["time"]})
+            elif event["kind"] == "comparison":
+                put("comparisons", payload.get("comparison", payload))
+        put("run", {"key": "head", "value": f"{len(self.tables['events'])}:{previous.hex()}"})
+        for table, keys in REPLAYED.items():
+            rows = {tuple(row[k] for k in keys): row for row in self.tables[table]}
+            for key in rows.keys() | replayed[table].keys():
+                both = (rows.get(key, {}), replayed[table].get(key, {}))
+                here, there = ({k: v for k, v in row.items() if v is not None} for row in both)
+                self.check(here == there, f"table {table}: {here} is not what the ledger says, {there}")
+        self.agree("nodes", list(self.nodes), list(range(next_node)))
+        self.check(self.rounds.keys() | self.grams.keys() == self.nodes.keys(), "there are rows of rounds that are not")
+        columns = ("client", "name", "samples", "local_steps", "smoothness", "curvature")
+        clients = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
+        self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
+        self.agree("client_count", self.run["client_count"], str(len(self.clients)))
+
+    def rows_digest(self, first: int, last: int) -> str:
+        nodes = [n for n in range(first, last + 1) if n in self.nodes]
+        counts = len(nodes), sum(len(self.rounds[n]) for n in nodes), sum(n in self.grams for n in nodes)
+        parts = [struct.pack("<3q", *counts)]
+        for row in (self.nodes[n] for n in nodes):
+            head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
+            parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # columns stand in the order of the text
+        for row in (p for n in nodes for p in self.rounds[n].values()):
+            parts.append(struct.pack("<3qd", row["node"], row["client"], row["samples"], row["drift"]))
+        parts += [struct.pack("<q", n) + self.grams[n].tobytes() for n in nodes if n in self.grams]
+        return sha256(*parts)
+
+    # ---- sections 1 and 5: the nodes and the files
+
+    def check_nodes(self) -> None:
+        gone = {c: self.owner[i]["noise_node"] for i, clients in self.subjects.items() for c in clients}
+        for node, row in self.nodes.items():
+            parent, here, at = self.nodes.get(row["parent"]), self.rounds[node], f"node {node}"
+            self.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
+            if row["kind"] != "round":
+                self.check(not here, f"{at}: clients took part, but it is no round")
+                continue
+            self.agree(f"{at}: parent", row["parent"], node - 1)
+            place = [parent["branch"], parent["position"] + 1]
+            self.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
+            regular = [(p["samples"], *self.regular[c]) for c, p in here.items()]
+            self.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
+            self.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
+            self.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p, _ in regular), default=1.0))
+            self.agree(f"{at}: averagedness_sum", row["averagedness_sum"], math.fsum(n * a for n, _, a in regular))
+            self.agree(f"{at}: averagedness_max", row["averagedness_max"], max((a for *_, a in regular), default=0.0))
+            for client, p in here.items():
+                self.agree(f"{at}: samples of client {client}", p["samples"], self.clients[client]["samples"])
+                self.check(gone.get(client, node) >= node, f"{at}: client {client} took part after it was forgotten")
+
+    def check_files(self) -> None:
+        listed, vectors = {f"{row['node']}.safetensors": row for row in self.tables["models"]}, {}
+        found = {path.name for path in (self.folder / "models").iterdir()}
+        self.agree("files in models/", sorted(found), sorted(listed))
+        expected = sorted(f"{name}.{form}.json" for name in self.done for form in ("auditor", "public"))
+        self.agree("certificates/", sorted(p.name for p in (self.folder / "certificates").iterdir()), expected)
+        self.agree("rows of certificates", len(self.tables["certificates"]), len(expected))
+        number = {"float64": "<f8", "float32": "<f4"}[self.facts["dtype"]]
+        for name in found & listed.keys():
+            data, row = (self.folder / "models" / name).read_bytes(), listed[name]
+            self.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
+            vectors[row["node"]] = np.frombuffer(data[8 + struct.unpack_from("<Q", data)[0] :], number).astype(float)
+        for node, vector in vectors.items():  # beyond the document: do the models look like what is said of them?
+            row, start = self.nodes[node], vectors.get(self.nodes[node]["parent"])
+            if start is not None:
+                moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
+                low, high = 0.0, self.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
+                if row["kind"] == "noise":
+                    low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-6, 6))
+                self.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")
+
+    # ---- sections 3 and 4: Psi and the requests
+
+    def path(self, node: int | None) -> list[int]:
+        chain: list[int] = []
+        while node is not None:
+            chain.append(node)
+            node = self.nodes[node]["parent"]
+        return chain[::-1]
+
+    def psi_along(self, path: list[int], subject: list[int]) -> dict[int, float]:
+        """Psi(n, W) at every node n of a path."""
+        g, psi, rounding, touched, result = self.facts["server_rate"], 0.0, 0.0, False, {}
+        everybody = sum(row["samples"] for row in self.clients.values())
+        for node in path:
+            row, here = self.nodes[node], self.rounds[node]
+            if row["kind"] == "round":
+                mine, change, factor = [c for c in here if c in subject], 0.0, 1.0
+                samples, drifts = (np.array([here[c][k] for c in mine], float) for k in ("samples", "drift"))
+                rest, touched = row["samples"] - int(samples.sum()), touched or bool(mine)
+                if mine and rest == 0:
+                    change = g * row["mean_shift"]
+                elif mine:
+                    length = float(samples @ drifts)
+                    if node in self.grams and len(mine) > 1:
+                        index = [list(here).index(c) for c in mine]
+                        gram = self.grams[node].reshape(len(here), -1)[np.ix_(index, index)]
+                        length = min(length, math.sqrt(max(0.0, samples @ gram @ samples)))
+                    population = self.spec["privacy"]["accounting"] == "population"
+                    change = g * length / (everybody - int(samples.sum()) if population else rest)
+                if rest:
+                    less_p, less_a = (sum(here[c]["samples"] * self.regular[c][k] for c in mine) for k in (0, 1))
+                    factor = abs(1 - g) + g * (row["factor_sum"] - less_p) / rest
+                    averaged = g * (row["averagedness_sum"] - less_a) / rest <= 1 + RELATIVE
+                    if g > 1 and row["factor_max"] <= 1 and averaged:
+                        factor = min(factor, 1.0)
+                psi = factor * psi + change
+                still = row["factor_max"] <= 1 and (g <= 1 or g * row["averagedness_max"] <= 1)
+                growth = 1.0 if still else max(1.0, abs(1 - g) + g * row["factor_max"])
+                rounding = growth * rounding + row["rounding"]
+            result[node] = psi + rounding if touched else 0.0
+        return result
+
+    def check_requests(self) -> None:
+        carried = [row for row in self.requests.values() if row["request_order"] is not None]
+        carried.sort(key=lambda row: row["request_order"])
+        self.agree("orders of the requests", [r["request_order"] for r in carried], list(range(1, len(carried) + 1)))
+        spent = dict.fromkeys(self.subjects, 0.0)
+        for request in carried:
+            self.check_request(request, spent)
+
+    def check_request(self, request: Row, spent: dict[int, float]) -> None:
+        name, order, sigma, source = (request[k] for k in ("request", "request_order", "noise_std", "source_node"))
+        at, moment, noise = f"request {name}", self.rolled[name], self.nodes[request["noise_node"]]
+        asked = [c for n in json.loads(request["clients"]) for c, row in self.clients.items() if row["name"] == n]
+        own = [clients for i, clients in self.subjects.items() if self.owner[i] is request]
+        self.agree(f"{at}: subjects", own, [asked] if request["unit"] == "joint" else [[c] for c in asked])
+        self.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
+        self.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
+        kind = "initial" if source is None else "noise"
+        expected = {"kind": kind, "parent": source, "request_order": order, "branch": order, "noise_std": sigma}
+        self.agree(f"{at}: noise node", {key: noise[key] for key in expected}, expected)
+
+        active, at_hand = self.path(int(moment["tip"])), sorted(moment["models"])
+        charges = {row["subject"]: row for row in self.tables["charges"] if row["noise_node"] == noise["node"]}
+        left, hidden, people, highest = {}, {}, {}, 0.0
+        for i, clients in self.subjects.items():
+            owner, mine = self.owner[i], self.owner[i] is request
+            if owner["request_order"] is None or owner["request_order"] > order:
+                continue
+            budget, psi, covered = 1 / multiplier(owner) ** 2, self.psi_along(active, clients), False
+            left[i] = budget * (1 - owner["reserve"] if mine else 1) - (spent[i] if owner["scope"] == "all" else 0)
+            hidden[i] = {None: 0.0}
+            for n in active:
+                row = self.nodes[n]
+                covered = covered or (row["kind"] == "noise" and row["request_order"] >= owner["request_order"])
+                hidden[i][n] = 0.0 if covered else psi[n]
+            here = hidden[i][source]
+            if mine or here > 0:
+                highest = max(highest, *(psi[n] for n in self.path(source)), 0.0)
+                charge, row = charge_of(here, sigma), charges.get(i, {"psi": "nan", "charge": math.nan})
+                self.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], [here, charge])
+                self.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} pays {charge} of {left[i]}")
+                names = [self.clients[c]["name"] for c in clients]
+                people[i] = {"clients": names, "psi": here, "charge": charge, "budget": budget}
+                spent[i] += charge
+        self.agree(f"{at}: subjects charged", sorted(charges), sorted(people))
+
+        def fits(node: int, slack: float) -> bool:
+            return all(charge_of(h[node], sigma) <= left[i] * slack for i, h in hidden.items() if h[node])
+
+        for key, among in (("source_node", [n for n in active if n in at_hand]), ("wanted_node", active)):
+            chosen = request[key]
+            if request["method"] == "sifu" and self.check(chosen in among, f"{at}: {key} {chosen} is not to be had"):
+                self.check(fits(chosen, 1 + RELATIVE), f"{at}: {key} {chosen} exceeds a budget")
+                later = [n for n in among if n > chosen and fits(n, 1 - RELATIVE)]
+                self.check(not later, f"{at}: {key} is {chosen}, but {later} fit too")
+        strict = request["retention"] == "strict"
+        held = {n for i, h in hidden.items() for n in h if strict and self.owner[i] is request and h[n] > 0}
+        erased = [n for n in at_hand if source is None or n > source or n in held]
+        remaining = [n for n in at_hand if n not in erased]
+        self.agree(f"{at}: models erased", sorted(moment["payload"].get("dropped_models", [])), erased)
+        self.agree(f"{at}: models that remain", sorted(moment["payload"]["remaining_models"]), remaining)
+        if name in self.done:
+            self.agree(f"{at}: level", request["level"], self.level(request, highest))
+            body = {
+                "erased_nodes": erased,
+                "remaining_nodes": remaining,
+                "psi": max(hidden[i][source] for i in people if self.owner[i] is request),
+            }
+            body |= {key: [p for i, p in sorted(people.items()) if (self.owner[i] is request) == (key == "subjects")]
+                     for key in ("subjects", "earlier_subjects")}  # fmt: skip
+            self.check_certificates(request, body)
+
+    def level(self, request: Row, highest: float) -> str:
+        facts, privacy, classical = self.facts, self.spec["privacy"], request["calibration"] == "classical"
+        fixed_constants = facts["preprocessing"] == "fixed constants"
+        if request["noise_std"] == 0 or request["method"] == "scratch":
+            return "exact" if fixed_constants and not self.rate_depends(request) else "conditional"
+        seeded = privacy["noise"] != "system"
+        if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
+            return "none"
+        doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
+                  facts["participation"].startswith("fixed"), classical, facts["dtype"] != "float64",
+                  not facts["rounding_bounded"], highest > 1000, not fixed_constants,
+                  self.rate_depends(request))  # fmt: skip
+        return "conditional" if any(doubts) else "proven"
+
+    def rate_depends(self, request: Row) -> bool:
+        """Whether the automatic local rate would be another one without the clients of the request."""
+        if json.loads(self.run["asked"])["local"]["rate"] != "auto":
+            return False
+        names, rho = json.loads(request["clients"]), self.facts["momentum"]
+        rates = {
+            row["name"]: momentum_limit(row["local_steps"], rho) / row["smoothness"] for row in self.clients.values()
+        }
+        return min(rates.values()) != min(rate for name, rate in rates.items() if name not in names)
+
+    # ---- section 7: the certificates
+
+    def check_certificates(self, request: Row, body: Row) -> None:
+        name, sigma, s, epsilon = request["request"], request["noise_std"], multiplier(request), request["epsilon"]
+        rolled, done = self.rolled[name], self.done[name]
+        noised = next(m for m in rolled["payload"]["models"] if m["node"] == request["noise_node"])
+        source = noised if request["source_node"] is None else rolled["models"][request["source_node"]]
+        recorded = {"source": source, "noised": noised, "final": done["models"][request["final_node"]]}
+        models = {f"{which}_model": dict(done["payload"]["certified_models"][which]) for which in recorded}
+        for which, row in recorded.items():
+            for key in ("node", "digest"):
+                self.agree(f"request {name}: {key} of the {which} model", models[f"{which}_model"][key], row[key])
+        for m in models.values():
+            m["commitment"] = sha256(bytes.fromhex(m["nonce"]), bytes.fromhex(m["digest"]))
+        ledger = next(e for e in self.tables["events"] if e["seq"] == done["seq"] - 1)
+        body |= {key: request[key] for key in COPIED} | {
+            "accounting": self.spec["privacy"]["accounting"], "noise_source": self.spec["privacy"]["noise"],
+            "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
+            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-1",
+            "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
+            "delta_reached": delta_of(s, epsilon) if sigma else 0.0, "node": source["node"], "models": models,
+            "commitments": {which: m["commitment"] for which, m in models.items()},
+            "rounds": sum(n > request["noise_node"] for n in self.path(request["final_node"])),
+            "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"]},
+            "attacker_true_positive_rate_at_1_percent": 0.01 if request["level"] == "exact" else
+                round(float(ndtr(ndtri(0.01) + 1 / s)), 4),
+        }  # fmt: skip
+        for form in ("auditor", "public"):
+            at, file = f"certificate {name}.{form}", self.folder / "certificates" / f"{name}.{form}.json"
+            text = file.read_text("utf-8")
+            certificate, stored = json.loads(text), {(r["request"], r["form"]): r for r in self.tables["certificates"]}
+            self.check(stored.get((name, form), {}).get("content") == text, f"{at}: file and table differ")
+            self.agree(f"{at}: hash in the ledger", done["payload"]["certificates"][form], sha256(text.encode()))
+            self.agree(f"{at}: public_key", certificate["public_key"], self.run["public_key"])
+            try:
+                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.run["public_key"]))
+                key.verify(bytes.fromhex(certificate["signature"]), canonical(certificate["body"]).encode())
+            except Exception:
+                self.problems.append(f"{at}: the signature does not verify")
+            hidden = CONFIDENTIAL if form == "public" else set()
+            self.check(not hidden & certificate["body"].keys(), f"{at}: holds what only the auditor may see")
+            for field, value in (body | {"form": form}).items():
+                if field not in hidden:
+                    self.agree(f"{at}: {field}", certificate["body"].get(field), value)
+
+
+def verify(folder: Path) -> list[str]:
+    """The problems of a run folder; none if everything agrees."""
+    try:
+        verifier = Verifier(Path(folder))
+    except Exception as error:
+        return [f"the folder cannot be read: {error!r}"]
+    for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_files, verifier.check_requests):
+        try:
+            step()
+        except Exception as error:
+            verifier.problems.append(f"{step.__name__} gave up: {error!r}")
+    return verifier.problems
+
+
+if __name__ == "__main__":
+    results = {folder: verify(Path(folder)) for folder in sys.argv[1:]}
+    for folder, problems in results.items():
+        print(f"{folder}: {f'{len(problems)} problems' if problems else 'all good'}", *problems, sep="\n  ")
+    sys.exit(any(results.values()))
