@@ -22,7 +22,9 @@ MOST_CLIENTS = 10
 
 def table(*columns: str, title: str | None = None) -> Table:
     """A plain table; figures are right-aligned where the column's name starts with a dash."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    made = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, title_style="bold", show_header=any(columns)
+    )
     for column in columns:
         made.add_column(column.lstrip("-"), justify="right" if column.startswith("-") else "left", overflow="fold")
     return made
@@ -131,6 +133,12 @@ def show_plan(plan: Plan, as_json: bool) -> None:
     if as_json:
         print_json(plan_values(plan))
         return
+    print_plan(plan)
+    out.print("Nothing was changed.")
+
+
+def print_plan(plan: Plan) -> None:
+    """A plan for people."""
     terms = plan.terms
     out.print(f"To forget {names_text(terms.clients)} within ({terms.epsilon:g}, {terms.delta:g}):")
     rate = true_positive_rate(1.0 / plan.multiplier)
@@ -160,7 +168,6 @@ def show_plan(plan: Plan, as_json: bool) -> None:
         out.print(f"{len(others)} earlier-forgotten subject(s) are charged too.")
     for note in plan.notes:
         out.print(f"Note: {escape(note)}")
-    out.print("Nothing was changed.")
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
@@ -174,7 +181,7 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
     for one in outcomes:
         shown.add_row(
             one.request,
-            names_text(one.clients, 1),
+            escape(one.clients[0]) + (f" +{len(one.clients) - 1}" if len(one.clients) > 1 else ""),
             level_text(one.level),
             number(one.sigma),
             str(one.rollback_to),

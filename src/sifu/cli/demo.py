@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from sifu.api import Outcome, train
-from sifu.cli.commands import outcome_values, outcomes_table, show_plan
+from sifu.cli.commands import outcome_values, outcomes_table, print_plan
 from sifu.cli.output import out, print_json
 from sifu.cli.progress import RoundsProgress
 from sifu.core.errors import VerificationError
@@ -43,7 +43,7 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         clients = [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
         say(f"[bold]{number + 2}. Forget[/]  request {number + 1} of {REQUESTS}")
         if not as_json:
-            show_plan(run.plan(clients), as_json=False)
+            print_plan(run.plan(clients))
         with RoundsProgress(quiet=as_json) as progress:
             outcome = run.forget(clients, compare_scratch=True, progress=progress)[0]
         outcomes.append(outcome)
