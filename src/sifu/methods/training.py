@@ -89,11 +89,11 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass
@@ -153,10 +153,9 @@ class RecordedTraining:
             self.commit()
 
     def _one_round(self) -> None:
-        spec, facts = self.view.spec, self.engine.facts
-        before = self.model
+        spec = self.view.spec
         result = self.engine.run_round(
-            before,
+            self.model,
             Position(self._tip.branch, self._tip.position),
             self.active,
             want_gram=spec.keep.gram_clients > 0,
@@ -166,7 +165,15 @@ class RecordedTraining:
                 f"round {self._tip.position + 1} made a model with NaN or Inf and was rejected: "
                 "lower local.rate; the last good state stays"
             )
-        who = result.participants
+        # An interrupt between two of these steps would leave half a round to be committed.
+        with uninterrupted():
+            self._take_in(result)
+        if is_evaluated(spec.stop, self._tip.position):
+            self._evaluate()
+
+    def _take_in(self, result: RoundResult) -> None:
+        """Track the round, keep the model it started from if somebody crosses a level, and move the tip."""
+        before, who = self.model, result.participants
         regularity, scalars = summarise_round(
             who,
             result.samples,
@@ -175,7 +182,7 @@ class RecordedTraining:
             result.rounding,
             factors=self.view.regularities.factors[who],
             averagedness=self.view.regularities.averagedness[who],
-            server_rate=facts.server_rate,
+            server_rate=self.engine.facts.server_rate,
             population_samples=self.view.tracked_population,
         )
         # Whoever is absent moves only if L is not 1; then everyone has to be looked at.
@@ -190,8 +197,6 @@ class RecordedTraining:
         self._largest = min(max(grown, float(psi_after.max(initial=0.0))), 1e300)
         self._add(result, regularity)
         self._accuracy = None
-        if is_evaluated(spec.stop, self._tip.position):
-            self._evaluate()
 
     def _keep(self, model: Vector) -> None:
         """Keep the model the round started from, and thin out if there are too many."""
