@@ -33,3 +33,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'sifu' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -23,7 +23,7 @@ def commands(page: str) -> list[str]:
     return [line for line in lines if line.startswith("sifu ")]
 
 
-@pytest.fixture()
+@pytest.fixture
 def shell(tmp_path: Path):
     """Runs one command in a folder of its own, with the `sifu` of this interpreter."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
@@ -38,6 +38,9 @@ def shell(tmp_path: Path):
 def test_every_command_of_a_page_runs(page: str, shell) -> None:
     found = commands(page)
     assert found
+    if page != "README.md":
+        for example in blocks(page, "python"):
+            assert shell([sys.executable, "-c", example]).returncode == 0
     for command in found:
         result = shell([sys.executable, "-m", "sifu.cli.main", *command.split()[1:]])
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sifu.core.calibration import delta_reached, hidden_sensitivity, noise_multiplier
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
 from sifu.core.premises import Premise, level_of
+from sifu.core.retention import Retention, depths_to_erase
 from sifu.core.rollback import Exposure, Subject, charge
 from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
@@ -20,6 +21,23 @@ def model_commitment(row: Mapping[str, Any]) -> ModelCommitment:
     nonce, digest = str(row["nonce"]), str(row["digest"])
     commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
     return ModelCommitment(int(row["node"]), digest, nonce, commitment)
+
+
+def nodes_to_erase(
+    view: RunView, at_hand: set[int], exposures: Sequence[Exposure], cut_after: int, retention: Retention
+) -> set[int]:
+    """Nodes whose models go when a request is carried out on the history of `view`.
+
+    `exposures` are those of the request, `cut_after` the depth of its source (-1 for a fresh initial model).
+    """
+    depth_of = view.path.depth_of
+    depths = depths_to_erase(
+        sorted(depth_of[node] for node in at_hand if node in depth_of),
+        cut_after,
+        retention,
+        lambda depth: any(one.psi_to_hide(depth) > 0.0 for one in exposures),
+    )
+    return {view.path.nodes[depth].node for depth in depths} | (at_hand - set(depth_of))
 
 
 class RecordedRequest:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.api.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.api.run import Run
 from sifu.api.spec_files import load_spec
 from sifu.core.engine import Engine
@@ -65,6 +65,8 @@ def train(
                 "a module of your own has no measured smoothness: set regularity.kind = 'assumed' (and its factor), "
                 "and every certificate will say that this was assumed"
             )
+    if clients is not None:
+        spec = replace(spec, data=replace(spec.data, name=PYTHON))
     folder = Path(run)
     if (folder / DATABASE).exists():
         existing = open_run(folder, model=model, clients=clients, data_folder=data_folder)
@@ -73,10 +75,17 @@ def train(
     data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
     engine, resolved = engine_from_spec(spec, as_clients(data, spec), as_model(model))
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
+    # Remember where the data lay, so that a later command finds them from wherever it is called.
+    place, file = data_folder or resolved.data.folder, resolved.data.file
+    located = replace(
+        resolved.data,
+        folder=str(Path(place).resolve()) if place else "",
+        file=str(Path(file).resolve()) if file else "",
+    )
     writer = RunWriter.create(
         folder,
         spec.to_mapping(),
-        resolved.to_mapping(),
+        replace(resolved, data=located).to_mapping(),
         engine.layout,
         engine.clients,
         engine.facts,
@@ -112,11 +121,28 @@ def as_clients(data: Any, spec: Spec) -> Any:
     """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets."""
     from sifu.data import from_arrays, from_torch
 
-    if not isinstance(data, Mapping):
-        return data
-    if all(isinstance(value, tuple | list) for value in data.values()):
-        return from_arrays(data, dtype=spec.model.dtype)
-    return from_torch(data, dtype=spec.model.dtype)
+    if isinstance(data, Mapping):
+        pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
+        odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
+        if odd:
+            raise InputError(
+                f"client {odd[0]!r} has {data[odd[0]]!r}: give a pair (x, y) of arrays, or a torch data set"
+            )
+        if len(set(pairs.values())) > 1:
+            raise InputError("some clients have pairs of arrays and some torch data sets: give all the same way")
+        made = (
+            from_arrays(data, dtype=spec.model.dtype)
+            if all(pairs.values())
+            else from_torch(data, dtype=spec.model.dtype)
+        )
+    else:
+        made = tuple(data)
+        strange = [one for one in made if not all(hasattr(one, name) for name in ("name", "x", "y"))]
+        if strange:
+            raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
+    if len(made) < 2:
+        raise InputError(f"a federation needs at least 2 clients, found {len(made)}")
+    return made
 
 
 def as_model(model: Any) -> Any:

@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sifu.core.engine import Engine
+from sifu.core.engine import DECLARED_FIXED, FIXED_CONSTANTS, Engine
 from sifu.core.errors import InputError
 from sifu.core.participation import Participation
 from sifu.core.randomness import keyed_generator
 from sifu.core.regularity import largest_certified_rate
 from sifu.core.spec import Spec
 
+PYTHON = "python"
+"""`data.name` of a run whose clients were handed over from Python."""
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 
 
@@ -27,6 +29,11 @@ def clients_from_spec(
     from sifu.data import from_dataset, given_names, load, partition
 
     data = spec.data
+    if data.name == PYTHON:
+        raise InputError(
+            "this run was made from Python with its own data: continue it from Python with "
+            "sifu.open_run(folder, clients=...)"
+        )
     if data.name == "npz":
         if not data.file:
             raise InputError('data.name = "npz" needs data.file, the path of the file')
@@ -53,6 +60,13 @@ def clients_from_spec(
     )
     flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
     return from_dataset(dataset, indices, spec.model.dtype, flat, data.normalise, names=names)
+
+
+def preprocessing_of(spec: Spec) -> str:
+    """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
+    if spec.data.name not in ("npz", PYTHON):
+        return FIXED_CONSTANTS
+    return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 
 
 def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
@@ -84,6 +98,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             participation=Participation.parse(spec.server.participation),
             dtype=spec.model.dtype,
             seed=spec.seed,
+            preprocessing=preprocessing_of(spec),
         )
 
     if spec.local.rate != "auto":

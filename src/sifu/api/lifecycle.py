@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.certification import RecordedRequest
+from sifu.api.certification import RecordedRequest, nodes_to_erase
 from sifu.api.terms import check_level, terms_of
 from sifu.core.certificate import auditor_form, public_form
 from sifu.core.engine import Engine
@@ -18,7 +18,6 @@ from sifu.core.history import PathNode
 from sifu.core.layout import Vector
 from sifu.core.ledger import NONCE_BYTES, finite_or_text
 from sifu.core.premises import Level
-from sifu.core.retention import depths_to_erase
 from sifu.core.terms import RequestTerms, check_request_id
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
@@ -39,21 +38,9 @@ from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
 def receive(writer: RunWriter, view: RunView, asked: RequestTerms, request: str | None) -> str:
     """Put a request into the ledger; the same id with the same terms again changes nothing."""
     known = {one.request: one for one in view.requests}
-    if request is not None:
-        check_request_id(request)
-        if request in known:
-            if terms_of(known[request]) != asked:
-                raise InputError(f"request {request} is already in the ledger with other terms: use another id")
-            return request
-    method_named(asked.method)
-    view.new_subjects(asked, view.next_order)
-    for one in view.requests:
-        both = set(one.clients) & set(asked.clients)
-        if one.status == "received" and both:
-            raise InputError(f"client {', '.join(sorted(both))} already waits in request {one.request}")
-    waiting = sum(len(one.clients) for one in view.requests if one.status == "received")
-    if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
-        raise InputError("the requests together would forget every client: nobody would be left to train with")
+    check_new(view, asked, request)
+    if request is not None and request in known:
+        return request
     number = len(known) + 1
     while request is None:
         request = f"r{number}" if f"r{number}" not in known else None
@@ -64,17 +51,38 @@ def receive(writer: RunWriter, view: RunView, asked: RequestTerms, request: str 
     return request
 
 
+def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
+    """Refuse a request that cannot be received; one that already was, with the same terms, may come again."""
+    known = {one.request: one for one in view.requests}
+    if request is not None:
+        check_request_id(request)
+        if request in known:
+            if terms_of(known[request]) != asked:
+                raise InputError(f"request {request} is already in the ledger with other terms: use another id")
+            return
+    method_named(asked.method)
+    view.new_subjects(asked, view.next_order)
+    for one in view.requests:
+        both = set(one.clients) & set(asked.clients)
+        if one.status == "received" and both:
+            raise InputError(f"client {', '.join(sorted(both))} already waits in request {one.request}")
+    waiting = sum(len(one.clients) for one in view.requests if one.status == "received")
+    if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
+        raise InputError("the requests together would forget every client: nobody would be left to train with")
+
+
 class Lifecycle:
     """Carries requests out on a run that this process may write to."""
 
     def __init__(self, writer: RunWriter, engine: Engine, progress: ProgressCallback | None = None) -> None:
         self.writer, self.engine, self.progress = writer, engine, progress
 
-    def finish_running(self) -> None:
-        """Go on with a request that an interruption left half-way."""
-        for one in self.writer.requests():
-            if one.status == "running":
-                self._retrain(one.request)
+    def finish_running(self) -> list[str]:
+        """Go on with a request that an interruption left half-way; returns what was finished."""
+        running = [one.request for one in self.writer.requests() if one.status == "running"]
+        for request in running:
+            self._retrain(request)
+        return running
 
     def carry_out(self, request: str, min_level: Level | None = None) -> None:
         """Roll back, add noise, retrain, certify."""
@@ -102,23 +110,15 @@ class Lifecycle:
             order=plan.order,
         )
         on_disk = self.writer.models()
-        depth_of = view.path.depth_of
         exposures = view.exposures(plan.subjects)
         cut_after = -1 if fresh else plan.source_depth
-        erased_depths = depths_to_erase(
-            sorted(depth_of[number] for number in on_disk if number in depth_of),
-            cut_after,
-            plan.terms.retention,
-            lambda depth: any(one.psi_to_hide(depth) > 0.0 for one in exposures),
-        )
-        erased = {view.path.nodes[depth].node for depth in erased_depths} | (set(on_disk) - set(depth_of))
+        erased = nodes_to_erase(view, set(on_disk), exposures, cut_after, plan.terms.retention)
         root = start if fresh else self.writer.load_model(view.rows[0].node.node)
         distance = float(np.linalg.norm(start.astype(np.float64) - root.astype(np.float64)))
-        psi_max = float(
-            RunView.tracker(RunView(self.writer, tip=plan.source_node)).total(view.active).max(initial=0.0)
-            if not fresh
-            else 0.0
-        )
+        psi_max = 0.0
+        if not fresh:
+            at_source = RunView(self.writer, tip=plan.source_node).tracker()
+            psi_max = min(float(at_source.total(view.active).max(initial=0.0)), 1e300)
         models = [NewModel(noise_node, start, kept=True, psi_max=psi_max)]
         source = on_disk.get(plan.source_node) if plan.source_node is not None else None
         if source is not None and not source.kept and source.node not in erased:

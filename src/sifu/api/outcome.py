@@ -11,7 +11,12 @@ from sifu.store.reader import EvaluationRow, RequestRow, RunReader
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one request."""
+    """What came of one request.
+
+    `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` the
+    rounds of retraining, `scratch_rounds` those of training from scratch where it was compared. `accuracy` is on
+    the training data of the active clients, and `target` what it should have reached (0: no target).
+    """
 
     request: str
     clients: tuple[str, ...]
@@ -27,6 +32,7 @@ class Outcome:
     rounds: int
     scratch_rounds: int | None
     accuracy: float | None
+    target: float
     accuracy_forgotten_before: float | None
     accuracy_forgotten_after: float | None
 
@@ -60,10 +66,11 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         sigma=recorded.noise_std,
         psi=max((one.psi for one in statements), default=0.0),
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
-        rollback_to=recorded.source_depth,
+        rollback_to=recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0,
         rounds=final.node.position if final else 0,
         scratch_rounds=scratch.rounds if scratch else None,
         accuracy=accuracy((row.final_node, "active")),
+        target=recorded.view.spec.stop.target,
         accuracy_forgotten_before=before[0].accuracy if before else None,
         accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
     )

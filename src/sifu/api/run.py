@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sifu.api.federation import clients_from_spec, engine_from_spec
-from sifu.api.lifecycle import Lifecycle, receive
+from sifu.api.lifecycle import Lifecycle, check_new, receive
 from sifu.api.outcome import Outcome, outcome_of
-from sifu.api.terms import check_level, make_terms
+from sifu.api.terms import LEVELS, check_level, make_terms
 from sifu.api.verification import Verification, verify_run
-from sifu.core.engine import Engine
+from sifu.core.engine import ClientProfile, Engine
 from sifu.core.errors import InputError
 from sifu.core.premises import Level
 from sifu.core.spec import Spec
@@ -67,6 +68,14 @@ class Run:
         """Recompute every claim of the run from its recorded scalars, offline."""
         return verify_run(self.folder, public_key)
 
+    def request_status(self, request: str) -> str:
+        """`received`, `running` or `done`."""
+        reader = self.reader()
+        try:
+            return next(one.status for one in reader.requests() if one.request == request)
+        finally:
+            reader.close()
+
     def outcomes(self) -> list[Outcome]:
         """What came of the requests that are done, in order."""
         reader = self.reader()
@@ -79,12 +88,16 @@ class Run:
     def export(self, path: str | Path) -> Path:
         """Write the current released model as safetensors."""
         target = Path(path)
+        if target.is_dir():
+            raise InputError(
+                f"{target} is a folder: name the file to write, for example {target / 'model.safetensors'}"
+            )
         reader = self.reader()
         try:
             if reader.phase != "ready":
+                way = "sifu train" if reader.phase == "training" else "sifu forget"
                 raise InputError(
-                    f"the run is still {reader.phase}: its current model is not a released one. "
-                    "Finish it first (sifu train or sifu forget)"
+                    f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
                 )
             if not target.parent.is_dir():
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
@@ -109,11 +122,16 @@ class Run:
     def _check_engine(self, engine: Engine) -> None:
         reader = self.reader()
         try:
-            recorded = reader.clients()
+            recorded, layout = reader.clients(), reader.layout
         finally:
             reader.close()
-        if recorded != engine.clients:
-            different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if a != b]
+        if layout != engine.layout:
+            raise InputError(
+                f"the model is not the one the run was made with: its parameters are {engine.layout.names} of shapes "
+                f"{engine.layout.shapes}, recorded {layout.names} of {layout.shapes}"
+            )
+        different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if not _same_client(a, b)]
+        if different or len(recorded) != len(engine.clients):
             raise InputError(
                 f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
                 f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
@@ -158,28 +176,45 @@ class Run:
         a plan below it is refused and nothing is changed. `compare_scratch` also trains Scratch beside each, for
         the rounds it takes.
         """
-        engine = self.engine()
+        if min_level is not None and min_level not in LEVELS:
+            raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
         writer = RunWriter.open(self.folder)
         try:
-            lifecycle = Lifecycle(writer, engine, progress)
-            lifecycle.finish_running()
-            if clients is not None:
+            view = RunView(writer)
+            known = {one.request: one for one in view.requests}
+            asked = None if clients is None else make_terms(view.spec, clients, terms)
+            if asked is None and request is not None and request not in known:
+                raise InputError(f"there is no request {request!r} in this run; it has {', '.join(known) or 'none'}")
+            if asked is not None:
+                check_new(view, asked, request)
+            elif not any(one.status != "done" for one in view.requests) and request is None:
+                return []
+            lifecycle = Lifecycle(writer, self.engine(), progress)
+            resumed = lifecycle.finish_running()
+            if asked is not None:
                 view = RunView(writer)
-                asked = make_terms(view.spec, clients, terms)
-                known = {one.request for one in view.requests}
-                if request is None or request not in known:
+                if request not in known:
                     check_level(method_named(asked.method).plan(view, asked), min_level)
                 request = receive(writer, view, asked, request)
             rows = {one.request: one for one in writer.requests()}
-            if request is not None and request not in rows:
-                raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
             chosen = [request] if request is not None else [r for r, one in rows.items() if one.status == "received"]
             for one in chosen:
                 if rows[one].status == "received":
                     lifecycle.carry_out(one, min_level)
-                if compare_scratch:
+            done = [*(one for one in resumed if one not in chosen), *chosen]
+            if compare_scratch:
+                for one in done:
                     lifecycle.compare_scratch(one)
             by_id = {one.request: one for one in writer.requests()}
-            return [outcome_of(writer, by_id[one]) for one in chosen]
+            return [outcome_of(writer, by_id[one]) for one in done]
         finally:
             writer.close()
+
+
+def _same_client(recorded: ClientProfile, found: ClientProfile) -> bool:
+    """The same client with the same data, as far as it shows; smoothness may differ in its last digits."""
+    plain = all(getattr(recorded, name) == getattr(found, name) for name in ("name", "samples", "local_steps"))
+    pairs = ((recorded.smoothness, found.smoothness), (recorded.curvature, found.curvature))
+    return plain and all(
+        a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs
+    )

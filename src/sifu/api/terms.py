@@ -37,7 +37,9 @@ def make_terms(spec: Spec, clients: Sequence[str], given: Mapping[str, Any]) -> 
         privacy.retention,
         privacy.reserve,
     )
-    return replace(base, **{key: value for key, value in given.items() if value is not None})
+    asked = replace(base, **{key: value for key, value in given.items() if value is not None})
+    check_retention(spec, asked)
+    return asked
 
 
 def terms_of(row: RequestRow) -> RequestTerms:
@@ -67,6 +69,15 @@ def check_level(plan: Plan, min_level: Level | None) -> None:
         wanted = {"failed"} if least == "conditional" else {"failed", "assumed"}
         reasons = " ".join(one.statement for one in plan.premises if one.status in wanted)
         raise NotCertifiableError(
-            f"the request can only be carried out at level {plan.level!r}, and {least!r} was asked for: "
-            f"nothing was changed. {reasons}"
+            f"the request can only be carried out at level {plan.level!r}, and {least!r} is the least accepted "
+            f"(see --min-level): nothing was changed. {reasons}"
+        )
+
+
+def check_retention(spec: Spec, asked: RequestTerms) -> None:
+    """Strict retention would have to erase Gram matrices, which earlier joint certificates are recomputed from."""
+    if asked.retention == "strict" and spec.keep.gram_clients > 0:
+        raise InputError(
+            f"retention strict cannot be had in a run that keeps Gram matrices (keep.gram_clients = "
+            f"{spec.keep.gram_clients}): they hold the client's part. Use retention paper, or keep.gram_clients = 0"
         )

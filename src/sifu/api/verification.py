@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.certification import RecordedRequest
+from sifu.api.certification import RecordedRequest, nodes_to_erase
 from sifu.core.calibration import delta_reached, noise_multiplier
 from sifu.core.certificate import FORMAT, auditor_form, public_form
 from sifu.core.errors import InputError, SifuError
@@ -23,12 +24,15 @@ from sifu.core.rollback import charge, choose_node
 from sifu.methods.view import Regularities, RunView
 from sifu.store import files
 from sifu.store.keys import signature_holds
+from sifu.store.lock import is_locked
 from sifu.store.projection import KEYS, Change, changes, replay
 from sifu.store.reader import RequestRow, RunReader
 from sifu.store.rows import clients_digest, rows_digest
-from sifu.store.writer import certificate_path
+from sifu.store.writer import LOCK_FILE, certificate_path
 
 LARGEST_CERTIFICATE_BYTES = 64 << 20
+TOLERANCE = 1e-9
+"""Another processor or library may differ in the last digits; recomputed figures may differ by this share."""
 
 
 @dataclass
@@ -36,6 +40,7 @@ class Verification:
     """What was checked and what is wrong; empty `problems` means that everything recomputes."""
 
     subject: str
+    public_key: str = ""
     checked: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -49,12 +54,36 @@ class Verification:
 
 
 def verify_run(folder: str | Path, public_key: str | None = None) -> Verification:
-    """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere."""
+    """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere.
+
+    Files change under a run that is being written to: when something is wrong with them and the ledger has
+    grown meanwhile, the check is made again.
+    """
     folder = Path(folder)
+    check_public_key(public_key)
+    for _ in range(20):
+        result, head = _verify_once(folder, public_key)
+        if result.holds or not all(
+            problem.startswith(("models:", "certificates: the file")) for problem in result.problems
+        ):
+            break
+        reader = RunReader(folder)
+        try:
+            if reader.value("head", "") == head and not is_locked(folder / LOCK_FILE):
+                break
+        finally:
+            reader.close()
+        time.sleep(0.1)
+    return result
+
+
+def _verify_once(folder: Path, public_key: str | None) -> tuple[Verification, str]:
     reader = RunReader(folder)
     result = Verification(str(folder))
     try:
         with reader.snapshot():
+            head = reader.value("head", "")
+            result.public_key = reader.value("public_key", "")
             for name, check in (
                 ("database", _check_database),
                 ("ledger", _check_ledger),
@@ -67,16 +96,22 @@ def verify_run(folder: str | Path, public_key: str | None = None) -> Verificatio
             ):
                 try:
                     result.problems.extend(check(reader))
-                except (SifuError, sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError) as error:
+                except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
                     result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
                 result.checked.append(name)
                 if result.problems and name in ("database", "ledger"):
                     break  # what follows would only repeat it
-            if public_key is not None and reader.value("public_key") != public_key:
+            if public_key is not None and reader.value("public_key", "") != public_key.lower():
                 result.problems.append("key: the run was signed with another key than the one given")
     finally:
         reader.close()
-    return result
+    return result, head
+
+
+def check_public_key(public_key: str | None) -> None:
+    """Refuse what cannot be an Ed25519 public key."""
+    if public_key is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", public_key):
+        raise InputError(f"a public key is 64 hexadecimal digits, found {len(public_key)} characters")
 
 
 def _check_database(reader: RunReader) -> Iterator[str]:
@@ -94,6 +129,19 @@ def _check_ledger(reader: RunReader) -> Iterator[str]:
     last = events[-1]
     if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
         yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."
+
+
+def _agree(recorded: Any, recomputed: Any) -> bool:
+    """Equal, or figures (also written as text) that agree to within the tolerance."""
+    if recorded == recomputed:
+        return True
+    if isinstance(recorded, bool) or isinstance(recomputed, bool) or recorded is None or recomputed is None:
+        return False
+    try:
+        first, second = float(recorded), float(recomputed)
+    except (TypeError, ValueError):
+        return False
+    return abs(first - second) <= TOLERANCE * max(abs(first), abs(second))
 
 
 def _payload(event: Event) -> dict[str, Any]:
@@ -210,9 +258,15 @@ def _check_models(reader: RunReader) -> Iterator[str]:
             yield f"models: the file of node {node} was changed"
     if reader.tip not in rows:
         yield f"models: the current model (node {reader.tip}) is not there"
-    for path in sorted((reader.folder / "models").glob("*.safetensors")):
-        if path.stem.isdigit() and int(path.stem) not in rows:
-            yield f"models: {path.name} should have been erased and is still there"
+    recorded = {row.node.node for row in reader.node_rows()}
+    for path in sorted((reader.folder / "models").rglob("*")):
+        number = int(path.stem) if path.stem.isdecimal() and path.name == f"{int(path.stem)}.safetensors" else None
+        if number is not None and path.parent.name == "models" and (number in rows or number not in recorded):
+            continue  # a file that belongs here, or one of a write that was cut short and never recorded
+        if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
+            continue
+        name = path.relative_to(reader.folder)
+        yield f"models: {name} should not be there: it is in no record, or was erased"
 
 
 def _check_certificates(reader: RunReader) -> Iterator[str]:
@@ -277,7 +331,7 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
             continue
         recorded = RecordedRequest(reader, request)
         name = f"request {request.request}"
-        if request.multiplier != recorded.multiplier:
+        if not _agree(request.multiplier, recorded.multiplier):
             yield (
                 f"{name}: s is recorded as {request.multiplier!r}, ({request.epsilon}, {request.delta}) give "
                 f"{recorded.multiplier!r}"
@@ -287,7 +341,7 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
         for one in [*new, *earlier]:
             psi = recorded.psi(one)
             cost = charge(psi, recorded.noise_std)
-            if cost > one.subject.left(recorded.order):
+            if cost > one.subject.left(recorded.order) * (1.0 + TOLERANCE):
                 yield (
                     f"{name}: the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
                     f"{one.subject.subject} {cost!r}, more than the {one.subject.left(recorded.order)!r} it has left"
@@ -296,13 +350,16 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
                 charged[(request.noise_node, one.subject.subject)] = (repr(finite_or_text(psi)), cost)
         found = {k: (v.psi, v.charge) for k, v in stored_charges.items() if k[0] == request.noise_node}
         for key in sorted(set(charged) | set(found)):
-            if charged.get(key) != found.get(key):
+            pair, expected = found.get(key, (None, None)), charged.get(key, (None, None))
+            if not (_agree(pair[0], expected[0]) and _agree(pair[1], expected[1])):
                 yield (
                     f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, "
                     f"recomputed {charged.get(key)}"
                 )
+        tip, at_hand = _state_before(reader, request)
+        yield from _check_erasure(reader, request, recorded, tip, at_hand)
         if request.method == "sifu":
-            yield from _check_choice(reader, request, recorded)
+            yield from _check_choice(reader, request, recorded, tip, at_hand)
         if request.status == "done":
             yield from _check_statements(reader, request, recorded)
 
@@ -319,20 +376,50 @@ def _state_before(reader: RunReader, request: RequestRow) -> tuple[int, set[int]
     return int(tables["run"][("tip",)]["value"]), {int(key[0]) for key in tables["models"]}
 
 
-def _check_choice(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+def _check_erasure(
+    reader: RunReader, request: RequestRow, recorded: RecordedRequest, tip: int, at_hand: set[int]
+) -> Iterator[str]:
+    """What had to be erased must be what was erased."""
+    view = RunView(reader, tip=tip)
+    exposures = view.exposures([one.subject for one in recorded.new_exposures()])
+    cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
+    wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.retention)
+    content = next(
+        _payload(event)
+        for event in reader.events()
+        if event.kind == "rolled back" and _payload(event)["request"] == request.request
+    )
+    erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
+    if erased != wanted:
+        yield (
+            f"request {request.request}: models of nodes {sorted(erased ^ wanted)} were erased or left against "
+            f"retention {request.retention}"
+        )
+    if remaining != at_hand - wanted:
+        yield f"request {request.request}: the models that remain are recorded as {sorted(remaining)}"
+    back = {one["node"] for one in content["models"]} & wanted
+    if back:
+        yield f"request {request.request}: erased models {sorted(back)} were written again"
+
+
+def _check_choice(
+    reader: RunReader, request: RequestRow, recorded: RecordedRequest, tip: int, at_hand: set[int]
+) -> Iterator[str]:
     """The node must be the latest kept one that every budget allows."""
-    tip, at_hand = _state_before(reader, request)
     view = RunView(reader, tip=tip)
     subjects = [one.subject for one in recorded.new_exposures()]
     exposures = view.exposures([*subjects, *view.earlier_subjects(before_order=recorded.order)])
     kept = [depth for node, depth in view.path.depth_of.items() if node in at_hand]
     if recorded.noise_std > 0.0:
-        choice = choose_node(exposures, kept, recorded.noise_std, recorded.order)
-        node = view.path.nodes[choice.depth].node
-        if node != request.source_node:
-            yield f"request {request.request}: it went back to node {request.source_node}, the rule says node {node}"
-        wanted = view.path.nodes[choice.wanted_depth].node
-        if wanted != request.wanted_node:
+        around = [
+            choose_node(exposures, kept, recorded.noise_std * scale, recorded.order)
+            for scale in (1.0 - TOLERANCE, 1.0, 1.0 + TOLERANCE)
+        ]
+        nodes = {view.path.nodes[one.depth].node for one in around}
+        if request.source_node not in nodes:
+            yield f"request {request.request}: it went back to node {request.source_node}, the rule says {nodes}"
+        wanted = {view.path.nodes[one.wanted_depth].node for one in around}
+        if request.wanted_node not in wanted:
             yield (
                 f"request {request.request}: the wanted node is recorded as {request.wanted_node}, recomputed {wanted}"
             )
@@ -374,7 +461,7 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
         expected = dict(_flatten(json.loads(json.dumps(build(facts)))))
         found = dict(_flatten(body))
         for field_name in sorted(set(expected) | set(found)):
-            if expected.get(field_name) != found.get(field_name):
+            if not _agree(found.get(field_name), expected.get(field_name)):
                 yield (
                     f"certificate {request.request} ({form}): {field_name} says {found.get(field_name)!r}, "
                     f"recomputed {expected.get(field_name)!r}"
@@ -392,6 +479,7 @@ def _models_written(reader: RunReader) -> Iterator[dict[str, Any]]:
 def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
     """Check a certificate by itself: its signature, and every figure that follows from its other figures."""
     path = Path(path)
+    check_public_key(public_key)
     result = Verification(str(path))
     try:
         if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
@@ -407,7 +495,8 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
         ) from error
     if kind != FORMAT:
         raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
-    if not signature_holds(content, public_key):
+    result.public_key = str(content.get("public_key", ""))
+    if not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
     result.checked.append("signature")
     try:
@@ -422,9 +511,9 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
     exact = body["sigma"] == 0.0
     reached = 0.0 if exact else delta_reached(body["epsilon"], multiplier)
-    if body["noise_multiplier"] != multiplier:
+    if not _agree(body["noise_multiplier"], multiplier):
         yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
-    if body["delta_reached"] != reached:
+    if not _agree(body["delta_reached"], reached):
         yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
     names = {one.name for one in fields(Premise)}
     premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
@@ -434,9 +523,9 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
     if body["form"] == "auditor":
         for one in body["subjects"]:
             cost = charge(float(one["psi"]), body["sigma"])
-            if cost != one["charge"]:
+            if not _agree(one["charge"], cost):
                 yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
-            if cost > one["budget"]:
+            if cost > one["budget"] * (1.0 + TOLERANCE):
                 yield f"the charge of {', '.join(one['clients'])} is above its budget"
-        if float(body["psi"]) > body["psi_star"]:
+        if float(body["psi"]) > body["psi_star"] * (1.0 + TOLERANCE):
             yield f"psi {body['psi']!r} is above psi_star {body['psi_star']!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +14,10 @@ from rich.table import Table
 from sifu.api import Outcome, Run
 from sifu.api.status import status_of
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
-from sifu.core.calibration import delta_reached, true_positive_rate
+from sifu.core.calibration import delta_reached
+from sifu.core.certificate import attacker_rate
 from sifu.core.ledger import finite_or_text
+from sifu.core.premises import BEFORE_TRAINING
 from sifu.methods.plan import Plan
 
 MOST_CLIENTS = 10
@@ -57,8 +60,14 @@ def show_status(run: Run, as_json: bool) -> None:
     counts = {state: sum(1 for one in clients if one["state"] == state) for state in ("active", "waiting", "forgotten")}
     out.print(
         f"[bold]{escape(status['run'])}[/]: {status['phase']}, {status['rounds']} rounds on the active history "
-        f"({status['rounds_run']} run in all), accuracy {percent(status['accuracy'])}"
+        f"({status['rounds_run']} run in all), accuracy {percent(status['accuracy'])} on the active clients' data"
     )
+    missed = missed_target(status["accuracy"], status["target"])
+    if missed and status["phase"] == "ready":
+        out.print(f"[yellow]{missed}[/]")
+    if status["phase"] != "ready":
+        way = "sifu train" if status["phase"] == "training" else "sifu forget"
+        out.print(f"It was interrupted, or is at work: {way} goes on with it.")
     out.print(
         f"{len(clients)} clients: "
         + ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -90,6 +99,13 @@ def show_status(run: Run, as_json: bool) -> None:
         out.print(requests)
 
 
+def missed_target(accuracy: float | None, target: float) -> str | None:
+    """A sentence if the stop rule ended at max_rounds without reaching its target."""
+    if target <= 0 or accuracy is None or accuracy >= target:
+        return None
+    return f"It stopped at stop.max_rounds: the target of {percent(target)} was not reached."
+
+
 def plan_values(plan: Plan) -> dict[str, Any]:
     """A plan as plain values."""
     return {
@@ -104,13 +120,13 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "sigma": plan.noise_std,
         "psi": finite_or_text(plan.psi),
         "psi_star": plan.psi_star,
-        "rollback_to": plan.source_depth,
+        "rollback_to": plan.source_rounds,
         "node": plan.source_node,
         "wanted_node": plan.wanted_node,
-        "tip": plan.tip_depth,
+        "rounds_so_far": plan.tip_rounds,
         "predicted_rounds": plan.predicted_rounds,
         "scratch_rounds": plan.scratch_rounds,
-        "attacker_true_positive_rate_at_1_percent": true_positive_rate(1.0 / plan.multiplier),
+        "attacker_true_positive_rate_at_1_percent": attacker_rate(plan.level, plan.multiplier),
         "charges": [
             {
                 "subject": one.subject.subject,
@@ -140,34 +156,50 @@ def show_plan(plan: Plan, as_json: bool) -> None:
 def print_plan(plan: Plan) -> None:
     """A plan for people."""
     terms = plan.terms
-    out.print(f"To forget {names_text(terms.clients)} within ({terms.epsilon:g}, {terms.delta:g}):")
-    rate = true_positive_rate(1.0 / plan.multiplier)
+    together = {"client": ", each by itself" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
+    out.print(f"To forget {names_text(terms.clients)}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
     facts = table("", "")
-    back = plan.tip_depth - plan.source_depth
+    back = plan.tip_rounds - plan.source_rounds
     if plan.source_node is None:
         facts.add_row("start from", "a fresh initial model")
     else:
-        facts.add_row(
-            "go back to", f"depth {plan.source_depth} of {plan.tip_depth}" + (f" ({back} back)" if back else "")
-        )
-    noise = f"sigma {number(plan.noise_std)}, hides Psi up to {number(plan.psi_star)}"
+        undone = f", {back} undone" if back else ", nothing undone"
+        facts.add_row("go back to", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}")
+    noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
     facts.add_row("add noise", noise if plan.noise_std else "none: the clients never touched that model")
     facts.add_row("their Psi there", number(plan.psi))
-    if plan.predicted_rounds is not None:
-        facts.add_row("retrain", f"roughly {plan.predicted_rounds} rounds; Scratch about {plan.scratch_rounds}")
+    if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
+        facts.add_row("retrain", f"perhaps {plan.predicted_rounds} rounds; training took {plan.scratch_rounds}")
+    covers = "every later release" if terms.scope == "all" else "the latest release only"
+    facts.add_row("covers", covers)
     facts.add_row("level", level_text(plan.level))
-    if plan.noise_std:
-        facts.add_row("delta reached", number(delta_reached(terms.epsilon, plan.multiplier), 5))
-        facts.add_row("what it means", f"allowed 1 % false alarms, an attacker spots at most {100 * rate:.0f} %")
+    if plan.noise_std and plan.level != "none":
+        facts.add_row("delta at most", number(delta_reached(terms.epsilon, plan.multiplier), 5))
+    rate = attacker_rate(plan.level, plan.multiplier)
+    if rate is None:
+        meaning = "nothing is guaranteed"
+    else:
+        assumed = ", if the assumptions hold" if plan.level == "conditional" else ""
+        meaning = f"allowed 1 % false alarms, an attacker spots at most {_percent_up(rate)} %{assumed}"
+    facts.add_row("what it means", meaning)
+    if terms.retention == "strict":
+        facts.add_row("erased", "every model that holds their part, also from before that round")
     out.print(facts)
+    exact = plan.noise_std == 0.0
     for one in plan.premises:
-        if one.status != "met":
+        if one.status in ("assumed", "failed") and not (exact and one.name not in BEFORE_TRAINING):
             out.print(f"[yellow]{one.status}[/] {one.name}: {escape(one.statement)}")
     others = [one for one in plan.charges if one.subject.order != plan.order]
     if others:
-        out.print(f"{len(others)} earlier-forgotten subject(s) are charged too.")
+        out.print(f"It also uses up budget of {len(others)} subject(s) forgotten earlier.")
     for note in plan.notes:
         out.print(f"Note: {escape(note)}")
+
+
+def _percent_up(rate: float) -> str:
+    """A rate as a percentage, rounded up: a bound must not be rounded down."""
+    percents = rate * 100
+    return f"{math.ceil(percents - 1e-9)}" if percents >= 2 else f"{math.ceil(percents * 100 - 1e-7) / 100:g}"
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
@@ -201,7 +233,12 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
         out.print("No request is waiting. Ask with: sifu request DIR --clients A,B")
         return
     out.print(outcomes_table(outcomes))
-    out.print(f"Certificates are in {folder / 'certificates'}. Check them with: sifu verify {folder}")
+    for one in outcomes:
+        missed = missed_target(one.accuracy, one.target)
+        if missed:
+            out.print(f"[yellow]{one.request}: {missed}[/]")
+    name = escape(str(folder))
+    out.print(f"Certificates are in {name}/certificates. Check them with: sifu verify {name}")
 
 
 def show_doctor(as_json: bool) -> None:
@@ -240,7 +277,7 @@ def show_doctor(as_json: bool) -> None:
             "embedded": f"works, on cpu with {torch.get_num_threads()} threads",
             "flower": "flwr is installed; the engine is not part of this version"
             if packages["flwr"]
-            else "not installed; the engine is not part of this version",
+            else "not part of this version",
         },
         "devices": devices,
         "data_folders": [str(folder) for folder in search_folders(None)],

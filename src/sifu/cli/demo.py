@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -68,8 +69,11 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         out.print("[bold]5. The result[/]")
         out.print(outcomes_table(outcomes))
         out.print(f"\n{total} rounds instead of {scratch}: {scratch / max(total, 1):.1f} times fewer than Scratch.")
+        out.print("(Rounds to 95 % on the clients' own data. The noise is fresh every time, so the figures vary.)")
         out.print(f"Every claim {'recomputes' if verified.holds else 'does NOT recompute'}: sifu verify {target}")
         out.print(f"Look at {page}")
+        if not shutil.which("sifu"):
+            out.print("To use the sifu command here: . .venv/bin/activate")
     if not verified.holds:
         raise VerificationError("the demo's run does not verify: " + "; ".join(verified.problems))
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sifu.core.errors import InputError, SifuError, VerificationError
+from sifu.version import __version__
 
 app = typer.Typer(
     name="sifu",
@@ -23,6 +24,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sifu {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What stands before the command."""
 
 
 class Format(enum.StrEnum):
@@ -132,7 +148,7 @@ def init(
     if format is Format.json:
         print_json({"spec": str(file)})
     else:
-        out.print(f"Wrote {file}. Next: sifu train {file} --run my-run")
+        out.print(f"Wrote {file}. Next: sifu train {file} --run my-run", markup=False)
 
 
 @app.command()
@@ -213,16 +229,22 @@ def request(
     format: FormatOption = Format.text,
 ) -> None:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out."""
+    from rich.markup import escape
+
     from sifu.api import Run
     from sifu.cli.output import names_text, out, print_json
 
     terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve)
     names = _names(clients)
-    made = Run(run).request(names, id, **terms)
+    opened = Run(run)
+    made = opened.request(names, id, **terms)
+    status = opened.request_status(made)
     if format is Format.json:
-        print_json({"request": made, "clients": names, "status": "received"})
+        print_json({"request": made, "clients": names, "status": status})
+    elif status == "done":
+        out.print(f"Request {made} for {names_text(names)} was carried out already.")
     else:
-        out.print(f"Request {made} for {names_text(names)} is in the ledger. Next: sifu forget {run}")
+        out.print(f"Request {made} for {names_text(names)} is in the ledger. Next: sifu forget {escape(str(run))}")
 
 
 @app.command()
@@ -283,6 +305,8 @@ def verify(
     format: FormatOption = Format.text,
 ) -> None:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong."""
+    from rich.markup import escape
+
     from sifu.api import verify_certificate, verify_run
     from sifu.cli.output import out, print_json
 
@@ -291,10 +315,23 @@ def verify(
     result = verify_run(target, public_key) if target.is_dir() else verify_certificate(target, public_key)
     if format is Format.json:
         print_json(
-            {"subject": result.subject, "holds": result.holds, "checked": result.checked, "problems": result.problems}
+            {
+                "subject": result.subject,
+                "holds": result.holds,
+                "public_key": result.public_key,
+                "checked": result.checked,
+                "problems": result.problems,
+            }
         )
+    elif result.holds and target.is_dir():
+        out.print(f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute.")
+        out.print(f"Signed with the key {result.public_key}.")
     elif result.holds:
-        out.print(f"[bold green]Verified[/] {result.subject}: {', '.join(result.checked)} all recompute.")
+        out.print(f"[bold green]Consistent[/] {escape(result.subject)}: the signature holds, its figures agree.")
+        out.print(f"Signed with the key {result.public_key}.")
+        if public_key is None:
+            out.print("Compare this key with the one the operator published, or give it with --public-key.")
+        out.print("The run behind it was not looked at: the operator checks that with sifu verify DIR.")
     if not result.holds:
         if format is Format.json:
             raise typer.Exit(3)
@@ -319,7 +356,7 @@ def report(
     if format is Format.json:
         print_json({"report": str(page)})
     else:
-        out.print(f"Wrote {page}")
+        out.print(f"Wrote {page}", markup=False)
 
 
 @app.command()
@@ -336,7 +373,7 @@ def export(
     if format is Format.json:
         print_json({"model": str(path)})
     else:
-        out.print(f"Wrote {path}")
+        out.print(f"Wrote {path}", markup=False)
 
 
 @app.command()
@@ -349,24 +386,42 @@ def doctor(format: FormatOption = Format.text) -> None:
 
 def main() -> None:
     """Entry point: errors become sentences with a stable exit code."""
-    as_json = ("json" in sys.argv and "--format" in sys.argv) or "--format=json" in sys.argv
+    as_json = _wants_json(sys.argv[1:])
     try:
         code = app(standalone_mode=False)
     except SifuError as error:
         _fail(str(error), error.exit_code, as_json)
     except typer.Exit as exit_error:
-        sys.exit(exit_error.exit_code)
+        _leave(exit_error.exit_code, as_json)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted: every finished round is saved; run the same command again to go on", 130, as_json)
+        _leave(INTERRUPTED, as_json)
     except Exception as error:
         if _is_usage_error(error):
+            if as_json:
+                _fail(error.format_message(), 2, as_json)  # type: ignore[attr-defined]
             error.show()  # type: ignore[attr-defined]
             sys.exit(2)
         if os.environ.get("SIFU_DEBUG"):
             raise
         _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1, as_json)
     else:
-        sys.exit(code if isinstance(code, int) else 0)
+        _leave(code if isinstance(code, int) else 0, as_json)
+
+
+INTERRUPTED = 130
+
+
+def _leave(code: int, as_json: bool) -> None:
+    """Exit; Typer turns Ctrl-C into this code without a word, so it is said here."""
+    if code == INTERRUPTED:
+        _fail("interrupted: every finished round is saved; run the same command again to go on", code, as_json)
+    sys.exit(code)
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    """Whether `--format json` stands on the command line; it must be known even if the rest is not understood."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return any(one == "--format=json" or (one == "--format" and after == "json") for one, after in pairs)
 
 
 def _is_usage_error(error: Exception) -> bool:

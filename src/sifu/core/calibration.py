@@ -17,12 +17,16 @@ from typing import Literal
 from sifu.core.errors import InputError
 
 Calibration = Literal["exact", "classical"]
+LARGEST_EPSILON = 1e4
+"""Beyond this a budget protects nothing, and float64 gives out."""
 
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Refuse a budget that means nothing: epsilon must be positive and finite, delta inside (0, 1)."""
-    if not (math.isfinite(epsilon) and epsilon > 0.0):
-        raise InputError(f"epsilon must be a positive number, found {epsilon}; 1 is strong, 10 is weak")
+    if not 0.0 < epsilon <= LARGEST_EPSILON:
+        raise InputError(
+            f"epsilon must be positive and at most {LARGEST_EPSILON:g}, found {epsilon}; 1 is strong, 10 is weak"
+        )
     if not 0.0 < delta < 1.0:
         raise InputError(f"delta must lie strictly between 0 and 1, found {delta}; 0.01 or smaller is usual")
 

@@ -7,6 +7,7 @@ and has salted commitments instead of hashes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,6 +38,9 @@ NOT_COVERED = (
     "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
     "Noise is drawn in floating point; attacks on the last bits of such noise are not covered.",
     "This is evidence for the operator's file, not a statement of legal compliance.",
+)
+EACH_BY_ITSELF = (
+    "Each of the clients is covered by itself; what they reveal together is not (unit joint would cover it).",
 )
 EXACT_GUARANTEE = (
     "The model training went on from was never touched by the client's data, so the models released from it are "
@@ -108,12 +112,29 @@ class CertificateFacts:
     versions: Mapping[str, str]
 
 
+def attacker_rate(level: Level, multiplier: float) -> float | None:
+    """What an attacker allowed 1 % false alarms can spot at most, rounded up to four digits.
+
+    0.01 is a blind guess: all there is at level `exact`. At level `none` nothing bounds it.
+
+    >>> attacker_rate("proven", 0.3501), attacker_rate("exact", 0.3501), attacker_rate("none", 0.3501)
+    (0.7019, 0.01, None)
+    """
+    if level == "none":
+        return None
+    if level == "exact":
+        return 0.01
+    return math.ceil(true_positive_rate(1.0 / multiplier) * 1e4 - 1e-6) / 1e4
+
+
 def _common(facts: CertificateFacts) -> dict[str, Any]:
     guarantee = GUARANTEE.format(scope=SCOPE_WORDS[facts.scope])
     if facts.level == "exact":
         guarantee = EXACT_GUARANTEE
     elif facts.level == "none":
         guarantee = NO_GUARANTEE
+    elif facts.level == "conditional":
+        guarantee = f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
     return {
         "format": FORMAT,
         "run": facts.run,
@@ -130,15 +151,13 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "noise_multiplier": facts.multiplier,
         "noise_source": facts.noise,
         "sigma": facts.noise_std,
-        "attacker_true_positive_rate_at_1_percent": round(
-            true_positive_rate(0.0 if facts.level == "exact" else 1.0 / facts.multiplier), 4
-        ),
+        "attacker_true_positive_rate_at_1_percent": attacker_rate(facts.level, facts.multiplier),
         "accounting": facts.accounting,
         "participation": facts.participation,
         "counterfactual": "the same schedule with the client absent and its slots not refilled",
         "retention": facts.retention,
         "guarantee": guarantee,
-        "not_covered": list(NOT_COVERED),
+        "not_covered": [*NOT_COVERED, *(EACH_BY_ITSELF if facts.unit == "client" and len(facts.clients) > 1 else ())],
         "commitments": {
             "source_model": facts.source_model.commitment,
             "noised_model": facts.noised_model.commitment,

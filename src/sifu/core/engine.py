@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices, Participation
 
+FIXED_CONSTANTS = "fixed constants"
+DECLARED_FIXED = "declared fixed by the operator"
+"""Two values of `TrainingFacts.preprocessing`; any other means that nothing is known of it."""
+
 ROUNDING_HOLDS_UP_TO = 1000.0
 """`RoundResult.rounding` must cover every other world whose model is at most this far away: Psi beyond it has
 no proven allowance, and the certificate then says so."""
@@ -70,7 +74,7 @@ class TrainingFacts:
     smooth_model: bool
     rounding_bounded: bool
     outside: tuple[str, ...] = ()
-    preprocessing: str = "fixed constants"
+    preprocessing: str = FIXED_CONSTANTS
 
 
 @dataclass(frozen=True)

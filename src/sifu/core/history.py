@@ -131,6 +131,10 @@ class ActivePath:
         """Depth of each node of the path."""
         return {node.node: depth for depth, node in enumerate(self.nodes)}
 
+    def rounds_until(self, depth: int) -> int:
+        """How many rounds of the path lead to `depth`; noise edges are no rounds."""
+        return sum(1 for node in self.nodes[: depth + 1] if node.kind == "round")
+
     @cached_property
     def noise_depths(self) -> list[tuple[int, int]]:
         """(depth, order) of each noise edge on the path."""

@@ -1,8 +1,9 @@
 """What a certificate rests on, and the level that follows (DESIGN section 7).
 
-Each premise is either `met` (by construction, or measured as an upper bound), `assumed` (taken on trust, so the
-level is at most `conditional`) or `failed` (so the level is `none`). The level is computed from the
-premises and from nothing else; nobody can write a level down.
+Each premise is either `met` (by construction, or measured as an upper bound), `trusted` (what clients report and
+the operator declares; every certificate says so), `assumed` (so the level is at most `conditional`) or
+`failed` (so the level is `none`). The level is computed from the premises and from nothing else; nobody can
+write a level down.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sifu.core.calibration import Calibration
-from sifu.core.engine import ROUNDING_HOLDS_UP_TO, TrainingFacts
+from sifu.core.engine import DECLARED_FIXED, FIXED_CONSTANTS, ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.core.history import Accounting
 from sifu.core.noise import NoiseSource
 from sifu.core.regularity import RegularityClass
 
 Level = Literal["exact", "proven", "conditional", "none"]
-Status = Literal["met", "assumed", "failed"]
+Status = Literal["met", "trusted", "assumed", "failed"]
 RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
+
+
+BEFORE_TRAINING = ("preprocessing", "hyper-parameters")
+"""The premises that matter even where no forgotten client ever touched the model."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ def collect_premises(
         hyper_parameters_premise(rate_source),
         Premise(
             "honest reports",
-            "met",
+            "trusted",
             "Sample counts, drifts and smoothness bounds are those the engine computed or the clients reported; "
             "they are trusted.",
         ),
@@ -147,13 +152,15 @@ def hyper_parameters_premise(rate_source: RateSource) -> Premise:
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:
     """Whether clients' data shaped the preprocessing, which no rollback undoes."""
-    fixed = facts.preprocessing == "fixed constants"
+    if facts.preprocessing == FIXED_CONSTANTS:
+        return Premise("preprocessing", "met", "Preprocessing uses fixed constants; no client's data shaped it.")
+    if facts.preprocessing == DECLARED_FIXED:
+        return Premise("preprocessing", "trusted", "The operator declares that no client's data shaped preprocessing.")
     return Premise(
         "preprocessing",
-        "met" if fixed else "assumed",
-        "Preprocessing uses fixed constants; no client's data shaped it."
-        if fixed
-        else f"Preprocessing ({facts.preprocessing}) is taken not to depend on the forgotten clients' data.",
+        "assumed",
+        "The data were prepared before they were handed over; it is assumed that the forgotten clients' data did "
+        "not shape that.",
     )
 
 
@@ -200,7 +207,7 @@ def level_of(premises: Sequence[Premise], *, exact: bool) -> Level:
     data before training matters: preprocessing and hyper-parameters.
     """
     if exact:
-        premises = [one for one in premises if one.name in ("preprocessing", "hyper-parameters")]
+        premises = [one for one in premises if one.name in BEFORE_TRAINING]
     statuses = {one.status for one in premises}
     if "failed" in statuses:
         return "none"

@@ -42,6 +42,9 @@ class DataSpec:
     )
     folder: str = _key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
     file: str = _key("", "the file of name = npz")
+    preprocessing: Literal["unknown", "fixed"] = _key(
+        "unknown", "own data only: fixed declares that no client's data shaped it (no mean or scale of the data)"
+    )
 
 
 @dataclass(frozen=True)
@@ -249,9 +252,9 @@ def _check_ranges(spec: Spec) -> None:
     if spec.privacy.sigma != "auto":
         check_noise(spec.privacy.sigma)
     demand(0 <= spec.privacy.reserve < 1, "privacy.reserve", spec.privacy.reserve, "in [0, 1)")
-    demand(spec.regularity.factor > 0, "regularity.factor", spec.regularity.factor, "positive")
-    demand(spec.keep.models >= 2, "keep.models", spec.keep.models, "at least 2")
-    demand(spec.keep.ratio > 1, "keep.ratio", spec.keep.ratio, "more than 1")
+    demand(0 < spec.regularity.factor <= 1e6, "regularity.factor", spec.regularity.factor, "in (0, 1e6]")
+    demand(spec.keep.models >= 3, "keep.models", spec.keep.models, "at least 3: the first, the last noised, one more")
+    demand(spec.keep.ratio >= 1.001, "keep.ratio", spec.keep.ratio, "at least 1.001")
     demand(
         0 < spec.keep.lowest_sigma <= spec.keep.highest_sigma,
         "keep.lowest_sigma",

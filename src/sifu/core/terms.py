@@ -32,9 +32,18 @@ class RequestTerms:
     def __post_init__(self) -> None:
         if not self.clients:
             raise InputError("the request names no client: give at least one, for example --clients client-007")
+        nameless = [name for name in self.clients if not isinstance(name, str)]
+        if nameless:
+            raise InputError(f"clients are named by texts, found {nameless[0]!r}")
         repeated = sorted({name for name in self.clients if self.clients.count(name) > 1})
         if repeated:
             raise InputError(f"the request names {', '.join(repeated)} more than once")
+        for name in ("epsilon", "delta", "reserve", "sigma"):
+            found: object = getattr(self, name)
+            if name == "sigma" and found == "auto":
+                continue
+            if isinstance(found, bool) or not isinstance(found, int | float):
+                raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {found!r}")
         check_budget(self.epsilon, self.delta)
         if self.sigma != "auto":
             check_noise(self.sigma)
@@ -57,7 +66,7 @@ class RequestTerms:
 
 def check_request_id(request: str) -> str:
     """A request id becomes a file name: letters, digits, dot, dash and underscore, at most 64 of them."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request):
+    if not isinstance(request, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request):
         raise InputError(
             f"request id {request!r} is not usable: write 1 to 64 letters, digits, dots, dashes or underscores"
         )

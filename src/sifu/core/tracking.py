@@ -103,9 +103,10 @@ class SensitivityTracker:
         """Psi without the rounding allowance."""
         return self._read(self._values[clients])
 
-    def total(self, clients: ClientIndices) -> Floats:
-        """Psi(n, c) with the allowance; exactly zero for a client that never took part."""
-        total = np.maximum((self.bare(clients) + self._rounding) * _UP, SMALLEST_TRACE)
+    def total(self, clients: ClientIndices, rounding: float | None = None) -> Floats:
+        """Psi(n, c) with the allowance (or another one); exactly zero for a client that never took part."""
+        allowance = self._rounding if rounding is None else rounding
+        total = np.maximum((self.bare(clients) + allowance) * _UP, SMALLEST_TRACE)
         return np.where(self._seen[clients], total, 0.0)
 
     def update(self, scalars: RoundScalars) -> tuple[Floats, Floats]:

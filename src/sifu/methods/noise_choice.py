@@ -46,7 +46,8 @@ def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTer
         everyone = view.kept[depth].psi_max * terms.multiplier * HEADROOM
         noise_std = _on_ladder(max(needed, everyone))
         ratio = noise_to_signal(view, depth, noise_std)
-        options.append(NoiseOption(noise_std, depth, ratio, predict_rounds(view, depth, noise_std)))
+        rounds = view.path.rounds_until(depth)
+        options.append(NoiseOption(noise_std, depth, rounds, ratio, predict_rounds(view, depth, noise_std)))
         if chosen is None and noise_std > 0.0 and ratio <= LARGEST_NOISE_TO_SIGNAL:
             chosen = noise_std
     notes: tuple[str, ...] = ()
@@ -54,7 +55,10 @@ def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTer
         positive = [one.noise_std for one in options if one.noise_std > 0.0]
         # Even the earliest noise would drown its model: ask for less than any node needs, and go to theta_0.
         chosen = min(positive, default=1.0) * 0.5
-        notes = ("no kept model outweighs the noise it would need: training starts again from the initial model",)
+        notes = (
+            "at every kept model the noise would drown what was learned, so training starts again from the initial "
+            "model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
+        )
     return NoiseChoice(chosen, tuple(options), notes)
 
 
@@ -94,7 +98,7 @@ def predict_rounds(view: RunView, depth: int, noise_std: float) -> int | None:
     training = view.training_rounds
     if training is None:
         return None
-    done = sum(1 for node in view.path.nodes[: depth + 1] if node.kind == "round")
+    done = view.path.rounds_until(depth)
     ratio = noise_to_signal(view, depth, noise_std)
     share = 1.0 if math.isinf(ratio) else ratio**2 / (1.0 + ratio**2)
     kept = min(done, training) * (1.0 - share)

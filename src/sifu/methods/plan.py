@@ -24,6 +24,7 @@ class NoiseOption:
 
     noise_std: float
     depth: int
+    rounds: int
     noise_to_signal: float
     predicted_rounds: int | None
 
@@ -41,8 +42,9 @@ class Plan:
     subjects: tuple[Subject, ...]
     source_node: int | None
     source_depth: int
+    source_rounds: int
     wanted_node: int | None
-    tip_depth: int
+    tip_rounds: int
     noise_std: float
     multiplier: float
     psi: float

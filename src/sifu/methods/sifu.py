@@ -53,9 +53,11 @@ class Sifu:
         notes = list(choice.notes) if choice else []
         if node.wanted_depth > node.depth:
             notes.append(
-                f"the budget would allow depth {node.wanted_depth}, whose model was not kept; "
-                f"depth {node.depth} is the latest kept one before it"
+                f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
+                f"round {view.path.rounds_until(node.depth)} is the latest kept one before it"
             )
+        if terms.scope == "latest":
+            notes.append("scope latest counts the latest release only; whoever keeps several releases learns more")
         rate = view.regularities.measured
         if rate.kind == "smooth" and rate.largest_certified_rate is not None:
             notes.append(
@@ -68,8 +70,9 @@ class Sifu:
             subjects=subjects,
             source_node=view.path.nodes[node.depth].node,
             source_depth=node.depth,
+            source_rounds=view.path.rounds_until(node.depth),
             wanted_node=view.path.nodes[node.wanted_depth].node,
-            tip_depth=view.path.tip,
+            tip_rounds=view.path.rounds_until(view.path.tip),
             noise_std=node.noise_std,
             multiplier=terms.multiplier,
             psi=largest_psi(new, node.depth),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,15 +86,21 @@ def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> Evaluation
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two."""
+    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two.
+
+    Blocking the signal would not do: the kernel hands it to any other thread, and torch has some.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if held and callable(before):
+            before(*held[0])
 
 
 @dataclass
@@ -121,13 +128,14 @@ class RecordedTraining:
         self._root = writer.load_model(view.rows[0].node.node).astype(np.float64)
         self._tracker = view.tracker()
         self._levels = levels_to_keep(view.spec)
-        self._largest = float(self._tracker.total(self.active).max(initial=0.0))
         self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
-        self._protected = {0} | {depth for depth, _ in view.path.noise_depths}
+        # The initial model, and the last noise edge: past it nobody forgotten so far costs anything.
+        self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
         on_tip = [row for row in writer.evaluations() if row.node == self._tip.node and row.subset == ACTIVE]
         self._accuracy: float | None = on_tip[-1].accuracy if on_tip else None
         self._pending = _Pending()
         self._committed = time.monotonic()
+        self._thin()
 
     def run(self, phase: str, progress: ProgressCallback | None = None) -> None:
         """Rounds until the stop rule holds; an interrupt keeps every finished round."""
@@ -187,24 +195,24 @@ class RecordedTraining:
         )
         # Whoever is absent moves only if L is not 1; then everyone has to be looked at.
         watched = who if scalars.absent_contraction == 1.0 else self.active
-        psi_before = self._tracker.total(watched)
+        psi_before, rounding_before = self._tracker.total(watched), self._tracker.rounding
         self._tracker.update(scalars)
-        psi_after = self._tracker.total(watched)
-        if crosses_a_level(self._levels, psi_before, psi_after):
-            self._keep(before)
-        grown = self._largest * max(scalars.absent_contraction, 1.0)
-        # Capped, since JSON has no infinity; nothing hides a Psi anywhere near the cap.
-        self._largest = min(max(grown, float(psi_after.max(initial=0.0))), 1e300)
+        if crosses_a_level(self._levels, psi_before, self._tracker.total(watched)):
+            others = np.setdiff1d(self.active, watched, assume_unique=True)
+            unmoved = self._tracker.total(others, rounding_before)
+            self._keep(before, max(_largest(psi_before), _largest(unmoved)))
         self._add(result, regularity)
         self._accuracy = None
 
-    def _keep(self, model: Vector) -> None:
+    def _keep(self, model: Vector, psi_max: float) -> None:
         """Keep the model the round started from, and thin out if there are too many."""
-        if self._depth in self._kept:
-            return
-        node = self._tip.node
-        self._kept[self._depth] = node
-        self._pending.models[node] = NewModel(node, model, kept=True, psi_max=self._largest)
+        if self._depth not in self._kept:
+            node = self._tip.node
+            self._kept[self._depth] = node
+            self._pending.models[node] = NewModel(node, model, kept=True, psi_max=psi_max)
+            self._thin()
+
+    def _thin(self) -> None:
         for depth in thin(list(self._kept), self._protected, self.view.spec.keep.models):
             gone = self._kept.pop(depth)
             if self._pending.models.pop(gone, None) is None:
@@ -241,13 +249,14 @@ class RecordedTraining:
 
     def commit(self) -> None:
         """Make every finished round durable, with the current model beside it."""
-        pending = self._pending
+        # Let go of first: whatever goes wrong below, nothing is ever recorded twice; it would be run again.
+        pending, self._pending = self._pending, _Pending()
         if not pending.nodes and not pending.evaluations:
             return
         tip, on_disk = self._tip.node, self.writer.models()
         models = dict(pending.models)
         if pending.nodes and tip not in models:
-            models[tip] = NewModel(tip, self.model, kept=False, psi_max=self._largest)
+            models[tip] = NewModel(tip, self.model, kept=False, psi_max=_largest(self._tracker.total(self.active)))
         superseded = {node for node, row in on_disk.items() if not row.kept and node != tip and node not in models}
         payload = {"run": {"tip": str(tip)}} if pending.nodes else {}
         with uninterrupted():
@@ -259,8 +268,12 @@ class RecordedTraining:
                 dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
                 evaluations=pending.evaluations,
             )
-            self._pending = _Pending()
             self._committed = time.monotonic()
+
+
+def _largest(psi: NDArray[np.float64]) -> float:
+    """The largest Psi, capped, since JSON has no infinity; nothing hides a Psi anywhere near the cap."""
+    return min(float(psi.max(initial=0.0)), 1e300)
 
 
 def retrain_unrecorded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from sifu.core.rollback import Exposure, Subject
 from sifu.core.spec import Spec
 from sifu.core.terms import RequestTerms
 from sifu.core.tracking import SensitivityTracker, summarise_round
-from sifu.store.reader import ModelRow, RequestRow, RunReader
+from sifu.store.reader import ModelRow, RequestRow, RunReader, readable
 from sifu.store.rows import NodeRow, ParticipationRows
 
 Floats = NDArray[np.float64]
@@ -59,20 +60,15 @@ class RunView:
 
     def __init__(self, reader: RunReader, tip: int | None = None) -> None:
         self.reader = reader
-        self.spec = Spec.from_mapping(reader.spec)
-        self.clients = reader.clients()
-        recorded = reader.facts
-        self.facts = TrainingFacts(
-            **(
-                recorded
-                | {
-                    "participation": Participation.parse(recorded["participation"]),
-                    "outside": tuple(recorded["outside"]),
-                }
-            )
-        )
-        self.rows: list[NodeRow] = reader.path(tip)
-        self.requests: list[RequestRow] = reader.requests()
+        with readable(reader.folder):
+            self.spec = Spec.from_mapping(reader.spec)
+            self.clients = reader.clients()
+            recorded = reader.facts
+            participation = Participation.parse(recorded["participation"])
+            outside = tuple(recorded["outside"])
+            self.facts = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
+            self.rows: list[NodeRow] = reader.path(tip)
+            self.requests: list[RequestRow] = reader.requests()
 
     @cached_property
     def regularities(self) -> Regularities:
@@ -95,8 +91,11 @@ class RunView:
 
     @cached_property
     def training_rounds(self) -> int | None:
-        """How many rounds the first training took, as far as it was evaluated."""
-        evaluated = {row.node for row in self.reader.evaluations() if row.subset == ACTIVE}
+        """How many rounds the first training took to its target; None if it never reached it."""
+        target = self.spec.stop.target
+        evaluated = {
+            row.node for row in self.reader.evaluations() if row.subset == ACTIVE and row.accuracy >= target > 0
+        }
         nodes = (row.node for row in self.reader.node_rows())
         return max(
             (one.position for one in nodes if one.branch == 0 and one.kind == "round" and one.node in evaluated),
@@ -165,11 +164,13 @@ class RunView:
         if unknown:
             known = list(self.index_of)
             some = ", ".join(known[:3]) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
-            raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}")
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
         indices = tuple(self.index_of[name] for name in names)
         gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
         if gone:
-            raise InputError(f"client {', '.join(gone)} was already forgotten: nothing to do")
+            raise InputError(f"already forgotten: {', '.join(gone)}; leave {'them' if len(gone) > 1 else 'it'} out")
         return indices
 
     def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:

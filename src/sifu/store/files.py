@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,25 @@ from sifu.core.layout import ModelLayout, Vector
 TEMPORARY_PREFIX = ".tmp-"
 
 
+@contextmanager
+def room_to_write(path: Path) -> Iterator[None]:
+    """A full disk or quota becomes a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(
+                f"no space left to write {path}: free some and run the command again; nothing was lost"
+            ) from error
+        raise
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and deletions in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with room_to_write(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -27,20 +43,17 @@ def sync_folder(folder: Path) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, or leave it as it was."""
     temporary = path.with_name(TEMPORARY_PREFIX + path.name)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"no space left to write {path}: free some and run the command again; nothing was lost"
-            ) from error
-        raise
+    with room_to_write(path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
 
 

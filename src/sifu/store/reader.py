@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import ClientProfile
-from sifu.core.errors import RunDamagedError
+from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
 from sifu.store import files
@@ -102,6 +102,18 @@ class ComparisonRow:
     reached: bool
     accuracy: float
     forgotten_accuracy: float | None
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """What cannot be made sense of was damaged or changed by hand: say so, with the exit code for it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, InputError) as error:
+        raise RunDamagedError(
+            f"{folder} is damaged: its records cannot be read ({type(error).__name__}: {error}). "
+            "Check it with sifu verify, or restore it from a backup"
+        ) from error
 
 
 class RunReader:

@@ -33,7 +33,8 @@ from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_dig
 LOCK_FILE = "lock"
 CERTIFICATES = "certificates"
 _STAGING = ".new"
-_OWN_FILES = {LOCK_FILE, "models", CERTIFICATES, KEY_FILE, _STAGING}
+_CREATING = ".creating"
+_OWN_FILES = {LOCK_FILE, "models", CERTIFICATES, KEY_FILE, _STAGING, _CREATING, files.TEMPORARY_PREFIX + KEY_FILE}
 
 
 def utc_now() -> str:
@@ -80,13 +81,18 @@ class RunWriter(RunReader):
         initial_model: Vector,
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
-        if folder.exists() and (not folder.is_dir() or any(p.name not in _OWN_FILES for p in folder.iterdir())):
+        # Only what a creation of ours left behind may be cleared away: its marker was written first.
+        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        allowed = _OWN_FILES if _CREATING in found else {LOCK_FILE}
+        if (folder.exists() and not folder.is_dir()) or found - allowed:
             raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         lock = WriterLock(folder / LOCK_FILE)
         try:
             _clear_unfinished(folder)
+            (folder / _CREATING).touch(mode=0o600)
+            files.sync_folder(folder)
             for name in ("models", CERTIFICATES):
                 (folder / name).mkdir(mode=0o700)
             public_key = create_key(folder)
@@ -98,10 +104,7 @@ class RunWriter(RunReader):
             writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
-            for leftover in staging.iterdir():
-                leftover.unlink()
-            staging.rmdir()
-            files.sync_folder(folder)
+            _finish_creation(folder)
             writer.connection = open_database(folder)
         except BaseException:
             lock.release()
@@ -164,6 +167,7 @@ class RunWriter(RunReader):
             raise
         writer = cls(folder, connection, lock)
         try:
+            _finish_creation(folder)
             files.remove_strays(folder, set(writer.models()))
             writer.export_certificates()
         except BaseException:
@@ -198,11 +202,17 @@ class RunWriter(RunReader):
             payload["certificates"] = {
                 form: hashlib.sha256(content.encode()).hexdigest() for (_, form), content in contents.items()
             }
-        layout = self.layout
-        with transaction(self.connection):
-            for (request, form), content in contents.items():
-                self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
-            event = self._record(kind, payload, rows or NewRows(), models, layout)
+        layout, before = self.layout, set(self.models())
+        try:
+            with transaction(self.connection):
+                for (request, form), content in contents.items():
+                    self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
+                event = self._record(kind, payload, rows or NewRows(), models, layout)
+        except Exception:
+            for one in models:
+                if one.node not in before:
+                    files.model_path(self.folder, one.node).unlink(missing_ok=True)
+            raise
         for node in dropped_models:
             files.model_path(self.folder, node).unlink(missing_ok=True)
         if dropped_models:
@@ -294,12 +304,21 @@ class RunWriter(RunReader):
 
 def _clear_unfinished(folder: Path) -> None:
     """Remove what a creation that was killed half-way left; a folder without a database is no run yet."""
-    for name in _OWN_FILES - {LOCK_FILE}:
+    for name in _OWN_FILES - {LOCK_FILE, _CREATING}:
         path = folder / name
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _finish_creation(folder: Path) -> None:
+    """Take away what a creation needs only until the database has its name."""
+    if (folder / _CREATING).exists() or (folder / _STAGING).exists():
+        shutil.rmtree(folder / _STAGING, ignore_errors=True)
+        files.sync_folder(folder)
+        (folder / _CREATING).unlink(missing_ok=True)
+        files.sync_folder(folder)
 
 
 def certificate_path(folder: Path, request: str, form: str) -> Path:

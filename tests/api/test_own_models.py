@@ -1,0 +1,248 @@
+"""A user's own network and own data, from Python, end to end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import sifu
+from run_tools import query, scalars, state
+from sifu.core.errors import InputError
+from sifu.methods.training import Progress
+
+SPEC: dict[str, Any] = {
+    "model": {"dtype": "float32"},
+    "local": {"rate": 0.05, "steps": 2},
+    "stop": {"target": 0.0, "max_rounds": 4},
+    "regularity": {"kind": "assumed", "factor": 1.0},
+}
+
+
+def small_cnn() -> nn.Module:
+    """1 x 8 x 8 images, three classes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 4 * 4, 3)
+    )
+
+
+def other_cnn() -> nn.Module:
+    """Another number of parameters."""
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 64, 3))
+
+
+def arrays() -> dict[str, tuple[Any, Any]]:
+    generator = np.random.default_rng(7)
+    return {
+        f"hospital {k}": (
+            generator.random((8 + k, 1, 8, 8), dtype=np.float32),
+            np.concatenate([[0, 1, 2], generator.integers(0, 3, 5 + k)]),
+        )
+        for k in range(6)
+    }
+
+
+class Pairs(Dataset[Any]):
+    """A map-style data set that is no TensorDataset."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        return torch.as_tensor(self.x[row]), int(self.y[row])
+
+
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": arrays,
+    "lists": lambda: {name: [x.tolist(), y.tolist()] for name, (x, y) in arrays().items()},
+    "tensor data sets": lambda: {
+        name: TensorDataset(torch.as_tensor(x), torch.as_tensor(y)) for name, (x, y) in arrays().items()
+    },
+    "own data sets": lambda: {name: Pairs(x, y) for name, (x, y) in arrays().items()},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
+    clients = WAYS[way]()
+    run = sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=clients)
+    plan = run.plan(["hospital 1"], sigma=5.0)
+    assert plan.level == "conditional"
+    assert any(one.name == "regularity" and one.status == "assumed" for one in plan.premises)
+    (first,) = run.forget(["hospital 1"], sigma=5.0)
+    assert first.level == "conditional"
+    # Another process opens the folder and goes on with the same model and data.
+    again = sifu.open_run(tmp_path / "run", model=small_cnn, clients=clients)
+    (second,) = again.forget(["hospital 2", "hospital 4"], sigma=5.0, unit="joint", compare_scratch=True)
+    assert second.rounds == 4
+    assert again.verify().problems == []
+    (third,) = again.forget(["hospital 0"], method="scratch")
+    assert third.level == "exact"
+    assert again.verify().problems == []
+    # Reading needs neither model nor data.
+    reading = sifu.open_run(tmp_path / "run")
+    assert len(reading.outcomes()) == 3
+    assert reading.verify().problems == []
+    module = small_cnn()
+    from safetensors.torch import load_file
+
+    module.load_state_dict(load_file(reading.export(tmp_path / "model.safetensors")))
+
+
+def test_all_ways_to_hand_over_data_record_the_same(tmp_path: Path) -> None:
+    found = [
+        scalars(sifu.train(SPEC, run=tmp_path / str(number), model=small_cnn, clients=make()).folder)
+        for number, make in enumerate(WAYS.values())
+    ]
+    assert all(one == found[0] for one in found)
+
+
+def test_going_on_without_the_model_or_the_data_is_refused(tmp_path: Path) -> None:
+    sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=arrays())
+    before = state(tmp_path / "run")
+    with pytest.raises(InputError, match="open_run"):
+        sifu.open_run(tmp_path / "run", clients=arrays()).forget(["hospital 1"])
+    with pytest.raises(InputError):
+        sifu.open_run(tmp_path / "run", model=small_cnn).forget(["hospital 1"])
+    with pytest.raises(InputError, match=r"parameter|model|layout"):
+        sifu.open_run(tmp_path / "run", model=other_cnn, clients=arrays()).forget(["hospital 1"], sigma=5.0)
+    fewer = {name: pair for name, pair in arrays().items() if name != "hospital 5"}
+    with pytest.raises(InputError, match="not those the run was made with"):
+        sifu.open_run(tmp_path / "run", model=small_cnn, clients=fewer).forget(["hospital 1"])
+    renamed = {name.replace("hospital", "clinic"): pair for name, pair in arrays().items()}
+    with pytest.raises(InputError, match="not those the run was made with"):
+        sifu.open_run(tmp_path / "run", model=small_cnn, clients=renamed).forget(["hospital 1"])
+    assert state(tmp_path / "run") == before
+
+
+def test_a_model_of_another_layout_leaves_no_request_behind(tmp_path: Path) -> None:
+    """The mistake is noticed before anything is written."""
+    sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=arrays())
+    before = state(tmp_path / "run")
+    with pytest.raises(InputError):
+        sifu.open_run(tmp_path / "run", model=other_cnn, clients=arrays()).forget(["hospital 1"], method="scratch")
+    assert state(tmp_path / "run") == before
+
+
+def test_own_networks_need_an_assumed_regularity(tmp_path: Path) -> None:
+    measured = {**SPEC, "regularity": {"kind": "measured"}}
+    with pytest.raises(InputError, match=r"regularity\.kind = 'assumed'"):
+        sifu.train(measured, run=tmp_path / "run", model=small_cnn, clients=arrays())
+    with pytest.raises(InputError, match="rate"):
+        sifu.train({**SPEC, "local": {"rate": "auto"}}, run=tmp_path / "run", model=small_cnn, clients=arrays())
+    with pytest.raises(InputError, match=r"torch\.nn\.Module"):
+        sifu.train(SPEC, run=tmp_path / "run", model=lambda: 3, clients=arrays())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"), [(nn.Dropout(0.3), "dropout"), (nn.BatchNorm2d(4), "batch norm")], ids=["dropout", "batch norm"]
+)
+def test_what_lies_outside_the_theory_is_named(tmp_path: Path, layer: nn.Module, word: str) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), copy.deepcopy(layer), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+    run = sifu.train(SPEC, run=tmp_path / "run", model=model, clients=arrays())
+    plan = run.plan(["hospital 1"], sigma=5.0)
+    assert plan.level == "conditional"
+    named = [one.statement.lower() for one in plan.premises if one.name == "outside the theory"]
+    assert any(word in one for one in named), named
+    run.forget(["hospital 1"], sigma=5.0)
+    assert run.verify().problems == []
+
+
+def test_an_interrupted_run_with_an_own_model_goes_on(tmp_path: Path) -> None:
+    def stop(update: Progress) -> None:
+        if update.rounds == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=arrays(), progress=stop)
+    run = sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=arrays())
+    whole = sifu.train(SPEC, run=tmp_path / "whole", model=small_cnn, clients=arrays())
+    assert scalars(run.folder) == scalars(whole.folder)
+
+
+def test_an_own_linear_model_is_measured(tmp_path: Path) -> None:
+    from sifu.sim import LinearModel
+
+    clients = {name: (x.reshape(len(x), -1), y) for name, (x, y) in arrays().items()}
+    spec = {"local": {"steps": 2}, "stop": {"target": 0.0, "max_rounds": 4}}
+    model = LinearModel("softmax", 64, 3)
+    run = sifu.train(spec, run=tmp_path / "run", model=model, clients=clients)
+    (outcome,) = run.forget(["hospital 1"], sigma=2.0)
+    assert outcome.level == "proven"
+    again = sifu.open_run(tmp_path / "run", model=model, clients=clients)
+    again.forget(["hospital 2"], sigma=2.0)
+    assert again.verify().problems == []
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (dict, "client"),
+        (lambda: {"a": 3, "b": 4}, "'a'"),
+        (lambda: {"a": (np.ones((2, 3)), np.array([0, 1])), "b": (np.ones((2, 4)), np.array([0, 1]))}, "'b'"),
+        (lambda: {"a": (np.ones((2, 3)), np.array([0, 1, 1])), "b": (np.ones((2, 3)), np.array([0, 1]))}, "'a'"),
+        (lambda: {"a": (np.ones((2, 3)), np.array([0, -1])), "b": (np.ones((2, 3)), np.array([0, 1]))}, "'a'"),
+        (lambda: {"a": (np.full((2, 3), np.nan), np.array([0, 1])), "b": (np.ones((2, 3)), np.array([0, 1]))}, "'a'"),
+        (lambda: {"a": (np.array([["x"]]), np.array([0])), "b": (np.ones((1, 1)), np.array([0]))}, "'a'"),
+        (lambda: {"": (np.ones((2, 3)), np.array([0, 1])), "b": (np.ones((2, 3)), np.array([0, 1]))}, "name"),
+        (lambda: [("a", 1)], "client"),
+        (lambda: {"only": (np.ones((2, 3)), np.array([0, 1]))}, "client"),
+        (lambda: {"a": (np.ones((2, 3)), np.array([0, 1])), "b": TensorDataset(torch.ones(2, 3))}, "client"),
+    ],
+    ids=["none", "numbers", "shapes", "labels", "negative", "nan", "text", "no name", "a list", "one", "mixed"],
+)
+def test_bad_data_from_python_is_refused_by_name(tmp_path: Path, make: Callable[[], Any], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        sifu.train({"local": {"steps": 2}}, run=tmp_path / "run", clients=make())
+    assert not (tmp_path / "run" / "run.db").exists()
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    pair = (np.ones((2, 3)), np.array([0, 1]))
+    with pytest.raises(InputError, match="name"):
+        sifu.train({}, run=tmp_path / "run", clients={1: pair, 2: pair})
+
+
+def test_terms_from_python_are_checked(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    before = state(own_trained)
+    for call, word in (
+        (lambda: run.plan("client-000"), "list of names"),
+        (lambda: run.forget("client-000"), "list of names"),
+        (lambda: run.plan(["client-000"], epsilom=3), "epsilom"),
+        (lambda: run.plan(["client-000"], epsilon="3"), "epsilon"),
+        (lambda: run.plan(["client-000"], sigma="much"), "sigma"),
+        (lambda: run.plan(["client-000"], sigma=True), "sigma"),
+        (lambda: run.plan(["client-000"], delta=None, reserve="a"), "reserve"),
+        (lambda: run.plan([3]), "client"),
+        (lambda: run.forget(["client-000"], 7), "request id"),
+        (lambda: run.forget(["client-000"], min_level="best"), "least level"),
+    ):
+        with pytest.raises(InputError, match=word):
+            call()
+    assert state(own_trained) == before
+
+
+def test_the_spec_may_be_a_spec_a_mapping_or_a_file(tmp_path: Path) -> None:
+    mapping = {"data": {"clients": 5}, "local": {"steps": 1}, "stop": {"target": 0.0, "max_rounds": 2}}
+    path = tmp_path / "spec.toml"
+    path.write_text("[data]\nclients = 5\n[local]\nsteps = 1\n[stop]\ntarget = 0.0\nmax_rounds = 2\n")
+    found = [
+        scalars(sifu.train(given, run=tmp_path / str(k)).folder)
+        for k, given in enumerate([mapping, sifu.Spec.from_mapping(mapping), path, str(path)])
+    ]
+    assert all(one == found[0] for one in found)
+    assert query(tmp_path / "0", "SELECT COUNT(*) FROM clients") == [(5,)]

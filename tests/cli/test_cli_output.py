@@ -1,0 +1,247 @@
+"""What every command prints: help that loads nothing heavy, one JSON object, and a line in the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import Answer, Command, environment, query, run_cli, small_spec
+from sifu.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = sorted(one.name or one.callback.__name__ for one in app.registered_commands)  # type: ignore[union-attr]
+HEAVY = ["torch", "matplotlib", "flwr", "sklearn", "scipy", "cryptography", "PIL"]
+
+
+def one_object(answer: Answer) -> dict[str, Any]:
+    """Exactly one JSON object, and nothing else, on stdout."""
+    value = json.loads(answer.out)
+    assert isinstance(value, dict)
+    assert "NaN" not in answer.out
+    assert "Infinity" not in answer.out
+    return value
+
+
+def test_the_commands_are_those_of_the_design() -> None:
+    wanted = {"demo", "init", "train", "status", "plan", "request", "forget", "verify", "report", "export", "doctor"}
+    assert wanted <= set(COMMANDS)
+
+
+def test_help_of_every_command_loads_nothing_heavy() -> None:
+    """One process asks all commands for their help and then looks at what was imported."""
+    program = f"""
+import sys
+from sifu.cli.main import main
+for name in [None, *{COMMANDS!r}]:
+    sys.argv = ["sifu", *([name] if name else []), "--help"]
+    try:
+        main()
+    except SystemExit as ended:
+        assert ended.code in (0, None), (name, ended.code)
+print("LOADED", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout.rstrip().endswith("LOADED []"), ended.stdout[-300:]
+    for name in COMMANDS:
+        assert f"sifu {name}" in ended.stdout
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    program = f"import sys, sifu; sifu.Spec(); print([name for name in {HEAVY!r} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def test_every_option_has_a_help_text() -> None:
+    from typer.main import get_command
+
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert command.help, name
+        for parameter in command.params:
+            if parameter.name != "help":
+                assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_no_arguments_show_the_help(cli: Command) -> None:
+    answer = cli()
+    assert "sifu demo" in answer.out + answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    asked: dict[str, list[Any]] = {
+        "init": [spec],
+        "train": [
+            spec, "--run", tmp_path / "new", "--set", "data.clients=12", "--set", "stop.max_rounds=2",
+            "--set", "stop.target=0.0",
+        ],
+        "status": [own_run],
+        "plan": [own_run, "--clients", "client-007"],
+        "request": [own_run, "--clients", "client-007"],
+        "forget": [own_run],
+        "verify": [own_run],
+        "export": [own_run, "--model", tmp_path / "model.safetensors"],
+        "doctor": [],
+        "report": [own_run],
+    }  # fmt: skip
+    assert set(asked) | {"demo"} >= set(COMMANDS), "a new command: add it here"
+    found = {}
+    for name, arguments in asked.items():
+        answer = cli(name, *arguments, "--format", "json")
+        assert answer.code == 0, (name, answer.err)
+        found[name] = one_object(answer)
+    assert found["train"]["phase"] == "ready"
+    assert found["status"]["clients"][5]["state"] == "waiting"
+    assert found["plan"]["clients"] == ["client-007"]
+    assert [one["request"] for one in found["forget"]["requests"]] == ["waits", found["request"]["request"]]
+    assert found["verify"]["holds"] is True
+    assert Path(found["export"]["model"]).is_file()
+    assert Path(found["report"]["report"]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["status", "/nowhere"], 2),
+        (["plan", "RUN", "--clients", "nobody"], 2),
+        (["forget", "RUN", "--clients", "client-007", "--sigma", "0.5", "--min-level", "exact"], 4),
+        (["forget", "RUN", "--clients", "client-007", "--epsilon", "-1"], 2),
+        (["request", "RUN", "--clients", ""], 2),
+        (["verify", "/nowhere"], 2),
+        (["export", "RUN", "--model", "/no/where/m.safetensors"], 2),
+        (["train", "/no.toml", "--run", "RUN"], 2),
+        (["init", "/no/where.toml"], 2),
+        (["report", "/nowhere"], 2),
+        (["plan", "RUN"], 2),
+        (["plan", "RUN", "--clients", "client-007", "--epsilon", "ten"], 2),
+        (["status", "RUN", "--colour"], 2),
+        (["nonsense"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+@pytest.mark.parametrize("spelling", [["--format", "json"], ["--format=json"]], ids=["two words", "one word"])
+def test_json_of_errors(cli: Command, own_run: Path, arguments: list[str], code: int, spelling: list[str]) -> None:
+    answer = cli(*[str(own_run) if one == "RUN" else one for one in arguments], *spelling)
+    assert answer.code == code, answer.err
+    value = one_object(answer)
+    assert value["exit_code"] == code
+    assert len(value["error"]) > 10
+
+
+def test_json_of_a_failed_verification(cli: Command, own_run: Path) -> None:
+    (own_run / "models" / "44.safetensors").unlink()
+    answer = cli("verify", own_run, "--format", "json")
+    assert answer.code == 3
+    value = one_object(answer)
+    assert value["holds"] is False
+    assert any("node 44" in one for one in value["problems"])
+
+
+def test_a_client_called_json_does_not_change_the_format(cli: Command, own_run: Path) -> None:
+    """`json` among the words is not `--format json`."""
+    answer = cli("plan", own_run, "--clients", "json", "--format", "text")
+    assert answer.code == 2
+    assert answer.out == ""
+
+
+def test_names_in_brackets_are_printed_as_they_are(cli: Command, tmp_path: Path) -> None:
+    """Client names are a user's own: rich must not read them as markup."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    clients = {
+        name: (generator.random((6, 3)), np.array([0, 1, 2, 0, 1, 2]))
+        for name in ("[bold]one[/bold]", "two [/]", "three", "four", "[red]")
+    }
+    sifu.train(small_spec(stop={"max_rounds": 2}), run=tmp_path / "run", clients=clients)
+    for arguments in (
+        ["status"],
+        ["plan", "--clients", "[bold]one[/bold]"],
+        ["plan", "--clients", "two [/]", "--sigma", "0.3"],
+        ["request", "--clients", "[bold]one[/bold]"],
+    ):
+        answer = cli(arguments[0], tmp_path / "run", *arguments[1:])
+        assert answer.code == 0, answer.err
+        if arguments[0] != "status":
+            assert arguments[2] in answer.out
+    answer = cli("status", tmp_path / "run")
+    assert "two [/]" in answer.out
+
+
+def test_a_folder_in_brackets_is_printed_as_it_is(cli: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "run [bold]"
+    sifu.train(small_spec(stop={"max_rounds": 2}), run=folder)
+    for arguments in (
+        ["status", folder],
+        ["request", folder, "--clients", "client-003"],
+        ["forget", folder],
+        ["verify", folder],
+        ["export", folder, "--model", tmp_path / "[red]model.safetensors"],
+    ):
+        answer = cli(*arguments)
+        assert answer.code == 0, answer.err
+        flat = answer.out.replace("\n", "")
+        assert "[bold]" in flat or "[red]" in flat, answer.out
+
+
+def test_text_output_of_a_whole_story(cli: Command, own_trained: Path, tmp_path: Path) -> None:
+    answer = cli("plan", own_trained, "--clients", "client-007", "--sigma", "0.1")
+    assert "Nothing was changed." in answer.out
+    assert "proven" in answer.out
+    answer = cli("forget", own_trained)
+    assert "No request is waiting" in answer.out
+    cli("request", own_trained, "--clients", "client-007", "--id", "mine")
+    answer = cli("status", own_trained)
+    assert "waiting" in answer.out
+    assert "received" in answer.out
+    answer = cli("forget", own_trained, "--compare-scratch")
+    assert "mine" in answer.out
+    answer = cli("verify", own_trained)
+    assert "Verified" in answer.out
+    for name in ("auditor", "public"):
+        answer = cli("verify", own_trained / "certificates" / f"mine.{name}.json")
+        assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "null", '{"body": {}}', '{"body": {"format": "x"}}', "\0", "{" * 99999]
+)
+def test_files_that_are_no_certificates(cli: Command, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "certificate.json"
+    path.write_text(content)
+    answer = cli("verify", path)
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+    assert "certificate" in answer.err
+
+
+def test_every_command_is_documented() -> None:
+    readme = ROOT / "README.md"
+    if not readme.is_file():
+        pytest.skip("there is no README.md yet")
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in [readme, *sorted((ROOT / "docs").rglob("*.md"))])
+    missing = [name for name in COMMANDS if not re.search(rf"sifu {name}\b", pages)]
+    assert not missing
+
+
+@pytest.mark.slow
+def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
+    answer = run_cli("demo", "--run", tmp_path / "demo", "--format", "json")
+    assert answer.code == 0, answer.err
+    value = one_object(answer)
+    assert value["verified"] is True
+    assert len(value["requests"]) == 3
+    assert value["total_rounds"] < value["total_scratch_rounds"]
+    assert query(tmp_path / "demo", "SELECT COUNT(*) FROM certificates") == [(6,)]

@@ -1,0 +1,57 @@
+"""Runs that several suites look at: one is built a session, every test gets its own copy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from run_tools import Answer, Command, build_run_with_requests, copy_run, small_spec
+
+
+@pytest.fixture(scope="session")
+def run_with_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: a run with a request to the middle, scratch, joint, strict, and one that waits."""
+    folder = tmp_path_factory.mktemp("runs") / "with-requests"
+    build_run_with_requests(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: a run that was trained and asked nothing yet."""
+    import sifu
+
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    sifu.train(small_spec(), run=folder)
+    return folder
+
+
+@pytest.fixture
+def own_run(run_with_requests: Path, tmp_path: Path) -> Path:
+    """A copy of `run_with_requests` that a test may change."""
+    return copy_run(run_with_requests, tmp_path / "own-run")
+
+
+@pytest.fixture
+def own_trained(trained_run: Path, tmp_path: Path) -> Path:
+    """A copy of `trained_run` that a test may change."""
+    return copy_run(trained_run, tmp_path / "own-trained")
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`sifu ARGUMENTS` inside this process: its exit code and what it printed."""
+    from sifu.cli.main import main
+
+    def call(*arguments: object) -> Answer:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["sifu", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        code = ended.value.code
+        return Answer(code if isinstance(code, int) else 1, printed.out, printed.err)
+
+    return call

@@ -1,0 +1,192 @@
+"""What every method must do, whatever it is called: one class, run over the registry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import copy_run, query, scalars, small_spec, state
+from sifu.core.errors import InputError
+from sifu.methods.registry import METHODS, method_named
+from sifu.methods.training import Progress
+
+LEVELS = ("none", "conditional", "proven", "exact")
+
+
+@pytest.fixture(params=sorted(METHODS))
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestEveryMethod:
+    """Sequential requests, sets, resumption, participation, plans, verification."""
+
+    def test_it_describes_itself(self, method: str) -> None:
+        made = method_named(method)
+        assert made.name == method
+        assert len(made.summary) > 10
+        assert isinstance(made.certifies, bool)
+
+    def test_requests_one_after_the_other(self, method: str, own_trained: Path) -> None:
+        run = sifu.open_run(own_trained)
+        for number, clients in enumerate((["client-000"], ["client-001", "client-002"], ["client-003"]), start=1):
+            (outcome,) = run.forget(clients, method=method, sigma=0.15)
+            assert outcome.method == method
+            assert outcome.request == f"r{number}"
+            assert outcome.clients == tuple(clients)
+            assert outcome.level in LEVELS
+            if not METHODS[method].certifies:
+                assert outcome.level == "none"
+            assert outcome.rounds == 8
+            assert run.verify().problems == []
+        check_nobody_comes_back(own_trained)
+        assert [one.request for one in run.outcomes()] == ["r1", "r2", "r3"]
+
+    @pytest.mark.parametrize("unit", ["client", "joint"])
+    @pytest.mark.parametrize("retention", ["paper", "strict"])
+    def test_sets(self, method: str, own_trained: Path, unit: str, retention: str) -> None:
+        run = sifu.open_run(own_trained)
+        clients = [f"client-{k:03d}" for k in (1, 4, 7, 10)]
+        run.forget(clients, method=method, sigma=0.4, unit=unit, retention=retention)
+        subjects = query(own_trained, "SELECT clients FROM subjects ORDER BY subject")
+        assert len(subjects) == (1 if unit == "joint" else 4)
+        assert run.verify().problems == []
+        check_nobody_comes_back(own_trained)
+
+    def test_the_plan_is_what_is_then_done(self, method: str, own_trained: Path) -> None:
+        run = sifu.open_run(own_trained)
+        for terms in ({"sigma": 0.07}, {"sigma": "auto"}, {"sigma": 0.3, "unit": "joint"}):
+            first = len(query(own_trained, "SELECT 1 FROM subjects"))
+            clients = [f"client-{first + k:03d}" for k in range(2)]
+            before = state(own_trained)
+            plan = run.plan(clients, method=method, **terms)
+            assert state(own_trained) == before
+            (outcome,) = run.forget(clients, method=method, **terms)
+            row = query(
+                own_trained,
+                "SELECT source_node, noise_std, wanted_node, multiplier FROM requests WHERE request = ?",
+                (outcome.request,),
+            )[0]
+            assert row == (plan.source_node, plan.noise_std, plan.wanted_node, plan.multiplier)
+            assert (outcome.level, outcome.sigma, outcome.psi) == (plan.level, plan.noise_std, plan.psi)
+            assert outcome.rollback_to == plan.source_depth
+
+    def test_it_goes_on_after_an_interruption(self, method: str, trained_run: Path, tmp_path: Path) -> None:
+        def stop(update: Progress) -> None:
+            raise KeyboardInterrupt
+
+        folder = copy_run(trained_run, tmp_path / "stopped")
+        run = sifu.open_run(folder)
+        with pytest.raises(KeyboardInterrupt):
+            run.forget(["client-005"], "mine", method=method, sigma=0.1, progress=stop)
+        noised = query(folder, "SELECT digest FROM models WHERE node = (SELECT noise_node FROM requests)")
+        assert noised, "the noised model is on disk"
+        assert run.verify().problems == []
+        with pytest.raises(KeyboardInterrupt):
+            sifu.open_run(folder).forget(progress=stop)
+        sifu.open_run(folder).forget()
+        # The noise was drawn once: going on never rolls back a second time.
+        assert query(folder, "SELECT COUNT(*) FROM events WHERE kind = 'rolled back'") == [(1,)]
+        assert query(folder, "SELECT status, final_node FROM requests")[0][0] == "done"
+        assert run.verify().problems == []
+        check_nobody_comes_back(folder)
+
+    def test_queued_requests_are_carried_out_in_order(self, method: str, own_trained: Path) -> None:
+        run = sifu.open_run(own_trained)
+        run.request(["client-006"], "b", method=method, sigma=0.2)
+        run.request(["client-002", "client-003"], "a", method=method, sigma=0.2)
+        outcomes = run.forget()
+        assert [one.request for one in outcomes] == ["b", "a"]
+        assert run.verify().problems == []
+        check_nobody_comes_back(own_trained)
+        assert run.forget() == []
+
+    def test_nothing_to_do_for_a_request_that_is_done(self, method: str, own_trained: Path) -> None:
+        run = sifu.open_run(own_trained)
+        first = run.forget(["client-006"], "mine", method=method, sigma=0.2)
+        before = state(own_trained)
+        again = sifu.open_run(own_trained).forget(["client-006"], "mine", method=method, sigma=0.2)
+        assert again == first
+        assert state(own_trained) == before
+        with pytest.raises(InputError, match="already forgotten"):
+            run.forget(["client-006"], method=method)
+
+    def test_the_same_seed_gives_the_same_run(self, method: str, tmp_path: Path) -> None:
+        found: list[Any] = []
+        for name in ("one", "two"):
+            run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=tmp_path / name)
+            run.forget(["client-001"], method=method, sigma=0.1, min_level="none")
+            found.append(scalars(tmp_path / name))
+        assert found[0] == found[1]
+
+    def test_before_training_is_done(self, method: str, tmp_path: Path) -> None:
+        """A request that comes while the first training was interrupted."""
+
+        def stop(update: Progress) -> None:
+            if update.rounds == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            sifu.train(small_spec(), run=tmp_path / "run", progress=stop)
+        run = sifu.open_run(tmp_path / "run")
+        (outcome,) = run.forget(["client-001"], method=method, sigma=0.1)
+        assert outcome.rounds == 8
+        assert run.verify().problems == []
+        check_nobody_comes_back(tmp_path / "run")
+        before = state(tmp_path / "run")
+        sifu.train(small_spec(), run=tmp_path / "run")
+        assert state(tmp_path / "run") == before
+
+
+def check_nobody_comes_back(folder: Path) -> None:
+    """No client takes part in any round made after its request was received."""
+    by_name = dict(query(folder, "SELECT name, client FROM clients"))
+    for (text,) in query(folder, "SELECT payload FROM events WHERE kind = 'request received'"):
+        request = json.loads(text)["request"]
+        seq = query(folder, "SELECT seq FROM events WHERE kind = 'request received' AND payload = ?", (text,))[0][0]
+        earlier = [
+            json.loads(payload)["rows"]["last"]
+            for (payload,) in query(folder, "SELECT payload FROM events WHERE seq < ?", (seq,))
+            if "rows" in json.loads(payload)
+        ]
+        for name in request["clients"]:
+            later = query(
+                folder,
+                "SELECT node FROM participation WHERE client = ? AND node > ?",
+                (by_name[name], max(earlier)),
+            )
+            assert later == [], f"{name} took part in nodes {later} after it asked"
+
+
+def test_waiting_clients_are_not_sampled_while_others_are_forgotten(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    run.request(["client-009"], "waits")
+    run.forget(["client-001"], "now", sigma=0.2)
+    assert query(own_trained, "SELECT status FROM requests WHERE request = 'waits'") == [("received",)]
+    check_nobody_comes_back(own_trained)
+    late = query(own_trained, "SELECT MAX(node) FROM participation WHERE client = 9")[0][0]
+    assert late <= 8
+    assert run.verify().problems == []
+    run.forget()
+    assert run.verify().problems == []
+
+
+def test_unknown_methods_are_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean scratch"):
+        method_named("scrach")
+
+
+def test_every_method_reaches_a_useful_model(tmp_path: Path) -> None:
+    """With enough clients no method destroys the model: accuracy stays within reach of training."""
+    spec = small_spec(data={"clients": 60, "samples_per_client": 10}, stop={"target": 0.85, "max_rounds": 300})
+    run = sifu.train(spec, run=tmp_path / "run")
+    for number, name in enumerate(sorted(METHODS)):
+        (outcome,) = run.forget([f"client-{number:03d}"], method=name)
+        assert outcome.accuracy is not None
+        assert outcome.accuracy >= 0.85
+    assert np.isfinite(run.outcomes()[-1].psi)

@@ -1,0 +1,172 @@
+"""Small runs, looked at from outside: build one, copy it, dump it, change it, run the command line on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sifu
+
+SMALL: dict[str, Any] = {
+    "data": {"clients": 12, "samples_per_client": 10},
+    "local": {"steps": 3},
+    "stop": {"target": 0.0, "max_rounds": 8},
+}
+"""Twelve clients of ten digits each, eight rounds: trains in a fraction of a second once torch is loaded."""
+
+SOURCES = Path(sifu.__file__).resolve().parent.parent
+
+
+def small_spec(**sections: Any) -> dict[str, Any]:
+    """`SMALL` with keys of its sections replaced: small_spec(stop={"max_rounds": 3}, seed=5)."""
+    result: dict[str, Any] = {key: dict(value) for key, value in SMALL.items()}
+    for name, value in sections.items():
+        result[name] = {**result.get(name, {}), **value} if isinstance(value, dict) else value
+    return result
+
+
+def build_run_with_requests(folder: Path) -> None:
+    """One run with every kind of request: to the middle, scratch, joint, strict, and one that still waits."""
+    run = sifu.train(small_spec(), run=folder)
+    run.forget(["client-000"], "to-the-middle", sigma=0.05, compare_scratch=True)
+    run.forget(["client-001"], "from-scratch", method="scratch")
+    run.forget(["client-002", "client-003"], "both-together", sigma=1.0, unit="joint", epsilon=20.0)
+    run.forget(["client-004"], "strictly", sigma=0.12, retention="strict", compare_scratch=True)
+    run.request(["client-005"], "waits", epsilon=3.0, reserve=0.25)
+
+
+def copy_run(source: Path, target: Path) -> Path:
+    """A run folder's copy, as `cp -r` makes it."""
+    shutil.copytree(source, target)
+    return target
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table as SQLite describes it."""
+
+    name: str
+    kind: str
+    nullable: bool
+    key: bool
+
+
+def connect(folder: Path) -> sqlite3.Connection:
+    """The run's database with the checks off, for whoever wants to damage it."""
+    connection = sqlite3.connect(folder / "run.db", isolation_level=None)
+    connection.execute("PRAGMA ignore_check_constraints=ON")
+    return connection
+
+
+def tables(connection: sqlite3.Connection) -> list[str]:
+    """Every table there is."""
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+    return [name for (name,) in rows]
+
+
+def columns(connection: sqlite3.Connection, table: str) -> list[Column]:
+    """The columns of a table."""
+    described = connection.execute(f"PRAGMA table_info({table})")
+    return [Column(name, kind, not needed and not key, bool(key)) for _, name, kind, needed, _, key in described]
+
+
+def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Everything the database holds, table by table."""
+    connection = sqlite3.connect(folder / "run.db", isolation_level=None)
+    try:
+        return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in tables(connection)}
+    finally:
+        connection.close()
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Digests of the models and certificates on disk, temporary files included."""
+    paths = [path for name in ("models", "certificates") for path in (folder / name).rglob("*") if path.is_file()]
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in [*paths, folder / "operator.key"]
+    }
+
+
+def state(folder: Path) -> tuple[Any, Any]:
+    """Database and files: equal before and after means that nothing was changed."""
+    return dump(folder), files_of(folder)
+
+
+def query(folder: Path, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Rows of a SELECT on a run."""
+    connection = sqlite3.connect(folder / "run.db")
+    try:
+        return connection.execute(sql, values).fetchall()
+    finally:
+        connection.close()
+
+
+def scalars(folder: Path) -> dict[str, Any]:
+    """What must not depend on interruptions: everything recorded but times, nonces, hashes and the key."""
+    return {
+        "nodes": query(folder, "SELECT * FROM nodes ORDER BY node"),
+        "participation": query(folder, "SELECT * FROM participation ORDER BY node, client"),
+        "grams": query(folder, "SELECT * FROM grams ORDER BY node"),
+        "evaluations": query(folder, "SELECT * FROM evaluations ORDER BY node, subset"),
+        "models": query(folder, "SELECT node, kept, bytes, digest, psi_max FROM models ORDER BY node"),
+        "requests": query(
+            folder,
+            "SELECT request, status, clients, method, epsilon, delta, sigma, unit, scope, request_order, multiplier, "
+            "noise_std, source_node, wanted_node, noise_node, final_node, level FROM requests ORDER BY request",
+        ),
+        "subjects": query(folder, "SELECT * FROM subjects ORDER BY subject"),
+        "charges": query(folder, "SELECT * FROM charges ORDER BY noise_node, subject"),
+        "clients": query(folder, "SELECT * FROM clients ORDER BY client"),
+        "run": query(folder, "SELECT key, value FROM run WHERE key IN ('tip', 'phase', 'spec', 'facts', 'layout')"),
+    }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed and returned."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON object on stdout; anything beside it is an error."""
+        return json.loads(self.out)
+
+
+Command = Callable[..., Answer]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a child process: our sources, one thread, no colours."""
+    inherited = {key: value for key, value in os.environ.items() if key not in ("SIFU_DEBUG", "FORCE_COLOR")}
+    return inherited | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1", "COLUMNS": "120", **more}
+
+
+def start_cli(*arguments: object) -> subprocess.Popen[str]:
+    """`sifu ARGUMENTS` as a process of its own, still running."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "sifu.cli.main", *map(str, arguments)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_cli(*arguments: object) -> Answer:
+    """`sifu ARGUMENTS` as a process of its own, to its end."""
+    process = start_cli(*arguments)
+    out, err = process.communicate(timeout=300)
+    return Answer(process.returncode, out, err)

@@ -1,0 +1,125 @@
+"""Interruptions inside one process: Ctrl-C between rounds, in a commit, and what a resumed run records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import scalars, small_spec
+from sifu.methods.training import Progress, uninterrupted
+
+SPECS: dict[str, dict[str, Any]] = {
+    "everyone": small_spec(),
+    "poisson": small_spec(server={"participation": "poisson(0.4)"}, stop={"target": 0.0, "max_rounds": 14}),
+    "fixed, few models": small_spec(server={"participation": "fixed(3)"}, keep={"models": 3}),
+    "strongly convex": small_spec(
+        local={"steps": 3, "weight_decay": 2.0},
+        server={"participation": "poisson(0.5)"},
+        stop={"target": 0.0, "max_rounds": 14},
+    ),
+    "expanding": small_spec(local={"steps": 3, "momentum": 0.9, "rate": 0.05}),
+    "until a target": small_spec(stop={"target": 0.6, "max_rounds": 50, "evaluate_every": 2}),
+}
+for _spec in SPECS.values():
+    _spec["privacy"] = {"noise": "seeded"}
+
+
+class StopAfterEachRound:
+    """A progress callback that presses Ctrl-C after every round."""
+
+    def __call__(self, update: Progress) -> None:
+        raise KeyboardInterrupt
+
+
+def until_done(step: Any) -> int:
+    """Call until it is not interrupted any more; returns how often it was."""
+    for number in range(200):
+        try:
+            step()
+        except KeyboardInterrupt:
+            continue
+        return number
+    raise AssertionError("200 attempts were not enough")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, name: str) -> None:
+    spec = SPECS[name]
+    requests = [(["client-000"], "first", {"sigma": 0.08}), (["client-001", "client-002"], "second", {})]
+    whole = sifu.train(spec, run=tmp_path / "whole")
+    for clients, number, terms in requests:
+        whole.forget(clients, number, min_level="none", **terms)
+    stopped = tmp_path / "stopped"
+    interruptions = until_done(lambda: sifu.train(spec, run=stopped, progress=StopAfterEachRound()))
+    assert interruptions >= 2
+    run = sifu.open_run(stopped)
+    for clients, number, terms in requests:
+        until_done(
+            lambda clients=clients, number=number, terms=terms: run.forget(
+                clients, number, min_level="none", progress=StopAfterEachRound(), **terms
+            )
+        )
+    expected, found = scalars(tmp_path / "whole"), scalars(stopped)
+    for table, rows in expected.items():
+        assert found[table] == rows, f"{table} differs"
+    assert run.verify().problems == []
+
+
+def interrupted_commit() -> bool:
+    """Ctrl-C inside an uninterrupted block; whether the block came to its end and the interrupt after it."""
+    finished = False
+    try:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            sum(range(1000))
+            finished = True
+        time.sleep(0.05)
+    except KeyboardInterrupt:
+        return finished
+    return False
+
+
+def test_an_interrupt_waits_for_the_end_of_a_commit() -> None:
+    assert interrupted_commit()
+
+
+def test_an_interrupt_waits_also_when_another_thread_could_take_it() -> None:
+    """The kernel hands Ctrl-C to any thread that does not block it; torch and BLAS have threads of their own."""
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        assert interrupted_commit()
+    finally:
+        ended.set()
+        other.join()
+
+
+def test_an_interrupt_just_after_a_commit_commits_nothing_twice(tmp_path: Path, monkeypatch: Any) -> None:
+    """Ctrl-C lands after the transaction and before the pending rounds were let go of."""
+    from sifu.methods import training
+    from sifu.store.writer import RunWriter
+
+    monkeypatch.setattr(training, "COMMIT_SECONDS", 0.0)
+    record, calls = RunWriter.record, []
+
+    def interrupted(self: RunWriter, kind: str, *arguments: Any, **more: Any) -> Any:
+        event = record(self, kind, *arguments, **more)
+        if kind == "rounds" and not calls:
+            calls.append(kind)
+            raise KeyboardInterrupt
+        return event
+
+    monkeypatch.setattr(RunWriter, "record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sifu.train(small_spec(), run=tmp_path / "run")
+    sifu.train(small_spec(), run=tmp_path / "run")
+    assert sifu.open_run(tmp_path / "run").verify().problems == []

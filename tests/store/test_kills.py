@@ -1,0 +1,116 @@
+"""A kill at any instant leaves a run that goes on as if nothing had happened (DESIGN section 9)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_tools import environment, files_of, scalars, small_spec
+from sifu.api import verify_run
+
+PROGRAM = Path(__file__).with_name("killed_runs.py")
+REQUESTS = [
+    {"id": "first", "clients": ["client-000", "client-001"], "terms": {"sigma": 0.05}},
+    {"id": "second", "clients": ["client-002", "client-003"], "terms": {"unit": "joint", "retention": "strict"}},
+]
+SPECS = {
+    "everyone": small_spec(privacy={"noise": "seeded"}, keep={"gram_clients": 12, "models": 5}),
+    "poisson, strongly convex": small_spec(
+        privacy={"noise": "seeded"},
+        server={"participation": "poisson(0.4)"},
+        local={"steps": 3, "weight_decay": 0.05},
+        stop={"target": 0.0, "max_rounds": 12, "evaluate_every": 3},
+    ),
+}
+
+
+def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
+    """Run the program; returns how often it killed."""
+    wanted = {"requests": REQUESTS, "seed": 1, "runs": 0, "kills_a_run": 0, "every_call": 0, **job}
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), json.dumps(wanted)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    result: dict[str, Any] = json.loads(ended.stdout)
+    print(result)
+    return result
+
+
+def check_all_equal(folder: Path) -> int:
+    """Every killed run recorded what the uninterrupted one did, and verifies; returns how many there were."""
+    reference = folder / "uninterrupted"
+    expected, models = scalars(reference), models_of(reference)
+    assert verify_run(reference).problems == []
+    others = [path for path in sorted(folder.iterdir()) if path != reference]
+    for path in others:
+        found = scalars(path)
+        for table, rows in expected.items():
+            assert found[table] == rows, f"{table} of {path.name} differs"
+        assert models_of(path) == models
+        assert verify_run(path).problems == []
+        assert list(path.rglob(".*")) == [], "temporary files were left"
+    return len(others)
+
+
+def models_of(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in files_of(folder).items() if name.startswith("models")}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_killed_runs_end_like_uninterrupted_ones(tmp_path: Path, name: str) -> None:
+    result = kill_repeatedly(tmp_path, spec=SPECS[name], runs=2, kills_a_run=5, every_call=0)
+    assert result["kills"] >= 6
+    assert check_all_equal(tmp_path) == 3
+
+
+def test_rounds_committed_in_groups_are_run_again(tmp_path: Path) -> None:
+    """With a commit at the end only, a kill takes every round with it; they come back bit for bit."""
+    result = kill_repeatedly(tmp_path, spec=SPECS["everyone"], runs=1, kills_a_run=4, seed=3, commit_seconds=1e9)
+    assert result["kills"] >= 1
+    assert check_all_equal(tmp_path) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_many_random_kills(tmp_path: Path, name: str, seed: int) -> None:
+    result = kill_repeatedly(tmp_path, spec=SPECS[name], runs=5, kills_a_run=12, seed=seed)
+    assert result["kills"] >= 20
+    assert check_all_equal(tmp_path) == 6
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_while_the_run_is_being_created(tmp_path: Path, every: int) -> None:
+    """Until the database appears under its name the folder is no run; the same command makes it one."""
+    spec = small_spec(stop={"target": 0.0, "max_rounds": 1})
+    result = kill_repeatedly(tmp_path, spec=spec, requests=[], every_call=every, last_call=140)
+    assert result["kills"] >= 140 // every
+    assert check_all_equal(tmp_path) >= 140 // every
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(4))
+def test_a_kill_at_every_sixteenth_call_that_touches_the_disk(tmp_path: Path, share: int) -> None:
+    result = kill_repeatedly(tmp_path, spec=SPECS["everyone"], every_call=64, first_call=150 + 16 * share)
+    assert result["kills"] >= 20
+    check_all_equal(tmp_path)
+
+
+@pytest.mark.parametrize("runs", [1, pytest.param(6, marks=pytest.mark.slow)])
+def test_killed_runs_with_system_noise_verify(tmp_path: Path, runs: int) -> None:
+    """The noise cannot be drawn again, so the runs differ; every one of them must verify."""
+    result = kill_repeatedly(tmp_path, spec=small_spec(), runs=runs, kills_a_run=5, seed=7)
+    assert result["kills"] >= 3 * runs
+    for path in sorted(tmp_path.iterdir()):
+        assert verify_run(path).problems == []
+        done = {row[0]: row[1] for row in scalars(path)["requests"]}
+        assert done == {"first": "done", "second": "done"}
