@@ -39,6 +39,7 @@ def make_clients(count: int = 20) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 SPEC = {
+    "data": {"preprocessing": "fixed"},  # our declaration: nothing below was computed from the clients' data
     "local": {"rate": 0.1, "steps": 5},
     "stop": {"target": 0.8, "max_rounds": 60, "evaluate_every": 2},
     "regularity": {"kind": "assumed", "factor": 1.0},
@@ -51,7 +52,7 @@ def main(folder: Path) -> sifu.Run:
     run = sifu.train(SPEC, run=folder, model=make_network, clients=make_clients())
 
     plan = run.plan(["hospital-03"])
-    print(f"would go back to depth {plan.source_depth} of {plan.tip_depth}, sigma {plan.noise_std:g}: {plan.level}")
+    print(f"would go back to round {plan.source_rounds} of {plan.tip_rounds}, sigma {plan.noise_std:g}: {plan.level}")
 
     (outcome,) = run.forget(["hospital-03"])
     print(f"forgotten in {outcome.rounds} rounds, level {outcome.level}, accuracy {outcome.accuracy:.3f}")

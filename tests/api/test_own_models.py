@@ -19,6 +19,7 @@ from sifu.core.errors import InputError
 from sifu.methods.training import Progress
 
 SPEC: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
     "model": {"dtype": "float32"},
     "local": {"rate": 0.05, "steps": 2},
     "stop": {"target": 0.0, "max_rounds": 4},
@@ -177,7 +178,11 @@ def test_an_own_linear_model_is_measured(tmp_path: Path) -> None:
     from sifu.sim import LinearModel
 
     clients = {name: (x.reshape(len(x), -1), y) for name, (x, y) in arrays().items()}
-    spec = {"local": {"steps": 2}, "stop": {"target": 0.0, "max_rounds": 4}}
+    spec = {
+        "data": {"preprocessing": "fixed"},
+        "local": {"steps": 2},
+        "stop": {"target": 0.0, "max_rounds": 4},
+    }
     model = LinearModel("softmax", 64, 3)
     run = sifu.train(spec, run=tmp_path / "run", model=model, clients=clients)
     (outcome,) = run.forget(["hospital 1"], sigma=2.0)

@@ -175,7 +175,6 @@ ALL_TABLES = [
     "comparisons",
     "evaluations",
     "events",
-    "grams",
     "models",
     "nodes",
     "participation",
@@ -186,8 +185,10 @@ ALL_TABLES = [
 
 
 def test_every_table_is_tampered_with(pristine: Pristine) -> None:
-    assert sorted(dump(pristine.folder)) == ALL_TABLES
-    assert all(rows for rows in dump(pristine.folder).values())
+    # Gram matrices have a suite of their own: a run that keeps them cannot have a strict request.
+    found = dump(pristine.folder)
+    assert sorted(found) == sorted([*ALL_TABLES, "grams"])
+    assert all(rows for table, rows in found.items() if table != "grams")
 
 
 @pytest.mark.parametrize("table", ALL_TABLES)

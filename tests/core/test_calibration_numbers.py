@@ -165,7 +165,7 @@ def test_control_plain_division_rounds_up_somewhere() -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (-1.0, 0.1), (math.inf, 0.1), (math.nan, 0.1)])
 def test_a_bad_epsilon_is_named(epsilon: float, delta: float) -> None:
-    with pytest.raises(InputError, match=f"epsilon must be a positive number, found {epsilon}"):
+    with pytest.raises(InputError, match=f"epsilon must be a positive number of at most 10000, found {epsilon}"):
         noise_multiplier(epsilon, delta)
 
 

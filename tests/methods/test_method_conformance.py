@@ -74,7 +74,7 @@ class TestEveryMethod:
             )[0]
             assert row == (plan.source_node, plan.noise_std, plan.wanted_node, plan.multiplier)
             assert (outcome.level, outcome.sigma, outcome.psi) == (plan.level, plan.noise_std, plan.psi)
-            assert outcome.rollback_to == plan.source_depth
+            assert outcome.rollback_to == plan.source_rounds
 
     def test_it_goes_on_after_an_interruption(self, method: str, trained_run: Path, tmp_path: Path) -> None:
         def stop(update: Progress) -> None:

@@ -30,7 +30,7 @@ def kept_nodes(folder: Path) -> set[int]:
 # -- what is kept ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [2, 3, 5, 64])
+@pytest.mark.parametrize("limit", [3, 5, 64])
 @pytest.mark.parametrize("participation", ["all", "poisson(0.4)"])
 def test_at_most_so_many_models_are_kept(tmp_path: Path, limit: int, participation: str) -> None:
     spec = small_spec(
@@ -261,7 +261,7 @@ def test_any_sequence_of_requests_verifies(
         terms = {"sigma": sigma, "unit": unit, "scope": scope, "retention": retention, "epsilon": epsilon}
         plan = run.plan(clients, method=method, **terms)
         (outcome,) = run.forget(clients, method=method, **terms)
-        assert (outcome.rollback_to, outcome.sigma) == (plan.source_depth, plan.noise_std)
+        assert (outcome.rollback_to, outcome.sigma) == (plan.source_rounds, plan.noise_std)
         if retention == "strict":
             for client in range(first - count, first):
                 assert all(psi == 0.0 for psi in traces(folder, client).values())
@@ -328,7 +328,7 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
     probe = run.plan(["client-000", "client-001"], sigma=1e9)
     sigma = 1.01 * probe.psi * probe.multiplier
     plan = run.plan(["client-000", "client-001"], sigma=sigma)
-    assert plan.source_depth == plan.tip_depth
+    assert plan.source_rounds == plan.tip_rounds
     assert plan.noise_std == sigma > 0.0
     assert plan.level == level
     (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, min_level="none", compare_scratch=True)

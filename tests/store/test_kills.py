@@ -19,7 +19,7 @@ REQUESTS = [
     {"id": "second", "clients": ["client-002", "client-003"], "terms": {"unit": "joint", "retention": "strict"}},
 ]
 SPECS = {
-    "everyone": small_spec(privacy={"noise": "seeded"}, keep={"gram_clients": 12, "models": 5}),
+    "everyone": small_spec(privacy={"noise": "seeded"}, keep={"models": 5}),
     "poisson, strongly convex": small_spec(
         privacy={"noise": "seeded"},
         server={"participation": "poisson(0.4)"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ def train(
         return existing.train(progress)
     data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
     engine, resolved = engine_from_spec(spec, as_clients(data, spec), as_model(model))
+    check_names([one.name for one in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     # Remember where the data lay, so that a later command finds them from wherever it is called.
     place, file = data_folder or resolved.data.folder, resolved.data.file
@@ -115,6 +116,16 @@ def _check_same_spec(existing: Run, asked: Spec) -> None:
                     f"{existing.folder} was made with {name} = {found!r}, the spec says {value!r}: "
                     "use the same spec to continue it, or another folder"
                 )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names that cannot be given on a command line or written down."""
+    for name in names:
+        if "," in name or name != name.strip() or not name.isprintable() or len(name) > 200:
+            raise InputError(
+                f"the client name {name[:80]!r} cannot be used: take out commas, blanks at its ends and unprintable "
+                "characters, and keep it below 200 characters"
+            )
 
 
 def as_clients(data: Any, spec: Spec) -> Any:

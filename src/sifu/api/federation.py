@@ -16,6 +16,8 @@ from sifu.core.spec import Spec
 
 PYTHON = "python"
 """`data.name` of a run whose clients were handed over from Python."""
+SCORES = ("softmax", "mlp", "cnn")
+"""Model kinds with one output a class."""
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 
 
@@ -62,6 +64,10 @@ def clients_from_spec(
     return from_dataset(dataset, indices, spec.model.dtype, flat, data.normalise, names=names)
 
 
+CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2}
+"""How many classes the named data sets have, whoever takes part."""
+
+
 def preprocessing_of(spec: Spec) -> str:
     """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
     if spec.data.name not in ("npz", PYTHON):
@@ -78,6 +84,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
     from sifu.sim.clients import count_outputs, input_shape
     from sifu.sim.objectives import OBJECTIVES
 
+    from_labels = False
     if model is None:
         if spec.model.kind == "python":
             raise InputError(
@@ -85,7 +92,12 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
                 "sifu.open_run(folder, model=..., clients=...)"
             )
         objective = OBJECTIVES[spec.model.kind if spec.model.kind in OBJECTIVES else "softmax"]
-        outputs = count_outputs(clients, objective)
+        counted = count_outputs(clients, objective)
+        outputs = spec.model.outputs or (CLASSES.get(spec.data.name, 0) if spec.model.kind in SCORES else 0)
+        if outputs and outputs < counted:
+            raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+        from_labels = not outputs and spec.model.kind in SCORES
+        outputs = outputs or counted
         model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
 
     def build(rate: float) -> SimulatedFederation:
@@ -99,6 +111,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             dtype=spec.model.dtype,
             seed=spec.seed,
             preprocessing=preprocessing_of(spec),
+            shape_from_labels=from_labels,
         )
 
     if spec.local.rate != "auto":

@@ -10,16 +10,18 @@ from typing import Any
 from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.api.lifecycle import Lifecycle, check_new, receive
 from sifu.api.outcome import Outcome, outcome_of
-from sifu.api.terms import LEVELS, check_level, make_terms
-from sifu.api.verification import Verification, verify_run
+from sifu.api.status import status_of
+from sifu.api.terms import LEVELS, check_level, make_terms, terms_of
+from sifu.api.verification import Verification, blaming_damage, check_integrity, verify_run
 from sifu.core.engine import ClientProfile, Engine
-from sifu.core.errors import InputError
+from sifu.core.errors import InputError, NotCertifiableError, RunDamagedError
 from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
 from sifu.methods.training import ProgressCallback, RecordedTraining, uninterrupted
 from sifu.methods.view import RunView
+from sifu.store import keys
 from sifu.store.files import model_bytes, write_atomically
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
@@ -57,7 +59,7 @@ class Run:
         """
         reader = self.reader()
         try:
-            with reader.snapshot():
+            with reader.snapshot(), blaming_damage(reader):
                 view = RunView(reader)
                 asked = make_terms(view.spec, clients, terms)
                 return method_named(asked.method).plan(view, asked)
@@ -67,6 +69,15 @@ class Run:
     def verify(self, public_key: str | None = None) -> Verification:
         """Recompute every claim of the run from its recorded scalars, offline."""
         return verify_run(self.folder, public_key)
+
+    def status(self) -> dict[str, Any]:
+        """Clients, rounds, Psi, kept models and requests, as plain values."""
+        reader = self.reader()
+        try:
+            with reader.snapshot(), blaming_damage(reader):
+                return status_of(reader)
+        finally:
+            reader.close()
 
     def request_status(self, request: str) -> str:
         """`received`, `running` or `done`."""
@@ -80,7 +91,7 @@ class Run:
         """What came of the requests that are done, in order."""
         reader = self.reader()
         try:
-            with reader.snapshot():
+            with reader.snapshot(), blaming_damage(reader):
                 return [outcome_of(reader, one) for one in reader.requests() if one.status == "done"]
         finally:
             reader.close()
@@ -94,6 +105,8 @@ class Run:
             )
         reader = self.reader()
         try:
+            if reader.phase not in ("training", "retraining", "ready"):
+                raise RunDamagedError(f"{self.folder} is damaged: its phase is {reader.phase!r}")
             if reader.phase != "ready":
                 way = "sifu train" if reader.phase == "training" else "sifu forget"
                 raise InputError(
@@ -101,7 +114,8 @@ class Run:
                 )
             if not target.parent.is_dir():
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
-            write_atomically(target, model_bytes(reader.layout, reader.load_model(reader.tip)))
+            with blaming_damage(reader):
+                write_atomically(target, model_bytes(reader.layout, reader.load_model(reader.tip)))
         finally:
             reader.close()
         return target
@@ -143,6 +157,7 @@ class Run:
         writer = RunWriter.open(self.folder)
         try:
             if writer.phase == "training":
+                check_integrity(writer)
                 RecordedTraining(engine, writer, RunView(writer)).run("training", progress)
                 with uninterrupted():
                     writer.record("training done", {"run": {"phase": "ready"}, "node": writer.tip})
@@ -186,9 +201,14 @@ class Run:
             if asked is None and request is not None and request not in known:
                 raise InputError(f"there is no request {request!r} in this run; it has {', '.join(known) or 'none'}")
             if asked is not None:
+                # The same command again after an interruption goes on with what it had begun.
+                begun = [one.request for one in view.requests if one.status != "done" and terms_of(one) == asked]
+                request = begun[0] if request is None and begun else request
                 check_new(view, asked, request)
             elif not any(one.status != "done" for one in view.requests) and request is None:
                 return []
+            check_integrity(writer)
+            keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
             lifecycle = Lifecycle(writer, self.engine(), progress)
             resumed = lifecycle.finish_running()
             if asked is not None:
@@ -198,13 +218,22 @@ class Run:
                 request = receive(writer, view, asked, request)
             rows = {one.request: one for one in writer.requests()}
             chosen = [request] if request is not None else [r for r, one in rows.items() if one.status == "received"]
-            for one in chosen:
+            refused: list[NotCertifiableError] = []
+            for one in list(chosen):
                 if rows[one].status == "received":
-                    lifecycle.carry_out(one, min_level)
+                    try:
+                        lifecycle.carry_out(one, min_level)
+                    except NotCertifiableError as error:  # it must not hold up the requests behind it
+                        refused.append(NotCertifiableError(f"request {one}: {error}"))
+                        chosen.remove(one)
+            if refused and not chosen:
+                raise refused[0]
             done = [*(one for one in resumed if one not in chosen), *chosen]
             if compare_scratch:
                 for one in done:
                     lifecycle.compare_scratch(one)
+            if refused:
+                raise NotCertifiableError(f"{refused[0]} Carried out: {', '.join(done)}")
             by_id = {one.request: one for one in writer.requests()}
             return [outcome_of(writer, by_id[one]) for one in done]
         finally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from sifu.api.certification import RecordedRequest, nodes_to_erase
 from sifu.core.calibration import delta_reached, noise_multiplier
 from sifu.core.certificate import FORMAT, auditor_form, public_form
-from sifu.core.errors import InputError, SifuError
+from sifu.core.errors import InputError, RunDamagedError, SifuError
 from sifu.core.ledger import Event, broken_links, finite_or_text
 from sifu.core.premises import Premise, level_of
 from sifu.core.regularity import RoundRegularity
@@ -26,7 +26,7 @@ from sifu.store import files
 from sifu.store.keys import signature_holds
 from sifu.store.lock import is_locked
 from sifu.store.projection import KEYS, Change, changes, replay
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import CERTIFICATES, ModelRow, RequestRow, RunReader, readable
 from sifu.store.rows import clients_digest, rows_digest
 from sifu.store.writer import LOCK_FILE, certificate_path
 
@@ -42,6 +42,7 @@ class Verification:
     subject: str
     public_key: str = ""
     checked: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -56,33 +57,16 @@ class Verification:
 def verify_run(folder: str | Path, public_key: str | None = None) -> Verification:
     """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere.
 
-    Files change under a run that is being written to: when something is wrong with them and the ledger has
-    grown meanwhile, the check is made again.
+    Files change under a run that is being written to; those at work are then left out, and a note says so.
     """
     folder = Path(folder)
     check_public_key(public_key)
-    for _ in range(20):
-        result, head = _verify_once(folder, public_key)
-        if result.holds or not all(
-            problem.startswith(("models:", "certificates: the file")) for problem in result.problems
-        ):
-            break
-        reader = RunReader(folder)
-        try:
-            if reader.value("head", "") == head and not is_locked(folder / LOCK_FILE):
-                break
-        finally:
-            reader.close()
-        time.sleep(0.1)
-    return result
-
-
-def _verify_once(folder: Path, public_key: str | None) -> tuple[Verification, str]:
     reader = RunReader(folder)
     result = Verification(str(folder))
     try:
         with reader.snapshot():
-            head = reader.value("head", "")
+            if is_locked(folder / LOCK_FILE):
+                result.notes.append("the run is in use: files its writer is at work on were not checked")
             result.public_key = reader.value("public_key", "")
             for name, check in (
                 ("database", _check_database),
@@ -92,6 +76,7 @@ def _verify_once(folder: Path, public_key: str | None) -> tuple[Verification, st
                 ("history", _check_history),
                 ("models", _check_models),
                 ("certificates", _check_certificates),
+                ("folder", _check_outside_files),
                 ("requests", _check_requests),
             ):
                 try:
@@ -105,7 +90,7 @@ def _verify_once(folder: Path, public_key: str | None) -> tuple[Verification, st
                 result.problems.append("key: the run was signed with another key than the one given")
     finally:
         reader.close()
-    return result, head
+    return result
 
 
 def check_public_key(public_key: str | None) -> None:
@@ -246,18 +231,15 @@ def _check_history(reader: RunReader) -> Iterator[str]:
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:
-    rows = reader.models()
+    rows, busy = reader.models(), is_locked(reader.folder / LOCK_FILE)
     for node, row in rows.items():
-        path = files.model_path(reader.folder, node)
-        try:
-            content = path.read_bytes()
-        except OSError:
-            yield f"models: the file of node {node} is missing"
-            continue
-        if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
-            yield f"models: the file of node {node} was changed"
+        problem = _model_problem(reader.folder, row)
+        if problem and not (busy and _model_problem(reader.folder, _model_now(reader.folder, node)) is None):
+            yield problem
     if reader.tip not in rows:
         yield f"models: the current model (node {reader.tip}) is not there"
+    if busy:
+        return
     recorded = {row.node.node for row in reader.node_rows()}
     for path in sorted((reader.folder / "models").rglob("*")):
         number = int(path.stem) if path.stem.isdecimal() and path.name == f"{int(path.stem)}.safetensors" else None
@@ -265,8 +247,29 @@ def _check_models(reader: RunReader) -> Iterator[str]:
             continue  # a file that belongs here, or one of a write that was cut short and never recorded
         if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
             continue
-        name = path.relative_to(reader.folder)
-        yield f"models: {name} should not be there: it is in no record, or was erased"
+        yield f"models: {path.relative_to(reader.folder)} should not be there: it is in no record, or was erased"
+
+
+def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
+    """What is wrong with the file of a row; a row that is gone needs none."""
+    if row is None:
+        return None
+    try:
+        content = files.model_path(folder, row.node).read_bytes()
+    except OSError:
+        return f"models: the file of node {row.node} is missing"
+    if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
+        return f"models: the file of node {row.node} was changed"
+    return None
+
+
+def _model_now(folder: Path, node: int) -> ModelRow | None:
+    """The row as it is now, beside a writer at work."""
+    reader = RunReader(folder)
+    try:
+        return reader.models().get(node)
+    finally:
+        reader.close()
 
 
 def _check_certificates(reader: RunReader) -> Iterator[str]:
@@ -287,10 +290,47 @@ def _check_certificates(reader: RunReader) -> Iterator[str]:
         if not signature_holds(json.loads(stored[key]), public_key):
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
+        if not path.is_file() and is_locked(reader.folder / LOCK_FILE):
+            continue  # it is being written
         if not path.is_file():
             yield f"certificates: the file {path.name} is missing"
         elif path.read_text(encoding="utf-8", errors="replace") != stored[key]:
             yield from _differences(path, json.loads(stored[key]))
+
+
+def _check_outside_files(reader: RunReader) -> Iterator[str]:
+    """What lies beside the database must not speak of events it does not have."""
+    if is_locked(reader.folder / LOCK_FILE):
+        return  # its writer may have gone on since
+    for sign in reader.signs_of_an_older_database():
+        yield f"folder: {sign}"
+    names = {certificate_path(reader.folder, *key).name for key in reader.certificates()}
+    for path in sorted((reader.folder / CERTIFICATES).glob("*")):
+        if path.name not in names and not path.name.startswith(files.TEMPORARY_PREFIX):
+            yield f"certificates: the file {path.name} is in no record of this run"
+
+
+def check_integrity(reader: RunReader) -> None:
+    """Refuse to build on records that are not what the ledger commits to; done before anything is written."""
+    for check in (_check_ledger, _check_tables, _check_rounds):
+        with readable(reader.folder):
+            problem = next(iter(check(reader)), None)
+        if problem is not None:
+            raise RunDamagedError(
+                f"{reader.folder} is damaged or was changed by hand, nothing was done. {problem}. See sifu verify"
+            )
+
+
+@contextmanager
+def blaming_damage(reader: RunReader) -> Iterator[None]:
+    """An unexpected error while reading is put down to damage if there is any, and is ours otherwise."""
+    try:
+        yield
+    except SifuError:
+        raise
+    except Exception:
+        check_integrity(reader)
+        raise
 
 
 def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
@@ -482,6 +522,8 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
     check_public_key(public_key)
     result = Verification(str(path))
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a file")
         if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
             raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
         content = json.loads(path.read_bytes())
@@ -501,7 +543,7 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
     result.checked.append("signature")
     try:
         result.problems.extend(_check_body(body))
-    except (ValueError, KeyError, TypeError, SifuError, OverflowError) as error:
+    except Exception as error:  # a stranger's file may be wrong in any way
         result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
     result.checked.append("content")
     return result

@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from sifu.api import Outcome, Run
-from sifu.api.status import status_of
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
 from sifu.core.calibration import delta_reached
 from sifu.core.certificate import attacker_rate
@@ -47,12 +46,7 @@ def download_progress() -> Callable[[int, int], None] | None:
 
 def show_status(run: Run, as_json: bool) -> None:
     """`sifu status`, and what `sifu train` ends with."""
-    reader = run.reader()
-    try:
-        with reader.snapshot():
-            status = status_of(reader)
-    finally:
-        reader.close()
+    status = run.status()
     if as_json:
         print_json(status)
         return

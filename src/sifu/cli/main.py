@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -320,12 +321,15 @@ def verify(
                 "holds": result.holds,
                 "public_key": result.public_key,
                 "checked": result.checked,
+                "notes": result.notes,
                 "problems": result.problems,
             }
         )
     elif result.holds and target.is_dir():
         out.print(f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute.")
         out.print(f"Signed with the key {result.public_key}.")
+        for note in result.notes:
+            out.print(f"Note: {note}.")
     elif result.holds:
         out.print(f"[bold green]Consistent[/] {escape(result.subject)}: the signature holds, its figures agree.")
         out.print(f"Signed with the key {result.public_key}.")
@@ -420,8 +424,8 @@ def _leave(code: int, as_json: bool) -> None:
 
 def _wants_json(arguments: list[str]) -> bool:
     """Whether `--format json` stands on the command line; it must be known even if the rest is not understood."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    return any(one == "--format=json" or (one == "--format" and after == "json") for one, after in pairs)
+    separate = any(pair == ("--format", "json") for pair in itertools.pairwise(arguments))
+    return separate or "--format=json" in arguments
 
 
 def _is_usage_error(error: Exception) -> bool:

@@ -19,16 +19,26 @@ from sifu.core.errors import InputError
 Calibration = Literal["exact", "classical"]
 LARGEST_EPSILON = 1e4
 """Beyond this a budget protects nothing, and float64 gives out."""
+SMALLEST_DELTA = 1e-10
+"""What is lost in the far tail of the sampler (some 1e-14) must stay far below delta."""
 
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Refuse a budget that means nothing: epsilon must be positive and finite, delta inside (0, 1)."""
     if not 0.0 < epsilon <= LARGEST_EPSILON:
         raise InputError(
-            f"epsilon must be positive and at most {LARGEST_EPSILON:g}, found {epsilon}; 1 is strong, 10 is weak"
+            f"epsilon must be a positive number of at most {LARGEST_EPSILON:g}, found {epsilon}; "
+            "1 is strong, 10 is weak"
         )
     if not 0.0 < delta < 1.0:
         raise InputError(f"delta must lie strictly between 0 and 1, found {delta}; 0.01 or smaller is usual")
+
+
+def check_deliverable(epsilon: float, delta: float) -> None:
+    """Refuse also a delta that noise made from 53-bit uniforms cannot deliver: it never goes beyond 8.5 sigma."""
+    check_budget(epsilon, delta)
+    if delta < SMALLEST_DELTA:
+        raise InputError(f"delta must be at least {SMALLEST_DELTA:g}, found {delta}: float64 noise cannot deliver less")
 
 
 def delta_reached(epsilon: float, multiplier: float) -> float:

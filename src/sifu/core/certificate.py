@@ -24,11 +24,12 @@ FORMAT = "sifu-certificate-1"
 
 GUARANTEE = (
     "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "
-    "earlier noise, source models and noise sizes), and over the noise drawn from this request on, what is released "
-    "{scope} from the data with the client and without it, under that same plan, is (epsilon, delta)-close."
+    "earlier noise, source models and noise sizes), and over the noise drawn from the moment this request was "
+    "carried out, what is released {scope} from the data with the client and without it, under that same plan, is "
+    "(epsilon, delta)-close."
 )
 SCOPE_WORDS = {
-    "all": "in all models from this request on",
+    "all": "in all models from that moment on",
     "latest": "in the latest model (earlier releases are not counted)",
 }
 NOT_COVERED = (
@@ -118,7 +119,7 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
     0.01 is a blind guess: all there is at level `exact`. At level `none` nothing bounds it.
 
     >>> attacker_rate("proven", 0.3501), attacker_rate("exact", 0.3501), attacker_rate("none", 0.3501)
-    (0.7019, 0.01, None)
+    (0.702, 0.01, None)
     """
     if level == "none":
         return None

@@ -61,6 +61,7 @@ class TrainingFacts:
     softmax, logistic or squared loss); a ReLU network, dropout, or an unknown user module has False.
     `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
     `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
+    `shape_from_labels` says that the number of outputs was counted from all clients' labels.
     """
 
     local_rate: float
@@ -75,6 +76,7 @@ class TrainingFacts:
     rounding_bounded: bool
     outside: tuple[str, ...] = ()
     preprocessing: str = FIXED_CONSTANTS
+    shape_from_labels: bool = False
 
 
 @dataclass(frozen=True)

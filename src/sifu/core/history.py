@@ -71,7 +71,7 @@ class _RunningProduct:
     """Products of consecutive factors: mantissas and binary exponents, zeros and infinities counted apart."""
 
     def __init__(self, factors: list[float]) -> None:
-        mantissa, exponent, zeros, infinities = 1.0, 0, 0, 0
+        mantissa, exponent, zeros, infinities, others = 1.0, 0, 0, 0, 0
         rows = []
         for factor in factors:
             if factor == 0.0:
@@ -81,11 +81,12 @@ class _RunningProduct:
             else:
                 mantissa, shift = math.frexp(mantissa * factor)
                 exponent += shift
-            rows.append((mantissa, exponent, zeros, infinities))
-        mantissas, exponents, zero_counts, infinity_counts = zip(*rows, strict=True)
+            others += factor != 1.0
+            rows.append((mantissa, exponent, zeros, infinities, others))
+        mantissas, exponents, zero_counts, infinity_counts, other_counts = zip(*rows, strict=True)
         self._mantissas: Floats = np.array(mantissas)
-        self._exponents, self._zeros, self._infinities = (
-            np.array(column, dtype=np.int64) for column in (exponents, zero_counts, infinity_counts)
+        self._exponents, self._zeros, self._infinities, self._others = (
+            np.array(column, dtype=np.int64) for column in (exponents, zero_counts, infinity_counts, other_counts)
         )
 
     def between(self, start: Integers, stop: Integers) -> Floats:
@@ -96,7 +97,8 @@ class _RunningProduct:
             ratio = ratio * (1.0 + (np.asarray(stop) + 8) * 2.0**-51)
         ratio = np.where(self._zeros[stop] > self._zeros[start], 0.0, ratio)
         ratio = np.where(self._infinities[stop] > self._infinities[start], np.inf, ratio)
-        return np.where(np.asarray(stop) == np.asarray(start), 1.0, ratio)
+        # Exactly 1 where nothing but ones was multiplied: Psi at a depth must not depend on what comes after it.
+        return np.where(self._others[stop] == self._others[start], 1.0, ratio)
 
 
 class ActivePath:
@@ -283,13 +285,13 @@ def _accumulate(
     """Psi' = L(W) Psi + Delta_W at each round the subject took part in, the absent L between them."""
     values = np.zeros(depths.size)
     psi, previous = 0.0, 0
-    trivial = path.constant_when_absent and path.server_rate <= 1.0
     for index, depth in enumerate(depths.tolist()):
         one = slice(index, index + 1)
         if psi > 0.0 and not path.constant_when_absent:
             psi = float(_times(np.array([psi]), path.growth(np.array([previous]), np.array([depth - 1])))[0])
-        if psi > 0.0 and not (trivial and factors[index] == 1.0):
-            regularity = path.nodes[depth].regularity
+        regularity = path.nodes[depth].regularity
+        all_one = regularity.factor_max == 1.0 and regularity.factor_sum == regularity.total_samples
+        if psi > 0.0 and not (all_one and path.server_rate <= 1.0):
             own = regularity.without(counts[one], factors[one], averagedness[one], path.server_rate)
             psi = float(_times(np.array([psi]), own)[0])
         psi = (psi + increments[index]) * _UP if increments[index] > 0.0 else psi

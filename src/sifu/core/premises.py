@@ -128,7 +128,7 @@ def collect_premises(
             else "The noise came from a seeded generator, so whoever has the seed can remove it.",
         ),
         preprocessing_premise(facts),
-        hyper_parameters_premise(rate_source),
+        hyper_parameters_premise(rate_source, facts.shape_from_labels),
         Premise(
             "honest reports",
             "trusted",
@@ -138,13 +138,20 @@ def collect_premises(
     )
 
 
-def hyper_parameters_premise(rate_source: RateSource) -> Premise:
+def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -> Premise:
     """Hyper-parameters belong to the plan, which the guarantee takes as given; say where they came from."""
+    if shape_from_labels:
+        return Premise(
+            "hyper-parameters",
+            "assumed",
+            "The number of outputs was counted from all clients' labels; it is assumed to be the same without the "
+            "forgotten clients.",
+        )
     statements = {
-        "given": "Hyper-parameters were given, not drawn from clients' data.",
-        "others": "The local rate was set from clients' smoothness bounds; without the forgotten clients it would be "
+        "given": "Hyper-parameters were given by the operator; the local rate is not the one that clients' data set.",
+        "others": "The local rate is the one clients' smoothness bounds set; without the forgotten clients it would be "
         "the same.",
-        "forgotten": "The local rate was set from clients' smoothness bounds and would be another one without the "
+        "forgotten": "The local rate is the one clients' smoothness bounds set and would be another one without the "
         "forgotten clients; what it reveals of them is assumed not to matter.",
     }
     return Premise("hyper-parameters", "assumed" if rate_source == "forgotten" else "met", statements[rate_source])

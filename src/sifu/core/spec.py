@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
-from sifu.core.calibration import Calibration, check_budget, check_noise
+from sifu.core.calibration import Calibration, check_deliverable, check_noise
 from sifu.core.errors import InputError
 from sifu.core.history import Accounting
 from sifu.core.noise import NoiseSource
@@ -54,6 +54,7 @@ class ModelSpec:
     kind: Literal["softmax", "logistic", "least_squares", "mlp", "cnn", "python"] = _key(
         "softmax", "softmax, logistic, least_squares (can be proven); mlp, cnn (conditional at best)"
     )
+    outputs: int = _key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = _key("zeros", "zeros or random; linear models only")
     dtype: Literal["float64", "float32"] = _key("float64", "float64 can be proven; float32 is conditional at best")
 
@@ -222,12 +223,21 @@ def _check_ranges(spec: Spec) -> None:
         if not holds:
             raise InputError(f"{name} must be {wanted}, found {found}")
 
-    demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
+    demand(0 <= spec.seed < 2**63, "seed", "a number outside that" if spec.seed >= 2**63 else spec.seed, "in 0 to 2^63")
     demand(spec.data.clients >= 2, "data.clients", spec.data.clients, "at least 2")
     demand(spec.data.samples_per_client >= 0, "data.samples_per_client", spec.data.samples_per_client, "0 or more")
     demand(spec.data.alpha > 0, "data.alpha", spec.data.alpha, "positive")
-    demand(spec.local.rate == "auto" or spec.local.rate > 0, "local.rate", spec.local.rate, "positive, or auto")
-    demand(spec.local.steps >= 1, "local.steps", spec.local.steps, "at least 1")
+    demand(
+        spec.local.rate == "auto" or 0 < spec.local.rate <= 1e200, "local.rate", spec.local.rate, "positive, or auto"
+    )
+    demand(0 <= spec.model.outputs <= 10**6, "model.outputs", spec.model.outputs, "in 0 to 1000000")
+    demand(1 <= spec.local.steps <= 10**6, "local.steps", spec.local.steps, "in 1 to 1000000")
+    demand(
+        spec.local.momentum == 0 or spec.local.steps <= 1000,
+        "local.steps",
+        spec.local.steps,
+        "at most 1000 with momentum",
+    )
     demand(spec.local.batch >= 0, "local.batch", spec.local.batch, "0 or more")
     demand(0 <= spec.local.momentum < 1, "local.momentum", spec.local.momentum, "in [0, 1)")
     demand(
@@ -248,7 +258,7 @@ def _check_ranges(spec: Spec) -> None:
         spec.stop.max_rounds,
         "at least 1 and at least stop.min_rounds",
     )
-    check_budget(spec.privacy.epsilon, spec.privacy.delta)
+    check_deliverable(spec.privacy.epsilon, spec.privacy.delta)
     if spec.privacy.sigma != "auto":
         check_noise(spec.privacy.sigma)
     demand(0 <= spec.privacy.reserve < 1, "privacy.reserve", spec.privacy.reserve, "in [0, 1)")
@@ -256,10 +266,10 @@ def _check_ranges(spec: Spec) -> None:
     demand(spec.keep.models >= 3, "keep.models", spec.keep.models, "at least 3: the first, the last noised, one more")
     demand(spec.keep.ratio >= 1.001, "keep.ratio", spec.keep.ratio, "at least 1.001")
     demand(
-        0 < spec.keep.lowest_sigma <= spec.keep.highest_sigma,
+        1e-12 <= spec.keep.lowest_sigma <= spec.keep.highest_sigma <= 1e12,
         "keep.lowest_sigma",
         spec.keep.lowest_sigma,
-        "positive and at most keep.highest_sigma",
+        "at least 1e-12 and at most keep.highest_sigma, itself at most 1e12",
     )
     demand(spec.keep.gram_clients >= 0, "keep.gram_clients", spec.keep.gram_clients, "0 or more")
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from sifu.core.calibration import Calibration, check_budget, check_noise, noise_multiplier
+from sifu.core.calibration import Calibration, check_deliverable, check_noise, noise_multiplier
 from sifu.core.errors import InputError
 from sifu.core.retention import Retention
 from sifu.core.rollback import Scope, Unit
@@ -44,7 +44,7 @@ class RequestTerms:
                 continue
             if isinstance(found, bool) or not isinstance(found, int | float):
                 raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {found!r}")
-        check_budget(self.epsilon, self.delta)
+        check_deliverable(self.epsilon, self.delta)
         if self.sigma != "auto":
             check_noise(self.sigma)
         for name, value, options in (

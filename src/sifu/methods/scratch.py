@@ -58,7 +58,10 @@ class Scratch:
         epsilon: float,
     ) -> tuple[Premise, ...]:
         """Nobody's data touched the fresh model, so only what came before training matters."""
-        return (preprocessing_premise(view.facts), hyper_parameters_premise(view.rate_source(clients)))
+        return (
+            preprocessing_premise(view.facts),
+            hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
+        )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
         """A fresh model of this branch."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sifu.core.calibration import hidden_sensitivity
 from sifu.core.engine import Engine, Evaluation, Position, RoundResult
-from sifu.core.errors import RoundRejectedError
+from sifu.core.errors import RoundRejectedError, RunDamagedError
 from sifu.core.history import PathNode
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
@@ -254,6 +254,8 @@ class RecordedTraining:
         if not pending.nodes and not pending.evaluations:
             return
         tip, on_disk = self._tip.node, self.writer.models()
+        if pending.nodes and (pending.nodes[-1].node.node != tip or len(pending.nodes) != len(pending.participation)):
+            raise RunDamagedError("a round was recorded by halves and was not committed; run the command again")
         models = dict(pending.models)
         if pending.nodes and tip not in models:
             models[tip] = NewModel(tip, self.model, kept=False, psi_max=_largest(self._tracker.total(self.active)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,11 +78,14 @@ class RunView:
 
     def rate_source(self, clients: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without `clients`."""
-        if self.reader.asked["local"]["rate"] != "auto":
+        largest = self.regularities.measured.largest_certified_rate
+        # A rate copied by hand from what a plan printed tells as much as an automatic one.
+        copied = largest is not None and math.isclose(self.facts.local_rate, largest, rel_tol=1e-4)
+        if self.reader.asked["local"]["rate"] != "auto" and not copied:
             return "given"
         gone = set(clients)
         rest = [one for index, one in enumerate(self.clients) if index not in gone]
-        same = largest_certified_rate(rest, self.facts.momentum) == self.regularities.measured.largest_certified_rate
+        same = largest_certified_rate(rest, self.facts.momentum) == largest
         return "others" if same else "forgotten"
 
     @cached_property

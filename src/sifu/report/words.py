@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from sifu.report.data import ReportData, Request
@@ -103,10 +104,11 @@ def attacker_words(one: Request) -> str:
         return ""
     if one.level == "exact":
         return "An attacker can do no better than guess."
-    rate = 100 * one.attacker
+    most = math.ceil(100 * one.attacker - 1e-9)  # a bound must not be rounded down
+    assumed = "If the assumptions below hold: an" if one.level == "conditional" else "In practice: an"
     return (
-        "In practice: an attacker who allows themselves to be wrong about 1 in 100 clients that never took part "
-        f"could recognise at most {rate:.0f} in 100 of those that did (guessing blindly: 1 in 100; no protection: up "
+        f"{assumed} attacker who allows themselves to be wrong about 1 in 100 clients that never took part "
+        f"could recognise at most {most} in 100 of those that did (guessing blindly: 1 in 100; no protection: up "
         f"to 100). This is a {strength(one.attacker)} promise."
     )
 

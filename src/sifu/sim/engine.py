@@ -51,6 +51,7 @@ class SimulatedFederation:
         seed: int = 0,
         strategy: Strategy = "auto",
         preprocessing: str = "fixed constants",
+        shape_from_labels: bool = False,
     ) -> None:
         if not (math.isfinite(server_rate) and server_rate > 0.0):
             raise InputError(f"the server rate must be a positive number, found {server_rate}")
@@ -103,6 +104,7 @@ class SimulatedFederation:
             rounding_bounded=self._rounding is not None,
             outside=model.outside,
             preprocessing=preprocessing,
+            shape_from_labels=shape_from_labels,
         )
 
     @property

@@ -7,6 +7,7 @@ vectorised path is tested against.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -24,6 +25,24 @@ from sifu.sim.local_training import LocalTraining
 from sifu.sim.models import Model, torch_seed
 
 _EVALUATION_CHUNK = 4096
+
+
+SMALL_MODEL = 100_000
+"""Below this many parameters threads wait for each other longer than they work."""
+
+
+@contextmanager
+def few_threads(parameters: int) -> Iterator[None]:
+    """One thread for a small model, as many as there were for a large one."""
+    before = torch.get_num_threads()
+    if parameters >= SMALL_MODEL or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class LoopTrainer:
@@ -49,7 +68,9 @@ class LoopTrainer:
     def train(self, start: Vector, position: Position, participants: ClientIndices) -> Iterator[tuple[slice, Tensor]]:
         """The local models, client by client: (place among the participants, rows of flat models)."""
         for place, client in enumerate(participants):
-            yield slice(place, place + 1), self._train_client(start, position, int(client))[None, :]
+            with few_threads(start.size):
+                trained = self._train_client(start, position, int(client))
+            yield slice(place, place + 1), trained[None, :]
 
     def _train_client(self, start: Vector, position: Position, client: int) -> Tensor:
         x, y = self._data[client]
@@ -82,7 +103,7 @@ class LoopTrainer:
             if isinstance(part, _NormBase):
                 part.train()  # no running statistics travel: normalise with those of the data at hand
         correct, loss_sum = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(model.size):
             torch.manual_seed(self._seed % 2**63)
             for place, client in enumerate(clients):
                 x, y = self._data[int(client)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -26,7 +27,8 @@ def create_database(folder: Path) -> sqlite3.Connection:
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     schema = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
-    connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
+    with transaction(connection, None):
+        connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
     return connection
 
 
@@ -38,8 +40,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
             f"{folder} is not a run folder: it has no {DATABASE}. Start one with: sifu train SPEC.toml --run {folder}"
         )
     try:
-        connection = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-        connection.execute("PRAGMA synchronous=FULL")
+        connection = _connect(path)
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
@@ -56,13 +57,27 @@ def open_database(folder: Path) -> sqlite3.Connection:
     return connection
 
 
+def _connect(path: Path) -> sqlite3.Connection:
+    """For reading and writing, or for reading only where the folder cannot be written to (an auditor's copy)."""
+    log = path.with_name(path.name + "-wal")
+    if os.access(path.parent, os.W_OK) or (log.exists() and log.stat().st_size > 0):
+        connection = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+    return sqlite3.connect(
+        f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1", uri=True, isolation_level=None
+    )
+
+
 @contextmanager
-def transaction(connection: sqlite3.Connection, mode: str = "IMMEDIATE") -> Iterator[None]:
-    """All of the block or nothing of it."""
+def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") -> Iterator[None]:
+    """All of the block or nothing of it; with mode None the block begins and commits by itself."""
     try:
-        connection.execute(f"BEGIN {mode}")
+        if mode:
+            connection.execute(f"BEGIN {mode}")
         yield
-        connection.execute("COMMIT")
+        if mode:
+            connection.execute("COMMIT")
     except BaseException as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")

@@ -23,8 +23,8 @@ def create_key(folder: Path) -> str:
     return key.public_key().public_bytes_raw().hex()
 
 
-def sign(folder: Path, body: dict[str, Any], public_key: str) -> dict[str, Any]:
-    """A certificate: `body`, and an Ed25519 signature over its canonical JSON."""
+def load_key(folder: Path, public_key: str) -> Any:
+    """The operator's private key, checked to be the one the run was created with."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -36,6 +36,12 @@ def sign(folder: Path, body: dict[str, Any], public_key: str) -> dict[str, Any]:
         ) from error
     if not isinstance(key, Ed25519PrivateKey) or key.public_key().public_bytes_raw().hex() != public_key:
         raise RunDamagedError(f"{KEY_FILE} is not the key this run was created with: restore it from a backup")
+    return key
+
+
+def sign(folder: Path, body: dict[str, Any], public_key: str) -> dict[str, Any]:
+    """A certificate: `body`, and an Ed25519 signature over its canonical JSON."""
+    key = load_key(folder, public_key)
     return {"body": body, "public_key": public_key, "signature": key.sign(canonical_json(body)).hex()}
 
 

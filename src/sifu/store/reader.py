@@ -20,6 +20,10 @@ from sifu.store import files
 from sifu.store.database import open_database, transaction
 from sifu.store.rows import NodeRow, ParticipationRows
 
+CERTIFICATES = "certificates"
+HEAD_FILE = "head"
+"""`SEQ:HASH` of a recent event, beside the database: an older database put back is noticed by it."""
+
 
 @dataclass(frozen=True)
 class RequestRow:
@@ -284,6 +288,27 @@ class RunReader:
     def certificates(self) -> dict[tuple[str, str], str]:
         """The signed certificates as JSON text, by (request, form)."""
         return {(a, b): c for a, b, c in self.query("SELECT request, form, content FROM certificates")}
+
+    def signs_of_an_older_database(self) -> Iterator[str]:
+        """What lies beside the database and speaks of events that it does not have."""
+        hashes = {int(seq): bytes(found).hex() for seq, found in self.query("SELECT seq, hash FROM events")}
+
+        def known(seq: int, found: str) -> bool:
+            return hashes.get(seq) == found
+
+        path = self.folder / HEAD_FILE
+        if path.is_file():
+            seq, _, found = path.read_text(encoding="utf-8", errors="replace").strip().partition(":")
+            if not (seq.isdecimal() and known(int(seq), found)):
+                yield f"the file {HEAD_FILE} speaks of event {seq[:12]}, which the database has not, or another"
+        for certificate in sorted((self.folder / CERTIFICATES).glob("*.json")):
+            try:
+                ledger = json.loads(certificate.read_bytes())["body"]["ledger"]
+                seq_number, head = int(ledger["seq"]), str(ledger["head"])
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue  # verification names what is wrong with it
+            if not known(seq_number, head):
+                yield f"certificate {certificate.name} was issued after event {seq_number}, which the database has not"
 
     def events(self) -> Iterator[Event]:
         """The ledger, in order."""

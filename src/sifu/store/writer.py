@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.engine import ClientProfile, TrainingFacts
-from sifu.core.errors import InputError
+from sifu.core.errors import InputError, RunBusyError, RunDamagedError
 from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
@@ -27,11 +27,10 @@ from sifu.store.database import DATABASE, create_database, open_database, transa
 from sifu.store.keys import KEY_FILE, create_key
 from sifu.store.lock import WriterLock
 from sifu.store.projection import KEYS, Change, changes
-from sifu.store.reader import EvaluationRow, RunReader
+from sifu.store.reader import CERTIFICATES, HEAD_FILE, EvaluationRow, RunReader
 from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
 
 LOCK_FILE = "lock"
-CERTIFICATES = "certificates"
 _STAGING = ".new"
 _CREATING = ".creating"
 _OWN_FILES = {LOCK_FILE, "models", CERTIFICATES, KEY_FILE, _STAGING, _CREATING, files.TEMPORARY_PREFIX + KEY_FILE}
@@ -90,6 +89,10 @@ class RunWriter(RunReader):
         folder.chmod(0o700)
         lock = WriterLock(folder / LOCK_FILE)
         try:
+            if (folder / DATABASE).exists():  # another process was faster; its run is not to be cleared away
+                raise RunBusyError(
+                    f"{folder} was made by another process just now: run the command again to continue it"
+                )
             _clear_unfinished(folder)
             (folder / _CREATING).touch(mode=0o600)
             files.sync_folder(folder)
@@ -168,6 +171,14 @@ class RunWriter(RunReader):
         writer = cls(folder, connection, lock)
         try:
             _finish_creation(folder)
+            # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
+            outdated = next(iter(writer.signs_of_an_older_database()), None)
+            if outdated:
+                raise RunDamagedError(
+                    f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
+                )
+            for name in ("models", CERTIFICATES):
+                (folder / name).mkdir(mode=0o700, exist_ok=True)
             files.remove_strays(folder, set(writer.models()))
             writer.export_certificates()
         except BaseException:
@@ -213,6 +224,7 @@ class RunWriter(RunReader):
                 if one.node not in before:
                     files.model_path(self.folder, one.node).unlink(missing_ok=True)
             raise
+        files.write_atomically(self.folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
         for node in dropped_models:
             files.model_path(self.folder, node).unlink(missing_ok=True)
         if dropped_models:
