@@ -1,0 +1,110 @@
+"""What is drawn from clients' data before training caps the level: preprocessing, the local rate, the model's shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import small_spec
+from sifu.core.errors import InputError
+
+RNG = np.random.default_rng(0)
+
+
+def arrays(rare: bool = False) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    made = {f"site {k}": (RNG.random((6, 4)), RNG.integers(0, 2, 6)) for k in range(6)}
+    if rare:
+        made["site 5"] = (RNG.random((6, 4)), np.array([0, 1, 2, 0, 1, 2]))
+    return made
+
+
+def level(tmp_path: Path, name: str, spec: dict[str, Any], clients: Any, whom: str, **terms: Any) -> str:
+    run = sifu.train(
+        {"local": {"steps": 2, "rate": 0.05}, "stop": {"target": 0.0, "max_rounds": 3}} | spec,
+        run=tmp_path / name,
+        clients=clients,
+    )
+    (outcome,) = run.forget([whom], **terms)
+    assert run.verify().problems == []
+    return outcome.level
+
+
+def test_preprocessing_of_own_data_is_not_known(tmp_path: Path) -> None:
+    given, fixed = {"model": {"outputs": 3}}, {"model": {"outputs": 3}, "data": {"preprocessing": "fixed"}}
+    clients = arrays()
+    assert level(tmp_path, "a", given, clients, "site 1", sigma=5.0) == "conditional"
+    assert level(tmp_path, "b", given, clients, "site 1", method="scratch") == "conditional"
+    assert level(tmp_path, "c", fixed, clients, "site 1", sigma=5.0) == "proven"
+    assert level(tmp_path, "d", fixed, clients, "site 1", method="scratch") == "exact"
+
+
+def test_a_shape_counted_from_labels_is_not_exact(tmp_path: Path) -> None:
+    """Only one site has class 2: even a model from scratch would have another shape without it."""
+    fixed = {"data": {"preprocessing": "fixed"}}
+    assert level(tmp_path, "a", fixed, arrays(rare=True), "site 5", method="scratch") == "conditional"
+    shaped = fixed | {"model": {"outputs": 3}}
+    assert level(tmp_path, "b", shaped, arrays(rare=True), "site 5", method="scratch") == "exact"
+    with pytest.raises(InputError, match="outputs = 2"):
+        sifu.train(fixed | {"model": {"outputs": 2}}, run=tmp_path / "c", clients=arrays(rare=True))
+
+
+def test_a_rate_that_the_forgotten_client_decides_is_not_exact(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(), run=tmp_path / "auto")
+    betas = {one.name: one.smoothness for one in run.engine().clients}
+    decides, other = max(betas, key=betas.get), min(betas, key=betas.get)
+    assert run.plan([other], method="scratch").level == "exact"
+    assert run.plan([decides], method="scratch").level == "conditional"
+    copied = run.spec.local.rate * 0.999999  # as somebody would copy it from a plan
+    by_hand = sifu.train(small_spec(local={"steps": 3, "rate": copied}), run=tmp_path / "by-hand")
+    assert by_hand.plan([decides], method="scratch").level == "conditional"
+    smaller = sifu.train(small_spec(local={"steps": 3, "rate": copied / 2}), run=tmp_path / "smaller")
+    assert smaller.plan([decides], method="scratch").level == "exact"
+
+
+def test_a_delta_that_noise_cannot_deliver_is_refused(own_trained: Path) -> None:
+    with pytest.raises(InputError, match="at least 1e-10"):
+        sifu.open_run(own_trained).plan(["client-003"], delta=1e-25)
+
+
+def test_a_conditional_certificate_says_on_what_it_depends(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(model={"dtype": "float32"}), run=tmp_path / "run")
+    run.forget(["client-003"], "one", sigma=2.0)
+    text = (run.folder / "certificates" / "one.public.json").read_text()
+    assert "Provided that every premise marked 'assumed' below holds" in text
+
+
+def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forget` with the same clients and terms finishes what it had begun, and says what came of it."""
+    from sifu.methods.training import RecordedTraining
+
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    whole = RecordedTraining.run
+
+    def interrupted(self: RecordedTraining, *arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RecordedTraining, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.forget(["client-003"], sigma=2.0)
+    assert RecordedTraining.run is whole
+    assert run.request_status("r1") == "running"
+    (outcome,) = run.forget(["client-003"], sigma=2.0)
+    assert (outcome.request, outcome.level) == ("r1", "proven")
+    assert run.verify().problems == []
+
+
+def test_a_refused_request_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    from sifu.core.errors import NotCertifiableError
+
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run.request(["client-003"], "weak", calibration="classical", sigma=2.0)
+    run.request(["client-004"], "fine", sigma=2.0)
+    with pytest.raises(NotCertifiableError, match="request weak"):
+        run.forget()
+    assert run.request_status("fine") == "done"
+    assert run.request_status("weak") == "received"

@@ -1,0 +1,117 @@
+"""A database that does not belong to its folder, or was changed by hand, is refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import sifu
+from run_tools import dump, files_of, state
+from sifu.core.errors import InputError, RunDamagedError
+from sifu.store.writer import RunWriter
+
+
+def put_back(folder: Path, older: Path) -> None:
+    for name in ("run.db", "run.db-wal", "run.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.copy(older, folder / "run.db")
+
+
+def backup(folder: Path, target: Path) -> Path:
+    source, copy = sqlite3.connect(folder / "run.db"), sqlite3.connect(target)
+    source.backup(copy)
+    source.close()
+    copy.close()
+    return target
+
+
+def test_an_older_database_cannot_spend_a_budget_twice(own_trained: Path, tmp_path: Path) -> None:
+    """Forget, put the old database back, forget again: two releases at full budget, each `proven`."""
+    older = backup(own_trained, tmp_path / "older.db")
+    sifu.open_run(own_trained).forget(["client-001"], "first", sigma=1.0)
+    put_back(own_trained, older)
+    before = files_of(own_trained)
+    with pytest.raises(RunDamagedError, match="the database has not"):
+        sifu.open_run(own_trained).forget(["client-001"], "second", sigma=1.0)
+    assert any("the database has not" in one for one in sifu.open_run(own_trained).verify().problems)
+    assert files_of(own_trained).keys() >= before.keys()
+
+
+def test_an_older_database_is_noticed_by_the_certificates_alone(own_trained: Path, tmp_path: Path) -> None:
+    older = backup(own_trained, tmp_path / "older.db")
+    sifu.open_run(own_trained).forget(["client-001"], "first", sigma=1.0)
+    put_back(own_trained, older)
+    (own_trained / "head").unlink()
+    with pytest.raises(RunDamagedError, match=r"certificate first\.auditor\.json"):
+        sifu.open_run(own_trained).request(["client-001"])
+
+
+def test_the_wrong_database_deletes_no_models(own_trained: Path, tmp_path: Path) -> None:
+    older = backup(own_trained, tmp_path / "older.db")
+    sifu.open_run(own_trained).forget(["client-001"], "first", sigma=1.0)
+    newer = backup(own_trained, tmp_path / "newer.db")
+    models = sorted(path.name for path in (own_trained / "models").iterdir())
+    put_back(own_trained, older)
+    with pytest.raises(RunDamagedError):
+        RunWriter.open(own_trained)
+    assert sorted(path.name for path in (own_trained / "models").iterdir()) == models
+    put_back(own_trained, newer)
+    assert sifu.open_run(own_trained).verify().problems == []
+
+
+def test_a_certificate_of_another_run_is_named(own_run: Path) -> None:
+    path = next((own_run / "certificates").glob("*.public.json"))
+    shutil.copy(path, own_run / "certificates" / "stranger.public.json")
+    assert any("stranger.public.json" in one for one in sifu.open_run(own_run).verify().problems)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE participation SET drift = drift * 1e-6",
+        "UPDATE clients SET smoothness = smoothness * 0.5",
+        "UPDATE nodes SET rounding = 0.0",
+        "DELETE FROM participation WHERE client = 3",
+    ],
+)
+def test_nothing_is_built_on_records_changed_by_hand(own_trained: Path, change: str) -> None:
+    """Smaller drifts would let any noise pass for enough."""
+    connection = sqlite3.connect(own_trained / "run.db")
+    with connection:
+        connection.execute(change)
+    connection.close()
+    before = state(own_trained)
+    with pytest.raises((RunDamagedError, InputError)):
+        sifu.open_run(own_trained).forget(["client-003"], sigma=1e-4)
+    assert state(own_trained) == before
+
+
+def test_a_folder_with_files_of_ones_own_is_left_alone(tmp_path: Path) -> None:
+    """`models` and `certificates` may be somebody's own folders: without our marker they are not ours to clear."""
+    for name in ("models", "certificates"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "precious").write_text("mine")
+    with pytest.raises(InputError, match="not empty"):
+        sifu.train({"data": {"clients": 4}, "stop": {"target": 0.0, "max_rounds": 1}}, run=tmp_path / "mine")
+    assert (tmp_path / "mine" / "models" / "precious").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_can_be_verified(own_run: Path) -> None:
+    own_run.chmod(0o500)
+    try:
+        assert sifu.open_run(own_run).verify().problems == []
+    finally:
+        own_run.chmod(0o700)
+
+
+def test_a_missing_key_is_noticed_before_the_work(own_trained: Path) -> None:
+    (own_trained / "operator.key").unlink()
+    before = dump(own_trained)
+    with pytest.raises(RunDamagedError, match=r"operator\.key"):
+        sifu.open_run(own_trained).forget(["client-003"], sigma=0.5)
+    assert dump(own_trained) == before
