@@ -13,11 +13,20 @@ from sifu.cli.progress import RoundsProgress
 from sifu.core.errors import VerificationError
 from sifu.core.spec import Spec
 
+# The noise is fresh every time, so the rounds vary: over 40 runs of this seed the three requests together took 3.7
+# to 18 times fewer rounds than Scratch; with other seeds the worst of 40 was between 2.3 and 3.4 times.
 DEMO = Spec.from_mapping(
     {
-        "data": {"name": "digits", "clients": 160, "samples_per_client": 10, "partition": "iid"},
+        "seed": 5,
+        "data": {
+            "name": "digits",
+            "clients": 160,
+            "samples_per_client": 10,
+            "partition": "iid",
+            "normalise": "standard",
+        },
         "model": {"kind": "softmax"},
-        "local": {"steps": 5},
+        "local": {"steps": 30},
         "stop": {"target": 0.95},
         "privacy": {"epsilon": 10.0, "delta": 0.01, "sigma": "auto"},
     }
