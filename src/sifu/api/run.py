@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.api.integrity import blaming_damage, check_integrity
 from sifu.api.lifecycle import Lifecycle, check_new, receive
 from sifu.api.outcome import Outcome, outcome_of
 from sifu.api.status import status_of
 from sifu.api.terms import LEVELS, check_level, make_terms, terms_of
-from sifu.api.verification import Verification, blaming_damage, check_integrity, verify_run
+from sifu.api.verification import Verification, verify_run
 from sifu.core.engine import ClientProfile, Engine
 from sifu.core.errors import InputError, NotCertifiableError, RunDamagedError
 from sifu.core.premises import Level

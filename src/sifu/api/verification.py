@@ -6,31 +6,24 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sifu.api.certification import RecordedRequest, nodes_to_erase
-from sifu.core.calibration import delta_reached, noise_multiplier
-from sifu.core.certificate import FORMAT, auditor_form, public_form
-from sifu.core.errors import InputError, RunDamagedError, SifuError
-from sifu.core.ledger import Event, broken_links, finite_or_text
-from sifu.core.premises import Premise, level_of
-from sifu.core.regularity import RoundRegularity
+from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables, payload_of
+from sifu.core.certificate import auditor_form, public_form
+from sifu.core.errors import InputError
+from sifu.core.ledger import finite_or_text
 from sifu.core.rollback import charge, choose_node
-from sifu.methods.view import Regularities, RunView
+from sifu.methods.view import RunView
 from sifu.store import files
 from sifu.store.keys import signature_holds
 from sifu.store.lock import is_locked
-from sifu.store.projection import KEYS, Change, changes, replay
-from sifu.store.reader import CERTIFICATES, ModelRow, RequestRow, RunReader, readable
-from sifu.store.rows import clients_digest, rows_digest
+from sifu.store.projection import Change, changes, replay
+from sifu.store.reader import CERTIFICATES, ModelRow, RequestRow, RunReader
 from sifu.store.writer import LOCK_FILE, certificate_path
 
-LARGEST_CERTIFICATE_BYTES = 64 << 20
 TOLERANCE = 1e-9
 """Another processor or library may differ in the last digits; recomputed figures may differ by this share."""
 
@@ -69,10 +62,10 @@ def verify_run(folder: str | Path, public_key: str | None = None) -> Verificatio
                 result.notes.append("the run is in use: files its writer is at work on were not checked")
             result.public_key = reader.value("public_key", "")
             for name, check in (
-                ("database", _check_database),
-                ("ledger", _check_ledger),
-                ("tables", _check_tables),
-                ("rounds", _check_rounds),
+                ("database", check_database),
+                ("ledger", check_ledger),
+                ("tables", check_tables),
+                ("rounds", check_rounds),
                 ("history", _check_history),
                 ("models", _check_models),
                 ("certificates", _check_certificates),
@@ -99,24 +92,7 @@ def check_public_key(public_key: str | None) -> None:
         raise InputError(f"a public key is 64 hexadecimal digits, found {len(public_key)} characters")
 
 
-def _check_database(reader: RunReader) -> Iterator[str]:
-    for (line,) in reader.query("PRAGMA integrity_check(5)"):
-        if line != "ok":
-            yield f"database: {line}"
-
-
-def _check_ledger(reader: RunReader) -> Iterator[str]:
-    events = list(reader.events())
-    if not events or events[0].kind != "run created":
-        yield "ledger: it does not begin with the creation of the run"
-        return
-    yield from broken_links(iter(events))
-    last = events[-1]
-    if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
-        yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."
-
-
-def _agree(recorded: Any, recomputed: Any) -> bool:
+def agree(recorded: Any, recomputed: Any) -> bool:
     """Equal, or figures (also written as text) that agree to within the tolerance."""
     if recorded == recomputed:
         return True
@@ -127,80 +103,6 @@ def _agree(recorded: Any, recomputed: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return abs(first - second) <= TOLERANCE * max(abs(first), abs(second))
-
-
-def _payload(event: Event) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(event.payload)
-    return content
-
-
-def _check_tables(reader: RunReader) -> Iterator[str]:
-    """The small tables must be what the ledger says, row by row."""
-    events = list(reader.events())
-    expected = replay(change for event in events for change in changes(event.kind, event.time, _payload(event)))
-    expected["run"][("head",)] = {"value": f"{events[-1].seq}:{events[-1].hash.hex()}"}
-    for table, keys in KEYS.items():
-        columns = [row[1] for row in reader.query(f"PRAGMA table_info({table})")]
-        found = {}
-        for row in reader.query(f"SELECT * FROM {table}"):
-            values = dict(zip(columns, row, strict=True))
-            found[tuple(values.pop(key) for key in keys)] = values
-        for key in sorted(set(expected[table]) | set(found), key=str):
-            name = f"{table} {', '.join(map(str, key))}"
-            if key not in found:
-                yield f"tables: the row of {name} is missing"
-            elif key not in expected[table]:
-                yield f"tables: the row of {name} is not in the ledger"
-            else:
-                wanted = dict.fromkeys(found[key]) | expected[table][key]
-                for column, value in found[key].items():
-                    if value != wanted.get(column):
-                        yield f"tables: {name}: {column} is {value!r}, the ledger says {wanted.get(column)!r}"
-    clients = reader.clients()
-    indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
-    if indices != list(range(len(clients))) or reader.value("clients_digest") != clients_digest(clients):
-        yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
-
-
-def _check_rounds(reader: RunReader) -> Iterator[str]:
-    """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
-    everyone = reader.participation()
-    seen = 0
-    for event in reader.events():
-        rows = _payload(event).get("rows")
-        if rows is None:
-            continue
-        first, last = int(rows["first"]), int(rows["last"])
-        if first != seen:
-            yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
-        seen = last + 1
-        found = rows_digest(reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last))
-        if found != rows["digest"]:
-            yield (
-                f"rounds: a row of nodes, participation (samples, drift) or grams of nodes {first} to {last} is not "
-                f"what event {event.seq} commits to"
-            )
-    for table in ("nodes", "participation", "grams"):
-        extra = reader.query(f"SELECT COUNT(*) FROM {table} WHERE node >= ? OR node < 0", (seen,))[0][0]
-        if extra:
-            yield f"rounds: {extra} rows of {table} are in no event of the ledger"
-    view = RunView(reader)
-    regularities = Regularities.of(view.clients, view.facts, view.spec)
-    samples_of = np.array([one.samples for one in view.clients], dtype=np.int64)
-    for row in reader.node_rows():
-        one = row.node
-        part = everyone.between(one.node, one.node)
-        if one.kind != "round":
-            if part.nodes.size:
-                yield f"rounds: node {one.node} is not a round but has participants"
-            continue
-        if not (np.all(np.isfinite(part.drifts)) and np.all(part.drifts >= 0)):
-            yield f"rounds: node {one.node} has a drift that is negative or not finite"
-        if np.any(part.samples != samples_of[part.clients]):
-            yield f"rounds: node {one.node} has a participant with another number of samples than its client"
-        factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
-        if RoundRegularity.of(part.samples, factors, averagedness) != one.regularity:
-            yield f"rounds: the sums of node {one.node} do not follow from its participants"
 
 
 def _check_history(reader: RunReader) -> Iterator[str]:
@@ -277,7 +179,7 @@ def _check_certificates(reader: RunReader) -> Iterator[str]:
     stored = reader.certificates()
     recorded: dict[tuple[str, str], str] = {}
     for event in reader.events():
-        content = _payload(event)
+        content = payload_of(event)
         for form, digest in content.get("certificates", {}).items():
             recorded[(content["request"], form)] = digest
     for key in sorted(set(stored) | set(recorded)):
@@ -308,29 +210,6 @@ def _check_outside_files(reader: RunReader) -> Iterator[str]:
     for path in sorted((reader.folder / CERTIFICATES).glob("*")):
         if path.name not in names and not path.name.startswith(files.TEMPORARY_PREFIX):
             yield f"certificates: the file {path.name} is in no record of this run"
-
-
-def check_integrity(reader: RunReader) -> None:
-    """Refuse to build on records that are not what the ledger commits to; done before anything is written."""
-    for check in (_check_ledger, _check_tables, _check_rounds):
-        with readable(reader.folder):
-            problem = next(iter(check(reader)), None)
-        if problem is not None:
-            raise RunDamagedError(
-                f"{reader.folder} is damaged or was changed by hand, nothing was done. {problem}. See sifu verify"
-            )
-
-
-@contextmanager
-def blaming_damage(reader: RunReader) -> Iterator[None]:
-    """An unexpected error while reading is put down to damage if there is any, and is ours otherwise."""
-    try:
-        yield
-    except SifuError:
-        raise
-    except Exception:
-        check_integrity(reader)
-        raise
 
 
 def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
@@ -371,7 +250,7 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
             continue
         recorded = RecordedRequest(reader, request)
         name = f"request {request.request}"
-        if not _agree(request.multiplier, recorded.multiplier):
+        if not agree(request.multiplier, recorded.multiplier):
             yield (
                 f"{name}: s is recorded as {request.multiplier!r}, ({request.epsilon}, {request.delta}) give "
                 f"{recorded.multiplier!r}"
@@ -391,7 +270,7 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
         found = {k: (v.psi, v.charge) for k, v in stored_charges.items() if k[0] == request.noise_node}
         for key in sorted(set(charged) | set(found)):
             pair, expected = found.get(key, (None, None)), charged.get(key, (None, None))
-            if not (_agree(pair[0], expected[0]) and _agree(pair[1], expected[1])):
+            if not (agree(pair[0], expected[0]) and agree(pair[1], expected[1])):
                 yield (
                     f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, "
                     f"recomputed {charged.get(key)}"
@@ -408,7 +287,7 @@ def _state_before(reader: RunReader, request: RequestRow) -> tuple[int, set[int]
     """The tip and the models at hand just before a request was carried out, from the ledger."""
     before: list[Change] = []
     for event in reader.events():
-        content = _payload(event)
+        content = payload_of(event)
         if event.kind == "rolled back" and content["request"] == request.request:
             break
         before.extend(changes(event.kind, event.time, content))
@@ -425,9 +304,9 @@ def _check_erasure(
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.retention)
     content = next(
-        _payload(event)
+        payload_of(event)
         for event in reader.events()
-        if event.kind == "rolled back" and _payload(event)["request"] == request.request
+        if event.kind == "rolled back" and payload_of(event)["request"] == request.request
     )
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
     if erased != wanted:
@@ -473,7 +352,7 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
     rolled, done = {}, {}
     event_hash: dict[int, str] = {}
     for event in reader.events():
-        content = _payload(event)
+        content = payload_of(event)
         event_hash[event.seq] = event.hash.hex()
         if content.get("request") == request.request:
             if event.kind == "rolled back":
@@ -501,7 +380,7 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
         expected = dict(_flatten(json.loads(json.dumps(build(facts)))))
         found = dict(_flatten(body))
         for field_name in sorted(set(expected) | set(found)):
-            if not _agree(found.get(field_name), expected.get(field_name)):
+            if not agree(found.get(field_name), expected.get(field_name)):
                 yield (
                     f"certificate {request.request} ({form}): {field_name} says {found.get(field_name)!r}, "
                     f"recomputed {expected.get(field_name)!r}"
@@ -513,61 +392,4 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
 def _models_written(reader: RunReader) -> Iterator[dict[str, Any]]:
     """Every model the ledger ever recorded; a node's bytes never change."""
     for event in reader.events():
-        yield from _payload(event).get("models", [])
-
-
-def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
-    """Check a certificate by itself: its signature, and every figure that follows from its other figures."""
-    path = Path(path)
-    check_public_key(public_key)
-    result = Verification(str(path))
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} is not a file")
-        if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
-        content = json.loads(path.read_bytes())
-        body = content["body"]
-        kind = body["format"]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not a sifu certificate: it has no readable body ({type(error).__name__})"
-        ) from error
-    if kind != FORMAT:
-        raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
-    result.public_key = str(content.get("public_key", ""))
-    if not signature_holds(content, None if public_key is None else public_key.lower()):
-        result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
-    result.checked.append("signature")
-    try:
-        result.problems.extend(_check_body(body))
-    except Exception as error:  # a stranger's file may be wrong in any way
-        result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
-    result.checked.append("content")
-    return result
-
-
-def _check_body(body: dict[str, Any]) -> Iterator[str]:
-    multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
-    exact = body["sigma"] == 0.0
-    reached = 0.0 if exact else delta_reached(body["epsilon"], multiplier)
-    if not _agree(body["noise_multiplier"], multiplier):
-        yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
-    if not _agree(body["delta_reached"], reached):
-        yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
-    names = {one.name for one in fields(Premise)}
-    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
-    level = level_of(premises, exact=exact)
-    if body["level"] != level:
-        yield f"level says {body['level']!r}, the premises allow {level!r}"
-    if body["form"] == "auditor":
-        for one in body["subjects"]:
-            cost = charge(float(one["psi"]), body["sigma"])
-            if not _agree(one["charge"], cost):
-                yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
-            if cost > one["budget"] * (1.0 + TOLERANCE):
-                yield f"the charge of {', '.join(one['clients'])} is above its budget"
-        if float(body["psi"]) > body["psi_star"] * (1.0 + TOLERANCE):
-            yield f"psi {body['psi']!r} is above psi_star {body['psi_star']!r}"
+        yield from payload_of(event).get("models", [])

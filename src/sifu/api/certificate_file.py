@@ -1,0 +1,76 @@
+"""A certificate by itself: its signature, and every figure that follows from its other figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from sifu.api.verification import TOLERANCE, Verification, agree, check_public_key
+from sifu.core.calibration import delta_reached, noise_multiplier
+from sifu.core.certificate import FORMAT
+from sifu.core.errors import InputError
+from sifu.core.premises import Premise, level_of
+from sifu.core.rollback import charge
+from sifu.store.keys import signature_holds
+
+LARGEST_CERTIFICATE_BYTES = 64 << 20
+
+
+def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
+    """Check a certificate by itself: its signature, and every figure that follows from its other figures."""
+    path = Path(path)
+    check_public_key(public_key)
+    result = Verification(str(path))
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a file")
+        if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
+        content = json.loads(path.read_bytes())
+        body = content["body"]
+        kind = body["format"]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not a sifu certificate: it has no readable body ({type(error).__name__})"
+        ) from error
+    if kind != FORMAT:
+        raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
+    result.public_key = str(content.get("public_key", ""))
+    if not signature_holds(content, None if public_key is None else public_key.lower()):
+        result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
+    result.checked.append("signature")
+    try:
+        result.problems.extend(_check_body(body))
+    except Exception as error:  # a stranger's file may be wrong in any way
+        result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
+    result.checked.append("content")
+    return result
+
+
+def _check_body(body: dict[str, Any]) -> Iterator[str]:
+    multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
+    exact = body["sigma"] == 0.0
+    reached = 0.0 if exact else delta_reached(body["epsilon"], multiplier)
+    if not agree(body["noise_multiplier"], multiplier):
+        yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
+    if not agree(body["delta_reached"], reached):
+        yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
+    names = {one.name for one in fields(Premise)}
+    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
+    level = level_of(premises, exact=exact)
+    if body["level"] != level:
+        yield f"level says {body['level']!r}, the premises allow {level!r}"
+    if body["form"] == "auditor":
+        for one in body["subjects"]:
+            cost = charge(float(one["psi"]), body["sigma"])
+            if not agree(one["charge"], cost):
+                yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
+            if cost > one["budget"] * (1.0 + TOLERANCE):
+                yield f"the charge of {', '.join(one['clients'])} is above its budget"
+        if float(body["psi"]) > body["psi_star"] * (1.0 + TOLERANCE):
+            yield f"psi {body['psi']!r} is above psi_star {body['psi_star']!r}"
