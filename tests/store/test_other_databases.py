@@ -100,13 +100,16 @@ def test_a_folder_with_files_of_ones_own_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "models" / "precious").read_text() == "mine"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_can_be_verified(own_run: Path) -> None:
-    own_run.chmod(0o500)
-    try:
-        assert sifu.open_run(own_run).verify().problems == []
-    finally:
-        own_run.chmod(0o700)
+def test_a_folder_that_cannot_be_written_can_be_verified(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An auditor's copy; root may write anywhere, so the system's answer is replaced."""
+    connection = sqlite3.connect(own_run / "run.db")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    before = sorted(path.name for path in own_run.iterdir())
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and allowed(path, mode))
+    assert sifu.open_run(own_run).verify().problems == []
+    assert sorted(path.name for path in own_run.iterdir()) == before
 
 
 def test_a_missing_key_is_noticed_before_the_work(own_trained: Path) -> None:

@@ -15,6 +15,7 @@ from sifu.core.spec import Spec
 
 # The noise is fresh every time, so the rounds vary: over 40 runs of this seed the three requests together took 3.7
 # to 18 times fewer rounds than Scratch; with other seeds the worst of 40 was between 2.3 and 3.4 times.
+# benchmarks/demo_spread.py measures it.
 DEMO = Spec.from_mapping(
     {
         "seed": 5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,7 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(self._descriptor)
         except OSError as error:
             holder = os.read(self._descriptor, 32).decode(errors="replace").strip() or "unknown"
             self.release()
@@ -40,6 +41,18 @@ class WriterLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _take(descriptor: int) -> None:
+    """Take the lock; a reader that only asks (`is_locked`) holds it for an instant, so one refusal is not enough."""
+    for attempt in range(5):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            if attempt == 4:
+                raise
+            time.sleep(0.02)
 
 
 def is_locked(path: Path) -> bool:

@@ -1,0 +1,56 @@
+"""How much the demo's gain varies: its noise is fresh every time, and its seed was chosen.
+
+    python benchmarks/demo_spread.py --seeds 2 3 4 5 6 7 --runs 40
+
+Trains the demo's federation once for each seed, then carries the demo's three requests out many times on
+copies of that run, and prints Scratch's rounds over the rounds they took: worst, median, best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import sifu
+from sifu.cli.demo import CLIENTS_A_REQUEST, DEMO, REQUESTS
+
+
+def gains(seed: int, runs: int, folder: Path) -> list[float]:
+    """Scratch's rounds over those of the three requests, for each of `runs` fresh draws of the noise."""
+    trained = sifu.train(replace(DEMO, seed=seed), run=folder / f"seed-{seed}")
+    scratch, found = 0, []
+    for number in range(runs):
+        copy = shutil.copytree(trained.folder, folder / "copy")
+        run = sifu.Run(copy, lambda spec: trained.engine())
+        outcomes = []
+        for first in range(0, REQUESTS * CLIENTS_A_REQUEST, CLIENTS_A_REQUEST):
+            clients = [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
+            outcomes += run.forget(clients, compare_scratch=number == 0)
+        scratch = scratch or sum(one.scratch_rounds or 0 for one in outcomes)
+        found.append(scratch / sum(one.rounds for one in outcomes))
+        shutil.rmtree(copy)
+    return sorted(found)
+
+
+def main() -> None:
+    """Print a line for each seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[DEMO.seed])
+    parser.add_argument("--runs", type=int, default=40)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in chosen.seeds:
+            found = gains(seed, chosen.runs, Path(folder))
+            print(
+                f"seed {seed}: worst {found[0]:.1f}x, median {statistics.median(found):.1f}x, best {found[-1]:.1f}x "
+                f"over {chosen.runs} runs",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
