@@ -5,7 +5,8 @@
 100 clients x 100 random images, `fixed(5)` (10 and 20 for FashionMNIST and CelebA), K and batch as in the paper,
 momentum 0.9, float32. The plain loop is what one writes down first: a module, its optimizer, autograd, a float32 mean,
 and torch's own number of threads; `channels last` is the same in the memory format that torch recommends. Ours is a
-whole `run_round`, with every client's drift. Medians of the turns, and the smallest and largest in brackets.
+whole `run_round`, with every client's drift. Medians of the turns, and the smallest and largest in brackets. The last
+column is CPU time; with `--threads 1` it is a fair comparison also on a machine that does other things.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(SETTINGS), default="cnn_cifar10")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=3, help="rounds in a turn")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
     shape, classes, participants, steps = SETTINGS[chosen.model]
     generator = np.random.default_rng(0)
     clients = [
@@ -99,20 +102,23 @@ def main() -> None:
         "ours, evaluating all 100 clients": lambda number: federation.evaluate(start, everyone),
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    cpu_times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-1, chosen.turns):  # turn -1 warms up
         for name, run in contenders.items():
-            begin = time.perf_counter()
+            begin, cpu_begin = time.perf_counter(), time.process_time()
             for number in range(chosen.rounds):
                 run(number)
             if turn >= 0:
                 times[name].append((time.perf_counter() - begin) / chosen.rounds)
+                cpu_times[name].append((time.process_time() - cpu_begin) / chosen.rounds)
     print(f"{chosen.model}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     base = statistics.median(times["plain loop"])
     for name, found in times.items():
         middle = statistics.median(found)
         print(
             f"{name:34s} {1000 * middle:8.1f} ms ({1000 * min(found):.1f} to {1000 * max(found):.1f})  "
-            f"{1 / middle:6.2f} a second  {base / middle:5.2f} x the plain loop"
+            f"{1 / middle:6.2f} a second  {base / middle:5.2f} x the plain loop  "
+            f"{1000 * statistics.median(cpu_times[name]):8.1f} ms of CPU"
         )
 
 

@@ -4,7 +4,7 @@ from sifu.sim.clients import ClientData
 from sifu.sim.engine import SimulatedFederation, Strategy
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.models import LinearModel, Model, ModuleModel, make_model
-from sifu.sim.networks import Convolution, ConvNet
+from sifu.sim.networks import ConvNet, Convolution
 
 __all__ = [
     "ClientData",

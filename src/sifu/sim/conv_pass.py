@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sifu.sim.networks import ConvLayer, ConvNet, LinearLayer
+from sifu.sim.networks import ConvLayer, ConvNet
 from sifu.sim.tiles import inside, padded_shape, tiles_kind, tiles_of, weight_order
 
 _masked = torch.ops.aten.threshold_backward.grad_input
@@ -41,7 +41,9 @@ def parameter_views(network: ConvNet, flat: Tensor) -> Parameters:
     for layer in network.layers:
         shape = layer.weight_shape
         weight = flat[layer.weight_at : layer.bias_at]
-        views.append((weight.view((3, 3, shape[1], shape[0]) if len(shape) == 4 else shape), flat[layer.bias_at : layer.end]))
+        views.append(
+            (weight.view((3, 3, shape[1], shape[0]) if len(shape) == 4 else shape), flat[layer.bias_at : layer.end])
+        )
     return views
 
 
@@ -68,9 +70,7 @@ class ConvPass:
             tiles_kind(layer)(layer, samples, dtype, wants_input_gradient=number > 0)
             for number, layer in enumerate(network.convolution_layers)
         ]
-        self._features = [
-            torch.empty((samples, layer.features_in), dtype=dtype) for layer in network.linear_layers
-        ]
+        self._features = [torch.empty((samples, layer.features_in), dtype=dtype) for layer in network.linear_layers]
         self._feature_gradients = [torch.empty_like(one) for one in self._features]
         self._kept = [torch.empty_like(one) for one in self._features[1:]]
         self.scores = torch.empty((samples, network.outputs), dtype=dtype)

@@ -37,8 +37,8 @@ PIECE_BYTES = 3 * 2**19
 SUMS = 4
 """Pieces are added up in this many sums, so at most this many threads share a client."""
 
-CLIENTS_AHEAD = 8
-"""Clients trained for each thread before their models are handed on."""
+CLIENTS_AHEAD = 32
+"""Clients trained before their models are handed on, the same for any number of threads."""
 
 
 class ConvTrainer:
@@ -73,9 +73,8 @@ class ConvTrainer:
         """The local models, some clients at a time: (places among the participants, rows of flat models)."""
         model = torch.from_numpy(start)[self._order]
         with _crew() as (crew, threads):
-            ahead = CLIENTS_AHEAD * threads
-            for first in range(0, participants.size, ahead):
-                chosen = participants[first : first + ahead]
+            for first in range(0, participants.size, CLIENTS_AHEAD):
+                chosen = participants[first : first + CLIENTS_AHEAD]
                 rows = torch.empty((chosen.size, start.size), dtype=model.dtype)
                 alone = chosen.size - chosen.size % threads
                 waiting = [
@@ -144,9 +143,7 @@ class ConvTrainer:
         torch.index_select(local.value, 0, self._back, out=found)
         self._locals.give(local)
 
-    def _train_shared(
-        self, local: _Local, member: int, team: int, meeting: threading.Barrier, found: Tensor
-    ) -> None:
+    def _train_shared(self, local: _Local, member: int, team: int, meeting: threading.Barrier, found: Tensor) -> None:
         try:
             self._descend(local, member, team, meeting)
         except BaseException:

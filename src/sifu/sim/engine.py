@@ -36,8 +36,8 @@ class SimulatedFederation:
     """An `Engine` of clients whose data are at hand.
 
     `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
-    `strategy` auto trains linear models many clients at once, convolutional networks that are described by hand-written
-    passes, and everything else one client after the other. Data are checked and copied here; later changes to them have no effect.
+    `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
+    one client after the other. Data are checked and copied here; later changes to them have no effect.
     """
 
     def __init__(

@@ -82,9 +82,7 @@ class Tiles:
         # Patches overlap by two: within one of these four additions no place is touched twice.
         for down in (0, 2):
             for right in (0, 2):
-                places[down : down + 2, right : right + 2].add_(
-                    patch_gradient[down : down + 2, right : right + 2]
-                )
+                places[down : down + 2, right : right + 2].add_(patch_gradient[down : down + 2, right : right + 2])
 
 
 class DenseTiles(Tiles):
