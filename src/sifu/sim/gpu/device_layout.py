@@ -2,18 +2,23 @@
 
 On the device a layer is a matrix [inputs, outputs] followed by its bias; a convolution's inputs run over
 (row, column, channel) of its 3x3 patch, and images are NHWC, so a linear layer behind them sees (row, column, channel)
-too. Convolutions come first. `to_device[j]` says which entry of the model's own vector lies at j; norms, means and
-distances do not care, so vectors are only put back in order when they leave the device.
+too. Convolutions come first, and every matrix and bias begins at a multiple of `ALIGNMENT` entries, so that loads are
+16 bytes wide; the gaps are zero and stay zero. Norms, means and distances do not care about the order, so vectors are
+only put back when they leave the device.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sifu.sim.networks import ConvNet
+
+
+ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -51,44 +56,41 @@ class DeviceLayout:
     last: LinearPlace
     size: int
     convolution_size: int
-    to_device: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    """Where each entry of the model's own vector lies on the device."""
 
     @staticmethod
     def of(network: ConvNet) -> DeviceLayout:
         """The places of a network's layers."""
-        channels, height, width = network.input_shape
-        order: list[NDArray[np.int64]] = []
-        convolutions: list[ConvolutionPlace] = []
+        entries = np.zeros(network.parameters, dtype=np.int64)
         at = 0
 
-        def add(weights: NDArray[np.int64], biases: int, start: int) -> tuple[int, int]:
+        def add(own: NDArray[np.int64]) -> int:
+            """Give these entries of the model's vector the next places; returns the first."""
             nonlocal at
-            order.extend([weights.reshape(-1), np.arange(start + weights.size, start + weights.size + biases)])
-            spot = at
-            at += weights.size + biases
-            return spot, spot + weights.size
+            start = at
+            entries[own.reshape(-1)] = start + np.arange(own.size)
+            at += -(-own.size // ALIGNMENT) * ALIGNMENT
+            return start
 
-        for one in network.convolutions:
-            shape = (one.channels_out, channels, 3, 3)
-            own = at + np.arange(int(np.prod(shape))).reshape(shape)
-            spot = add(own.transpose(2, 3, 1, 0), one.channels_out, at)
-            rows, columns = height + 2 * one.padding - 2, width + 2 * one.padding - 2
-            stored = (rows // 2, columns // 2) if one.pool else (rows, columns)
+        convolutions = []
+        for one in network.convolution_layers:
+            weights = one.weight_at + np.arange(math.prod(one.weight_shape)).reshape(one.weight_shape)
+            spot = add(weights.transpose(2, 3, 1, 0)), add(one.bias_at + np.arange(one.channels_out))
             convolutions.append(
                 ConvolutionPlace(
-                    height, width, channels, one.channels_out, one.padding, one.pool, stored[0], stored[1], *spot
+                    one.height_in, one.width_in, one.channels_in, one.channels_out, one.padding, one.pool,
+                    one.height_out, one.width_out, *spot,
                 )
-            )
-            channels, (height, width) = one.channels_out, stored
+            )  # fmt: skip
         convolution_size = at
+        last = network.convolution_layers[-1]
         # torch flattens (channel, row, column); the device has (row, column, channel).
-        flat = np.arange(channels * height * width).reshape(channels, height * width).T.reshape(-1)
-        linear: list[LinearPlace] = []
-        for outputs in (*network.hidden, network.outputs):
-            own = at + np.arange(outputs * flat.size).reshape(outputs, flat.size)[:, flat]
-            spot = add(own.T, outputs, at)
-            linear.append(LinearPlace(flat.size, outputs, *spot))
-            flat = np.arange(outputs)
-        return DeviceLayout(
-            tuple(convolutions), tuple(linear[:-1]), linear[-1], at, convolution_size, np.concatenate(order)
-        )
+        flat = np.arange(last.features_out).reshape(last.channels_out, -1).T.reshape(-1)
+        linear = []
+        for layer in network.linear_layers:
+            weights = layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
+            spot = add(weights[:, flat].T), add(layer.bias_at + np.arange(layer.features_out))
+            linear.append(LinearPlace(layer.features_in, layer.features_out, *spot))
+            flat = np.arange(layer.features_out)
+        return DeviceLayout(tuple(convolutions), tuple(linear[:-1]), linear[-1], at, convolution_size, entries)
