@@ -100,10 +100,12 @@ class ConvProgram:
         layers = max(len(network.hidden), 1)
         self.dropout = make(chunk, training.steps, layers, groups, dtype=torch.int64)
         self._now_dropout = make(training.steps, layers, groups, dtype=torch.int64)
-        self.measured = make(chunk, lanes, slots + 2, dtype=torch.float64)
+        self.measured = make(chunk, lanes, slots + 3, dtype=torch.float64)
         self.clip, self.noise = make(lanes, dtype=torch.float64), make(lanes, dtype=torch.float64)
         self.noise_seeds = make(chunk, groups, dtype=torch.int64)
-        self._partial = make(lanes, slots + 2, self._blocks, dtype=torch.float64)
+        self._partial = make(lanes, slots + 3, self._blocks, dtype=torch.float64)
+        self._real_entries = make(size)
+        self._real_entries[torch.from_numpy(self.layout.entries).to(self.device)] = 1.0
         self._norm_partial = make(groups, self._blocks, dtype=torch.float64)
         self._conv_partial = make(self.parts, groups, max(self.layout.convolution_size, 1))
         self._buffers = self._make_buffers(make)
@@ -186,15 +188,15 @@ class ConvProgram:
             )
             norms = self._norm_partial.sum(dim=1).sqrt()
             round_kernels.clip_and_noise[grid](
-                self.history, self.counter, self.params, norms, self.clip, self.noise, self.noise_seeds,
+                self.history, self.counter, self.params, self._real_entries, norms, self.clip, self.noise, self.noise_seeds,
                 lanes, size, SLOTS=slots, BLOCK=_BLOCK,
             )  # fmt: skip
         round_kernels.average[(self._blocks, lanes)](
             self.history, self.counter, self.params, self.weights, self.origins, self._partial,
             lanes, size, self.server_rate, SLOTS=slots, BLOCK=_BLOCK,
         )  # fmt: skip
-        round_kernels.collect[(lanes, slots + 2)](
-            self._partial, self.counter, self.measured, lanes, BLOCKS=self._blocks, QUANTITIES=slots + 2, BLOCK=128
+        round_kernels.collect[(lanes, slots + 3)](
+            self._partial, self.counter, self.measured, lanes, BLOCKS=self._blocks, QUANTITIES=slots + 3, BLOCK=128
         )
         self.counter.add_(1)
 

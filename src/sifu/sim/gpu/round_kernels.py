@@ -32,7 +32,7 @@ def update_norms(history, counter, models, partial, lanes, size, SLOTS: tl.const
 
 @triton.jit
 def clip_and_noise(
-    history, counter, models, norms, clip, noise, seeds, lanes, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr
+    history, counter, models, real_entries, norms, clip, noise, seeds, lanes, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """theta_i = theta + u_i min(1, C / |u_i|) + z C xi, with C and z of the slot's lane; C = 0 leaves it alone."""
     g = tl.program_id(1).to(tl.int64)
@@ -45,7 +45,9 @@ def clip_and_noise(
         mine = tl.load(models + g * size + j, mask=j < size, other=0.0).to(tl.float64)
         factor = tl.minimum(1.0, bound / tl.load(norms + g) * (1.0 - 1e-7))
         seed = tl.load(seeds + now * lanes * SLOTS + g)
-        drawn = tl.randn(seed, j).to(tl.float64) * (tl.load(noise + lane) * bound)
+        # Gaps between layers hold no parameter and get no noise.
+        share = tl.load(real_entries + j, mask=j < size, other=0.0).to(tl.float64)
+        drawn = tl.randn(seed, j).to(tl.float64) * (tl.load(noise + lane) * bound) * share
         tl.store(models + g * size + j, (theta + (mine - theta) * factor + drawn).to(tl.float32), mask=j < size)
 
 
@@ -56,8 +58,8 @@ def average(
 ):  # fmt: skip
     """The next model history[counter + 1, lane] = theta + g (mean - theta), and partial sums of squares.
 
-    partial[lane, q, block] is of theta_i - mean for q < SLOTS, of mean - theta for q = SLOTS, and of the next
-    model - origin for q = SLOTS + 1. An empty round leaves the model as it was.
+    partial[lane, q, block] is of theta_i - mean for q < SLOTS, then of mean - theta, of the next model - origin and
+    of theta. An empty round leaves the model as it was.
     """
     lane = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -72,7 +74,7 @@ def average(
         mean += share * tl.load(models + (lane * SLOTS + i) * size + j, mask=real, other=0.0).to(tl.float64)
     mean = tl.where(total > 0.0, mean, theta)
     blocks = tl.num_programs(0)
-    spot = partial + lane * (SLOTS + 2) * blocks + tl.program_id(0)
+    spot = partial + lane * (SLOTS + 3) * blocks + tl.program_id(0)
     for i in range(0, SLOTS):
         mine = tl.load(models + (lane * SLOTS + i) * size + j, mask=real, other=0.0).to(tl.float64)
         away = tl.where(real, mine - mean, 0.0)
@@ -83,6 +85,7 @@ def average(
     tl.store(history + ((now + 1) * lanes + lane) * size + j, new, mask=real)
     way = tl.where(real, new.to(tl.float64) - tl.load(origins + lane * size + j, mask=real, other=0.0), 0.0)
     tl.store(spot + (SLOTS + 1) * blocks, tl.sum(way * way, axis=0))
+    tl.store(spot + (SLOTS + 2) * blocks, tl.sum(theta * theta, axis=0))
 
 
 @triton.jit

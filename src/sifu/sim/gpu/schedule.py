@@ -51,6 +51,16 @@ class LaneTables:
     batch_keys: Tensor
     dropout_keys: Tensor
 
+    def select(self, lanes: Tensor) -> LaneTables:
+        """The tables of some lanes."""
+        return LaneTables(
+            self.rows[lanes],
+            self.sizes[lanes],
+            self.participation_keys[lanes],
+            self.batch_keys[lanes],
+            self.dropout_keys[lanes],
+        )
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -72,20 +82,26 @@ def draw_schedule(
     rounds: int,
     slots: int,
     participation: Participation,
-    batch: int | None,
+    batch: int,
     steps: int,
     dropout_layers: int,
 ) -> Schedule:
     """Everything random of `rounds` rounds from each lane's own position; `active` and `absent` are (lanes, clients)."""
-    lanes, clients, most = tables.rows.shape
-    device = tables.rows.device
-    position = first_rounds[None, :] + torch.arange(rounds, device=device)[:, None]
+    position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
     who = _participants(tables, active, absent, branches, position, slots, participation)
+    return batches_of(tables, who, branches, position, batch, steps, dropout_layers)
+
+
+def batches_of(
+    tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, batch: int, steps: int, dropout_layers: int
+) -> Schedule:
+    """The schedule of given participants `who` (rounds, lanes, slots) at `position` (rounds, lanes)."""
+    rounds, lanes, slots = who.shape
+    device = who.device
     chosen = who.clamp(min=0)
     lane = torch.arange(lanes, device=device)[None, :, None]
     sizes = torch.where(who >= 0, tables.sizes[lane, chosen], 0)
-    total = sizes.sum(dim=2, keepdim=True).clamp(min=1)
-    weights = sizes.to(torch.float64) / total.to(torch.float64)
+    weights = sizes.to(torch.float64) / sizes.sum(dim=2, keepdim=True).clamp(min=1).to(torch.float64)
     place = scores(scores(tables.batch_keys[None, :], branches[None, :]), position)
     rows = _batches(tables, who, chosen, sizes, scores(place[:, :, None], chosen), lane, batch, steps)
     key = scores(scores(tables.dropout_keys[None, :], branches[None, :]), position)
@@ -137,13 +153,13 @@ def _batches(
     sizes: Tensor,
     key: Tensor,
     lane: Tensor,
-    batch: int | None,
+    batch: int,
     steps: int,
 ) -> Tensor:
     rounds, lanes, slots = who.shape
     most, device = tables.rows.shape[2], who.device
     own = tables.rows[lane, chosen]
-    if batch is None or batch >= most:
+    if batch >= most:
         rows = torch.where((who >= 0)[..., None], own, -1)
         return rows.reshape(rounds, 1, lanes * slots, most).expand(-1, steps, -1, -1).contiguous()
     smallest = max(int(tables.sizes.min()), 1)
