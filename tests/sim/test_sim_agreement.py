@@ -125,7 +125,7 @@ def test_models_beyond_the_memory_budget_are_trained_again(make_federation, monk
 def test_blocks_within_a_small_budget_give_the_same_round(make_federation, monkeypatch):
     sizes = tuple(range(1, 25))
     whole = make_federation("softmax", sizes=sizes)
-    monkeypatch.setattr("sifu.sim.blocks.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("sifu.sim.blocks.PART_ROWS", 50)
     cut = make_federation("softmax", sizes=sizes)
     start = np.random.default_rng(1).standard_normal(whole.layout.size)
     one = whole.run_round(start, Position(0, 0), np.arange(24))
