@@ -31,15 +31,15 @@ def mix(values: Scores) -> Scores:
     >>> hex(int(mix(np.array([1], dtype=np.uint64))[0]))
     '0x5692161d100b05e5'
     """
-    return _finish(_stir(np.array(values, dtype=np.uint64)))
+    values = np.array(values, dtype=np.uint64)
+    return _finish(_stir(values, np.empty_like(values)))
 
 
-def _stir(values: Scores) -> Scores:
+def _stir(values: Scores, scratch: Scores) -> Scores:
     """All of `mix` but its last shift, in place: the first 31 bits are already those of the score."""
-    with np.errstate(over="ignore"):
-        for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
-            values ^= values >> np.uint64(shift)
-            values *= np.uint64(multiplier)
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
+        values ^= np.right_shift(values, np.uint64(shift), out=scratch)
+        values *= np.uint64(multiplier)
     return values
 
 
@@ -80,7 +80,7 @@ def fractions(drawn: Scores) -> NDArray[np.float64]:
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-_PIECE = 8192
+_PIECE = 16384
 """Scores are drawn in pieces that stay in a core's own cache."""
 
 
@@ -89,25 +89,25 @@ def scores_below(key: ArrayLike, index: NDArray[np.int64], limit: int) -> tuple[
 
     One pass without the last shift of `mix` leaves only what may be below; a score is finished for those alone.
     """
-    first = np.asarray(key, dtype=np.uint64) + np.uint64(GOLDEN)
-    # The first 31 bits of a score are final after `_stir`: whatever is below the limit is below this as well.
-    rough = (((limit - 1) >> 33) + 1) << 33
+    if limit <= 0 or index.size == 0:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+    first = np.uint64((int(np.asarray(key, dtype=np.uint64)) + GOLDEN) % 2**64)
+    # The first 31 bits of a score are final after `_stir`: whatever is below the limit is at most this as well.
+    rough = np.uint64((((limit - 1) >> 33) << 33) + 2**33 - 1)
+    numbers = np.ascontiguousarray(index, dtype=np.int64).view(np.uint64)
+    values, scratch = np.empty((2, min(_PIECE, index.size)), dtype=np.uint64)
     places, found = [], []
-    for start in range(0, index.size if limit > 0 else 0, _PIECE):
-        with np.errstate(over="ignore"):
-            values = index[start : start + _PIECE].view(np.uint64) * np.uint64(GOLDEN)
-            values += first
-        values = _stir(values)
-        near = np.flatnonzero(values < np.uint64(rough)) if rough < 2**64 else np.arange(values.size)
-        drawn = _finish(values[near])
-        if limit < 2**64:
-            kept = drawn < np.uint64(limit)
-            near, drawn = near[kept], drawn[kept]
+    for start in range(0, index.size, _PIECE):
+        piece = numbers[start : start + _PIECE]
+        stirred = np.multiply(piece, np.uint64(GOLDEN), out=values[: piece.size])
+        stirred += first
+        near = np.flatnonzero(_stir(stirred, scratch[: piece.size]) <= rough)
+        drawn = _finish(stirred[near])
         places.append(near + start)
         found.append(drawn)
-    if not places:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
-    return np.concatenate(places), np.concatenate(found)
+    everywhere, drawn = np.concatenate(places), np.concatenate(found)
+    below = drawn <= np.uint64(limit - 1)
+    return everywhere[below], drawn[below]
 
 
 def fraction_limit(fraction: float) -> int:

@@ -211,17 +211,22 @@ def average(
     return Average(step, drifts, shift, _gram(updates, mean, count) if want_gram else None, ())
 
 
+def worth_keeping(count: int, size: int, item_bytes: int) -> bool:
+    """Whether `count` models of `size` numbers are kept between the passes instead of made again."""
+    return count * size * item_bytes <= KEEP_BYTES
+
+
 def average_models(
     local_models: LocalModels, start: Floats, samples: NDArray[np.int64], item_bytes: int, want_gram: bool
 ) -> Average:
     """Average whole local models, trained from `start`."""
-    keep = want_gram or samples.size * start.size * item_bytes <= KEEP_BYTES
+    keep = want_gram or worth_keeping(samples.size, start.size, item_bytes)
     return average([RowUpdates(local_models, keep)], -start, 0.0, samples, want_gram)
 
 
 def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
     differences = torch.zeros((count, mean.numel()), dtype=torch.float64)
-    for one in updates:
+    for one in updates if count > 1 else ():
         for places, rows in one.rows():
             differences[places] = rows.to(torch.float64) - mean
     return (differences @ differences.T).numpy()

@@ -17,7 +17,7 @@ Outputs lie in front of rows: (clients, C, n), and models as (C, d). Sums over o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,15 +27,18 @@ from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.upward import UNIT_ROUNDOFF, norm_up
-from sifu.sim.averaging import KEEP_BYTES, Average, DualUpdates, LocalUpdates, RowUpdates, average
+from sifu.sim.averaging import Average, DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
 from sifu.sim.batches import draw_batches
-from sifu.sim.blocks import Block, Part, cut_into_groups, make_block
+from sifu.sim.blocks import Part, cut_into_groups, make_block
 from sifu.sim.clients import CheckedClient
 from sifu.sim.local_training import LocalTraining
+from sifu.sim.loop import few_threads
 from sifu.sim.models import TORCH_TYPES, LinearModel
 
 ROWS_AN_OUTPUT = 4
 """Up to so many rows an output, one more product with all samples is cheaper than building local models."""
+SMALL_ROUND = 2**21
+"""Below this many values of samples, threads wait for each other about as long as they work."""
 MASKED_BATCHES = 4
 """Up to so many batches a client, weighting all rows is cheaper than copying those of a batch."""
 
@@ -86,9 +89,20 @@ class VectorisedTrainer:
         want_gram: bool,
     ) -> Average:
         """Train and average the participants, without building the local models where that is cheaper."""
+        with few_threads(int(samples.sum()) * self._shape[0], SMALL_ROUND):
+            return self._average(start, position, participants, samples, want_gram)
+
+    def _average(
+        self,
+        start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        samples: np.ndarray,
+        want_gram: bool,
+    ) -> Average:
         model = torch.tensor(start).reshape(self._shape)
         parts = list(self._parts(participants))
-        keep = want_gram or participants.size * start.nbytes <= KEEP_BYTES
+        keep = want_gram or worth_keeping(participants.size, start.size, 8)
         updates = [self._local_updates(part, model, position, keep, len(parts) == 1) for part in parts]
         turned = start.astype(np.float64).reshape(self._shape).T.reshape(-1)
         offset = (self._share - 1.0) * turned
@@ -125,11 +139,13 @@ class VectorisedTrainer:
         """Updates of a part in the form that is cheapest to average."""
         places = torch.from_numpy(part.places)
         if part.gram is None:
-            return RowUpdates(lambda: iter([(places, self._updates(part, model, position).flatten(1))]), keep)
+            return RowUpdates(
+                lambda: iter([(places, self._updates(part, model, position).flatten(1).to(torch.float64))]), keep
+            )
         dual = self._dual(part, part.gram, model, self._batches(part, position))
         if dual.dtype == torch.float64 and dual.shape[2] <= ROWS_AN_OUTPUT * dual.shape[1]:
             return DualUpdates(part, part.gram, dual, keep_samples)
-        return RowUpdates(lambda: iter([(places, part.pulled_back(dual).flatten(1))]), keep)
+        return RowUpdates(lambda: iter([(places, part.pulled_back(dual).flatten(1).to(torch.float64))]), keep)
 
     def _updates(self, part: Part, model: Tensor, position: Position) -> Tensor:
         """u_i = W_K - a_K W_0 of each client: (clients, outputs, width)."""
@@ -152,7 +168,6 @@ class VectorisedTrainer:
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """V_K of each client, transposed: (clients, outputs, rows)."""
         first = part.outputs(model)
-        residual_of = self._residual
         share, dual = 1.0, None
         share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
@@ -161,7 +176,7 @@ class VectorisedTrainer:
                 products, outputs, targets = rows.of_samples(gram).transpose(1, 2), rows(first), rows(targets)
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
-            residual = residual_of(scores, targets).mul_(row_weights)
+            residual = self._residual(scores, targets).mul_(row_weights)
             if rows is not None:
                 residual = rows.spread(residual, first)
             if dual is None:
@@ -171,11 +186,9 @@ class VectorisedTrainer:
         assert dual is not None
         return dual
 
-    @property
-    def _residual(self) -> Callable[[Tensor, Tensor], Tensor]:
+    def _residual(self, scores: Tensor, targets: Tensor) -> Tensor:
         """df/dz with outputs in front of rows."""
-        residual = self._objective.residual
-        return lambda scores, targets: residual(scores.transpose(1, 2), targets.transpose(1, 2)).transpose(1, 2)
+        return self._objective.residual(scores.transpose(1, 2), targets.transpose(1, 2)).transpose(1, 2)
 
     def _batches(self, part: Part, position: Position) -> _Batches:
         """For each step: which rows (None for all of them) and their weights."""
