@@ -195,13 +195,12 @@ def test_ties_go_to_the_first_maximum(name, monkeypatch):
 
 
 def _last_maximum_wins(self, bias_gradient):
-    top, pairs, planes = self._top, self._pairs, self._planes
-    torch.ops.aten.threshold_backward.grad_input(self._target_gradient, top, 0.0, grad_input=top)
-    torch.sum(top.view(-1, top.shape[-1]), 0, out=bias_gradient)
-    pairs[0].gt_(pairs[1]).mul_(top)
-    torch.sub(top, pairs[0], out=pairs[1])
-    planes[:, 0].gt_(planes[:, 1]).mul_(pairs)
-    torch.sub(pairs, planes[:, 0], out=planes[:, 1])
+    torch.ops.aten.threshold_backward.grad_input(self._target_gradient, self._top, 0.0, grad_input=self._top)
+    torch.sum(self._top_rows, 0, out=bias_gradient)
+    self._upper.gt_(self._lower).mul_(self._top)
+    torch.sub(self._top, self._upper, out=self._lower)
+    self._left.gt_(self._right).mul_(self._pairs)
+    torch.sub(self._pairs, self._left, out=self._right)
 
 
 def test_masks_are_drawn_by_place():
