@@ -86,8 +86,9 @@ class RoundResult:
     `participants` are sorted client indices; `samples` their |D_i|; `drifts` ||theta_i - mean||,
     rounded up, in float64. `mean_shift` is ||mean - theta^n||, rounded up. `rounding` bounds how far
     floating point may have moved the result from exact arithmetic (0.0 where nothing is proven, see
-    `TrainingFacts.rounding_bounded`). `gram` holds <theta_i - mean, theta_j - mean> when asked for.
-    An empty round has no participants, leaves the model as it was, and has zeros everywhere.
+    `TrainingFacts.rounding_bounded`). `gram` holds <theta_i - mean, theta_j - mean> and `updates` the rows
+    theta_i - theta^n of the participants, when asked for. An empty round has no participants, leaves the model
+    as it was, and has zeros everywhere.
     """
 
     model: Vector
@@ -97,6 +98,7 @@ class RoundResult:
     mean_shift: float
     rounding: float
     gram: NDArray[np.float64] | None = None
+    updates: NDArray[np.floating] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,12 +140,24 @@ class Engine(Protocol):
         ...
 
     def run_round(
-        self, model: Vector, position: Position, active: ClientIndices, *, want_gram: bool = False
+        self,
+        model: Vector,
+        position: Position,
+        active: ClientIndices,
+        *,
+        want_gram: bool = False,
+        want_updates: bool = False,
     ) -> RoundResult:
         """One round from `model` among the `active` clients; the argument is never modified.
 
         Same model, position and active clients: same result, bit for bit, on one machine.
         """
+        ...
+
+    def local_updates(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """theta_i - model of each of `clients` after `steps` local steps, in their order; nothing is averaged."""
         ...
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.calibration import hidden_sensitivity
-from sifu.core.engine import Engine, Evaluation, Position, RoundResult
+from sifu.core.engine import Engine, Evaluation, Position
 from sifu.core.errors import RoundRejectedError, RunDamagedError
 from sifu.core.history import PathNode
 from sifu.core.layout import Vector
@@ -27,6 +27,7 @@ from sifu.core.participation import ClientIndices
 from sifu.core.regularity import RoundRegularity
 from sifu.core.retention import crosses_a_level, level_ladder, thin
 from sifu.core.spec import Spec, StopSpec
+from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated, should_stop, stream_rounds
 from sifu.core.terms import RequestTerms
 from sifu.core.tracking import summarise_round
 from sifu.methods.view import ACTIVE, RunView
@@ -50,18 +51,6 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], None]
-
-
-def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
-    """Whether `rounds` rounds are enough, with the accuracy after the last of them if it was evaluated."""
-    if rounds >= stop.max_rounds:
-        return True
-    return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)
-
-
-def is_evaluated(stop: StopSpec, rounds: int) -> bool:
-    """Whether the model after `rounds` rounds is evaluated."""
-    return rounds % stop.evaluate_every == 0 or rounds >= stop.max_rounds
 
 
 def levels_to_keep(spec: Spec) -> NDArray[np.float64]:
@@ -121,7 +110,8 @@ class RecordedTraining:
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
         self.engine, self.writer, self.view = engine, writer, view
         self.active: ClientIndices = view.active
-        self.model: Vector = writer.load_model(view.rows[-1].node.node)
+        current = writer.load_model(view.rows[-1].node.node)
+        self._fetch_model: Callable[[], Vector] = lambda: current
         self._tip = view.rows[-1].node
         self._depth = view.path.tip
         self._next = 1 + max(row.node.node for row in writer.node_rows())
@@ -142,52 +132,47 @@ class RecordedTraining:
         stop = self.view.spec.stop
         try:
             if self._accuracy is None and is_evaluated(stop, self._tip.position):
-                self._evaluate()
-            while not should_stop(stop, self._tip.position, self._accuracy):
-                self._one_round()
+                self._record_evaluation(self.engine.evaluate(self.model, self.active))
+            if should_stop(stop, self._tip.position, self._accuracy):
+                return
+            for done in self._stream():
+                # An interrupt between two of these steps would leave half a round to be committed.
+                with uninterrupted():
+                    self._take_in(done)
                 if time.monotonic() - self._committed > COMMIT_SECONDS or len(self._pending.nodes) >= COMMIT_ROUNDS:
                     self.commit()
                 if progress:
-                    progress(
-                        Progress(
-                            phase,
-                            self._tip.position,
-                            self._accuracy if self._accuracy is not None else math.nan,
-                            stop.target,
-                            stop.max_rounds,
-                        )
-                    )
+                    accuracy = self._accuracy if self._accuracy is not None else math.nan
+                    progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
+                if should_stop(stop, self._tip.position, self._accuracy):
+                    break
         finally:
             self.commit()
 
-    def _one_round(self) -> None:
+    def _stream(self) -> Iterator[StreamedRound]:
         spec = self.view.spec
-        result = self.engine.run_round(
+        return stream_rounds(
+            self.engine,
             self.model,
             Position(self._tip.branch, self._tip.position),
             self.active,
-            want_gram=spec.keep.gram_clients > 0,
+            RoundsWanted(spec.stop, self._root, want_gram=spec.keep.gram_clients > 0),
         )
-        if not np.all(np.isfinite(result.model)):
-            raise RoundRejectedError(
-                f"round {self._tip.position + 1} made a model with NaN or Inf and was rejected: "
-                "lower local.rate; the last good state stays"
-            )
-        # An interrupt between two of these steps would leave half a round to be committed.
-        with uninterrupted():
-            self._take_in(result)
-        if is_evaluated(spec.stop, self._tip.position):
-            self._evaluate()
 
-    def _take_in(self, result: RoundResult) -> None:
+    @property
+    def model(self) -> Vector:
+        """The current model."""
+        return self._fetch_model()
+
+    def _take_in(self, done: StreamedRound) -> None:
         """Track the round, keep the model it started from if somebody crosses a level, and move the tip."""
-        before, who = self.model, result.participants
+        who = done.participants
         regularity, scalars = summarise_round(
             who,
-            result.samples,
-            result.drifts,
-            result.mean_shift,
-            result.rounding,
+            done.samples,
+            done.drifts,
+            done.mean_shift,
+            done.rounding,
             factors=self.view.regularities.factors[who],
             averagedness=self.view.regularities.averagedness[who],
             server_rate=self.engine.facts.server_rate,
@@ -200,16 +185,18 @@ class RecordedTraining:
         if crosses_a_level(self._levels, psi_before, self._tracker.total(watched)):
             others = np.setdiff1d(self.active, watched, assume_unique=True)
             unmoved = self._tracker.total(others, rounding_before)
-            self._keep(before, max(_largest(psi_before), _largest(unmoved)))
-        self._add(result, regularity)
+            self._keep(max(_largest(psi_before), _largest(unmoved)))
+        self._add(done, regularity)
         self._accuracy = None
+        if done.evaluation is not None:
+            self._record_evaluation(done.evaluation)
 
-    def _keep(self, model: Vector, psi_max: float) -> None:
+    def _keep(self, psi_max: float) -> None:
         """Keep the model the round started from, and thin out if there are too many."""
         if self._depth not in self._kept:
             node = self._tip.node
             self._kept[self._depth] = node
-            self._pending.models[node] = NewModel(node, model, kept=True, psi_max=psi_max)
+            self._pending.models[node] = NewModel(node, self.model, kept=True, psi_max=psi_max)
             self._thin()
 
     def _thin(self) -> None:
@@ -218,7 +205,7 @@ class RecordedTraining:
             if self._pending.models.pop(gone, None) is None:
                 self._pending.dropped.add(gone)
 
-    def _add(self, result: RoundResult, regularity: RoundRegularity) -> None:
+    def _add(self, done: StreamedRound, regularity: RoundRegularity) -> None:
         node = self._next
         self._next += 1
         self._tip = PathNode(
@@ -228,22 +215,21 @@ class RecordedTraining:
             self._tip.branch,
             self._tip.position + 1,
             regularity,
-            result.mean_shift,
-            result.rounding,
+            done.mean_shift,
+            done.rounding,
         )
         self._depth += 1
-        self.model = result.model
-        distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
-        self._pending.nodes.append(NodeRow(self._tip, distance))
-        count = result.participants.size
+        self._fetch_model = done.fetch_model
+        self._pending.nodes.append(NodeRow(self._tip, done.distance))
+        count = done.participants.size
         self._pending.participation.append(
-            ParticipationRows(np.full(count, node), result.participants, result.samples, result.drifts)
+            ParticipationRows(np.full(count, node), done.participants, done.samples, done.drifts)
         )
-        if result.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
-            self._pending.grams.append((node, np.ascontiguousarray(result.gram, dtype="<f8").tobytes()))
+        if done.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
+            self._pending.grams.append((node, np.ascontiguousarray(done.gram, dtype="<f8").tobytes()))
 
-    def _evaluate(self) -> None:
-        row = evaluation_row(self._tip.node, ACTIVE, self.engine.evaluate(self.model, self.active))
+    def _record_evaluation(self, evaluation: Evaluation) -> None:
+        row = evaluation_row(self._tip.node, ACTIVE, evaluation)
         self._accuracy = row.accuracy
         self._pending.evaluations.append(row)
 
@@ -285,14 +271,18 @@ def retrain_unrecorded(
 
     Returns the model, the rounds, the accuracy, and whether the target was reached.
     """
-    model, rounds, accuracy = engine.initial_model(branch), 0, math.nan
+    first = engine.initial_model(branch)
+    fetch_model: Callable[[], Vector] = lambda: first  # noqa: E731
+    rounds, accuracy = 0, math.nan
+    evaluated = engine.evaluate(first, active).accuracy if is_evaluated(stop, 0) else None
+    wanted = RoundsWanted(stop, first.astype(np.float64))
+    stream = stream_rounds(engine, first, Position(branch, 0), active, wanted)
     while True:
-        evaluated = None
-        if is_evaluated(stop, rounds):
-            evaluated = accuracy = engine.evaluate(model, active).accuracy
+        accuracy = accuracy if evaluated is None else evaluated
         if should_stop(stop, rounds, evaluated):
-            return model, rounds, accuracy, bool(stop.target > 0 and accuracy >= stop.target)
-        model = engine.run_round(model, Position(branch, rounds), active).model
-        rounds += 1
+            return fetch_model(), rounds, accuracy, bool(stop.target > 0 and accuracy >= stop.target)
+        done = next(stream)
+        fetch_model, rounds = done.fetch_model, rounds + 1
+        evaluated = done.evaluation.accuracy if done.evaluation is not None else None
         if progress:
             progress(Progress("Scratch", rounds, accuracy, stop.target, stop.max_rounds))

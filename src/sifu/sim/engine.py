@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
 from sifu.core.errors import InputError, RoundRejectedError
@@ -134,7 +135,13 @@ class SimulatedFederation:
         return self._model.initial(self._seed, branch, self._layout.dtype)
 
     def run_round(
-        self, model: Vector, position: Position, active: ClientIndices, *, want_gram: bool = False
+        self,
+        model: Vector,
+        position: Position,
+        active: ClientIndices,
+        *,
+        want_gram: bool = False,
+        want_updates: bool = False,
     ) -> RoundResult:
         """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32."""
         start = self._checked_model(model)
@@ -149,7 +156,7 @@ class SimulatedFederation:
             return RoundResult(start, participants, samples, np.zeros(0), 0.0, 0.0, gram)
         exact_start = start.astype(np.float64)
         found = average(
-            lambda: self._trainer.train(start, position, participants),
+            lambda: self._trainer.train(start, position, participants, self._training.steps),
             exact_start,
             samples,
             start.itemsize,
@@ -160,7 +167,21 @@ class SimulatedFederation:
             new = new.astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
         rounding = self._rounding.of_round(norm_up(exact_start), participants) if self._rounding else 0.0
-        return RoundResult(new, participants, samples, found.drifts, found.mean_shift, rounding, found.gram)
+        updates = None
+        if want_updates:
+            updates = self.local_updates(start, position, participants, self._training.steps)
+        return RoundResult(new, participants, samples, found.drifts, found.mean_shift, rounding, found.gram, updates)
+
+    def local_updates(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """theta_i - model of each client after its first `steps` local steps of this position."""
+        start = self._checked_model(model)
+        chosen = self._checked_clients(clients, "trained")
+        updates = np.zeros((chosen.size, start.size), dtype=self._layout.dtype)
+        for places, models in self._trainer.train(start, position, chosen, steps):
+            updates[places if isinstance(places, slice) else places.numpy()] = models.numpy() - start
+        return updates
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Samples, correct predictions (0 for regression) and sum of losses of each of `clients`, in their order."""

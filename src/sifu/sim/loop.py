@@ -67,14 +67,16 @@ class LoopTrainer:
         self._buffers = [buffer.clone() for buffer in self._module.buffers()]
         self._try_forward(clients[0], outputs)
 
-    def train(self, start: Vector, position: Position, participants: ClientIndices) -> Iterator[tuple[slice, Tensor]]:
-        """The local models, client by client: (place among the participants, rows of flat models)."""
+    def train(
+        self, start: Vector, position: Position, participants: ClientIndices, steps: int
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The local models after `steps` steps, client by client: (place among the participants, rows of models)."""
         for place, client in enumerate(participants):
             with few_threads(start.size):
-                trained = self._train_client(start, position, int(client))
+                trained = self._train_client(start, position, int(client), steps)
             yield slice(place, place + 1), trained[None, :]
 
-    def _train_client(self, start: Vector, position: Position, client: int) -> Tensor:
+    def _train_client(self, start: Vector, position: Position, client: int, steps: int) -> Tensor:
         x, y = self._data[client]
         training, module = self._training, self._module
         self._reset(start)
@@ -90,7 +92,7 @@ class LoopTrainer:
         with torch.random.fork_rng(devices=[]):
             # torch's own dropout and the like: keyed, so that a round replays bit for bit.
             torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, client))
-            for step, batch in enumerate(batch_sequence(training, x.shape[0], self._seed, position, client)):
+            for step, batch in enumerate(batch_sequence(training, x.shape[0], self._seed, position, client, steps)):
                 for layer, dropout in enumerate(self._dropouts):
                     dropout.key = int(dropout_key(self._seed, position, client, step, layer))
                 optimizer.zero_grad()

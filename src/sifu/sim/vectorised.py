@@ -60,12 +60,12 @@ class VectorisedTrainer:
             self._row_of[block.clients] = np.arange(block.clients.size)
 
     def train(
-        self, start: Vector, position: Position, participants: ClientIndices
+        self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """The local models, block by block: (places among the participants, rows of flat models)."""
+        """The local models after `steps` steps, block by block: (places among the participants, rows of models)."""
         model = torch.tensor(start).reshape(self._shape)
         for places, block in self._selected(participants):
-            batches = self._batches(block, position)
+            batches = self._batches(block, position, steps)
             if block.gram is None:
                 local = self._between_features(block, model, batches)
             else:
@@ -116,13 +116,13 @@ class VectorisedTrainer:
         moved = torch.bmm(dual.transpose(1, 2), block.x).transpose(1, 2)  # faster than X'V as written
         return torch.add(moved, share * model, out=moved.new_empty(block.clients.size, *self._shape))
 
-    def _batches(self, block: Block, position: Position) -> _Batches:
+    def _batches(self, block: Block, position: Position, steps: int) -> _Batches:
         """For each step: which rows (None for all of them) and their weights."""
         training = self._training
         if training.whole_batches(int(block.samples.max())):
-            return [(None, block.row_weights)] * training.steps
+            return [(None, block.row_weights)] * steps
         drawn = [
-            batch_sequence(training, int(samples), self._seed, position, int(client))
+            batch_sequence(training, int(samples), self._seed, position, int(client), steps)
             for client, samples in zip(block.clients, block.samples, strict=True)
         ]
         return [_step(step, block.row_weights.dtype) for step in zip(*drawn, strict=True)]

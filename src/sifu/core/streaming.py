@@ -1,0 +1,116 @@
+"""Rounds as a stream: an engine runs ahead, whoever records them takes them in one by one.
+
+An engine that is fast only when left alone (a GPU with many runs in one program) brings `run_rounds`: scalars of
+every round, an evaluation where the stop rule looks, and the model only when it is fetched. Any other engine is
+streamed round by round. What comes out is the same; a consumer that has enough stops taking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Engine, Evaluation, Position
+from sifu.core.errors import RoundRejectedError
+from sifu.core.layout import Vector
+from sifu.core.participation import ClientIndices
+from sifu.core.spec import StopSpec
+
+
+def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
+    """Whether `rounds` rounds are enough, with the accuracy after the last of them if it was evaluated."""
+    if rounds >= stop.max_rounds:
+        return True
+    return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)
+
+
+def is_evaluated(stop: StopSpec, rounds: int) -> bool:
+    """Whether the model after `rounds` rounds is evaluated."""
+    return rounds % stop.evaluate_every == 0 or rounds >= stop.max_rounds
+
+
+@dataclass(frozen=True)
+class RoundsWanted:
+    """What a stream brings along.
+
+    `origin` is the model distances are measured from. Client updates come with every round that starts at a
+    position divisible by `updates_every` (0: never), Gram matrices with every round if `want_gram`.
+    """
+
+    stop: StopSpec
+    origin: NDArray[np.float64]
+    want_gram: bool = False
+    updates_every: int = 0
+
+    def wants_updates(self, position: int) -> bool:
+        """Whether the round that starts at `position` brings its clients' updates."""
+        return self.updates_every > 0 and position % self.updates_every == 0
+
+
+@dataclass(frozen=True)
+class StreamedRound:
+    """One round of a stream; the fields are those of `RoundResult`, `fetch_model` brings the model after it.
+
+    `distance` is ||model - origin||, `evaluation` that of the active clients where the stop rule looks.
+    """
+
+    participants: ClientIndices
+    samples: NDArray[np.int64]
+    drifts: NDArray[np.float64]
+    mean_shift: float
+    rounding: float
+    distance: float
+    fetch_model: Callable[[], Vector]
+    evaluation: Evaluation | None = None
+    gram: NDArray[np.float64] | None = None
+    updates: NDArray[np.floating] | None = None
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that runs ahead by itself."""
+
+    def run_rounds(
+        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
+    ) -> Iterator[StreamedRound]:
+        """Rounds from `model` until `wanted.stop.max_rounds`, or until nobody takes them any more."""
+        ...
+
+
+def stream_rounds(
+    engine: Engine, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
+) -> Iterator[StreamedRound]:
+    """Rounds of any engine from `model`, each checked to be finite."""
+    if isinstance(engine, StreamingEngine):
+        yield from engine.run_rounds(model, position, active, wanted)
+        return
+    for start in range(position.round, wanted.stop.max_rounds):
+        result = engine.run_round(
+            model,
+            Position(position.branch, start),
+            active,
+            want_gram=wanted.want_gram,
+            want_updates=wanted.wants_updates(start),
+        )
+        model = result.model
+        if not np.all(np.isfinite(model)):
+            raise RoundRejectedError(
+                f"round {start + 1} made a model with NaN or Inf and was rejected: "
+                "lower local.rate; the last good state stays"
+            )
+        yield StreamedRound(
+            result.participants,
+            result.samples,
+            result.drifts,
+            result.mean_shift,
+            result.rounding,
+            float(np.linalg.norm(model.astype(np.float64) - wanted.origin)),
+            lambda model=model: model,  # type: ignore[misc]
+            engine.evaluate(model, active) if is_evaluated(wanted.stop, start + 1) else None,
+            result.gram,
+            result.updates,
+        )
