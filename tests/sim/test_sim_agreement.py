@@ -85,10 +85,10 @@ def test_the_local_models_agree_one_by_one(make_federation, batch_size):
         make_federation, "softmax", features=40, rate=0.01, batch_size=batch_size, weight_decay=0.1
     )
     position, who = Position(1, 2), np.array([0, 2, 3, 4])
-    expected = {place.start: rows[0] for place, rows in loop._trainer.train(start, position, who, training.steps)}
+    expected = {place.start: rows[0] for place, rows in loop._trainer.train(start, position, who, 4)}
     found = {
         int(place): row
-        for places, rows in fast._trainer.train(start, position, who, training.steps)
+        for places, rows in fast._trainer.train(start, position, who, 4)
         for place, row in zip(places, rows, strict=True)
     }
     assert sorted(found) == sorted(expected) == [0, 1, 2, 3]

@@ -51,8 +51,21 @@ class DataSpec:
 class ModelSpec:
     """What is trained."""
 
-    kind: Literal["softmax", "logistic", "least_squares", "mlp", "cnn", "python"] = _key(
-        "softmax", "softmax, logistic, least_squares (can be proven); mlp, cnn (conditional at best)"
+    kind: Literal[
+        "softmax",
+        "logistic",
+        "least_squares",
+        "mlp",
+        "cnn",
+        "cnn_fashion_mnist",
+        "cnn_cifar10",
+        "cnn_cifar100",
+        "cnn_celeba",
+        "python",
+    ] = _key(
+        "softmax",
+        "softmax, logistic, least_squares (can be proven); mlp, cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, "
+        "cnn_cifar100, cnn_celeba (conditional at best)",
     )
     outputs: int = _key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = _key("zeros", "zeros or random; linear models only")

@@ -21,6 +21,7 @@ from sifu.core.participation import ClientIndices, Participation
 from sifu.core.upward import norm_up
 from sifu.sim.averaging import Average, average_models
 from sifu.sim.clients import ClientData, check_clients, count_outputs, input_shape
+from sifu.sim.conv_trainer import ConvTrainer
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.loop import LoopTrainer
 from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
@@ -35,9 +36,9 @@ Strategy = Literal["auto", "loop", "vectorised"]
 class SimulatedFederation:
     """An `Engine` of clients whose data are at hand.
 
-    `model` is a name (softmax, logistic, least_squares, mlp, cnn; outputs are counted from the targets) or a
-    `LinearModel` or `ModuleModel`. `strategy` auto trains linear models many clients at once and everything
-    else one client after the other. Data are checked and copied here; later changes to them have no effect.
+    `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
+    `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
+    one client after the other. Data are checked and copied here; later changes to them have no effect.
     """
 
     def __init__(
@@ -67,8 +68,12 @@ class SimulatedFederation:
         linear = model if isinstance(model, LinearModel) else None
         if linear and linear.features != math.prod(shape):
             raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
-        if strategy == "vectorised" and not linear:
-            raise InputError("only linear models can be vectorised; use strategy auto or loop for a module")
+        conv_net = None if isinstance(model, LinearModel) else model.conv_net
+        if strategy == "vectorised" and not linear and not conv_net:
+            raise InputError(
+                "only linear models and described convolutional networks can be vectorised; use strategy auto or loop "
+                "for a module"
+            )
 
         self._model = model
         self._training = training
@@ -78,9 +83,11 @@ class SimulatedFederation:
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self._samples = np.array([client.samples for client in checked], dtype=np.int64)
-        self._trainer: LoopTrainer | VectorisedTrainer
+        self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
         if linear and strategy != "loop":
             self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed)
+        elif conv_net and strategy != "loop":
+            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed)
         else:
             self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed)
         self._rounding: LinearRounding | None = None
