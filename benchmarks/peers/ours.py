@@ -12,6 +12,7 @@ from workloads import Setting, Workload
 from sifu.api.federation import engine_from_spec
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.participation import ClientIndices
 from sifu.core.retention import crosses_a_level, thin
 from sifu.core.spec import ModelSpec, Spec
 from sifu.core.tracking import SensitivityTracker, summarise_round
@@ -104,25 +105,42 @@ class Tracking:
         self.distances.append(float(np.linalg.norm(result.model.astype(np.float64) - self._root)))
 
 
+class Ours:
+    """sifu's engine on a workload, with or without tracking."""
+
+    def __init__(self, workload: Workload, tracking: bool) -> None:
+        self._workload = workload
+        self._engine, spec = engine_of(workload)
+        self._model = first_vector(self._engine.layout, workload)
+        self._tracking = Tracking(self._engine, spec, self._model) if tracking else None
+        self._rounds = 0
+        self.trained = 0
+        """Samples trained on so far; the engine does without the shared network, which would count them."""
+
+    def round(self, active: ClientIndices) -> None:
+        """One round among the active clients."""
+        result = self._engine.run_round(self._model, Position(0, self._rounds), active)
+        if self._tracking:
+            self._tracking.take_in(self._rounds, self._model, result)
+        self._model = result.model
+        self._rounds += 1
+        setting = self._workload.setting
+        self.trained += len(result.participants) * setting.steps * setting.batch
+
+    def parameters(self) -> list[np.ndarray]:
+        """The model as the shared network takes it."""
+        return parameters(self._engine.layout, self._model, self._workload)
+
+
 def run(workload: Workload, watch: Stopwatch, threads: int, tracking: bool) -> None:
     """`SimulatedFederation.run_round` behind `engine_from_spec`, float32."""
-    engine, spec = engine_of(workload)
-    setting, everyone = workload.setting, np.arange(workload.setting.clients)
-    model = first_vector(engine.layout, workload)
-    tracker = Tracking(engine, spec, model) if tracking else None
-    trained = 0
-    # The engine trains without the shared network, so what it says it did is counted.
-    watch.count_with(lambda: trained)
+    ours, everyone = Ours(workload, tracking), np.arange(workload.setting.clients)
+    watch.count_with(lambda: ours.trained)
     while True:
         # While the work is checked the scheduled clients are the only ones there are; then the engine draws its own.
         scheduled = watch.rounds < watch.warmup
-        active = np.array(workload.participants(watch.rounds)) if scheduled else everyone
-        result = engine.run_round(model, Position(0, watch.rounds), active)
-        trained += len(result.participants) * setting.steps * setting.batch
-        if tracker:
-            tracker.take_in(watch.rounds, model, result)
-        model = result.model
-        if not watch.round_done(lambda model=model: parameters(engine.layout, model, workload)):
+        ours.round(np.array(workload.participants(watch.rounds)) if scheduled else everyone)
+        if not watch.round_done(ours.parameters):
             return
 
 

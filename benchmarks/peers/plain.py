@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from contest import Stopwatch, first_network, load, main, train_client
+from torch import Tensor
 from workloads import Workload
 
 
-def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
+class Plain:
     """FedAvg as one would write it on a blackboard: one client after the other in one module."""
-    data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
-    module = first_network(workload)
-    model = [one.detach().clone() for one in module.parameters()]
-    while True:
-        participants = workload.participants(watch.rounds)
-        mean = [torch.zeros_like(one) for one in model]
+
+    def __init__(self, workload: Workload) -> None:
+        self._setting = workload.setting
+        self._data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
+        self._module = first_network(workload)
+        self.model: list[Tensor] = [one.detach().clone() for one in self._module.parameters()]
+
+    def round(self, participants: Sequence[int]) -> None:
+        """Train each participant from the model, then take their mean."""
+        mean = [torch.zeros_like(one) for one in self.model]
         for client in participants:
-            load(module, model)
-            train_client(module, *data[client], workload.setting)
-            for total, one in zip(mean, module.parameters(), strict=True):
+            load(self._module, self.model)
+            train_client(self._module, *self._data[client], self._setting)
+            for total, one in zip(mean, self._module.parameters(), strict=True):
                 total.add_(one.detach(), alpha=1 / len(participants))
-        model = mean
-        if not watch.round_done(lambda model=model: model):
+        self.model = mean
+
+
+def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
+    """Round after round."""
+    plain = Plain(workload)
+    while True:
+        plain.round(workload.participants(watch.rounds))
+        if not watch.round_done(lambda: plain.model):
             return
 
 
