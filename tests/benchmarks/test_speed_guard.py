@@ -19,7 +19,7 @@ from peers.plain import Plain
 from workloads import A, Workload, make
 
 SMALL = dataclasses.replace(A, clients=20)
-TURNS, ROUNDS, AT_LEAST = 4, 2, 2.0
+TURNS, ROUNDS, AT_LEAST = 5, 1, 2.0
 
 
 @pytest.fixture
