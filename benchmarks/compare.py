@@ -29,6 +29,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,9 @@ def commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def run(chosen: argparse.Namespace) -> Results:
-    """The whole comparison."""
+def run(chosen: argparse.Namespace) -> Iterator[Results]:
+    """The whole comparison: what is known after each repeat."""
+    measured_commit = commit()  # before the results are written, which would count as a change
     contestants = [one for one in CONTESTANTS if one.key in chosen.only]
     problems = {one.key: install(one) for one in contestants} if chosen.install else {}
     files, sources = {}, {}
@@ -169,17 +171,17 @@ def run(chosen: argparse.Namespace) -> Results:
                 found = once(one, files[name], row.threads, chosen.seconds)
                 measured[name, one.key] = row.with_run(found)
         console.print(f"repeat {repeat + 1} of {chosen.repeats} done")
-    good = [one for one in peaks if "problem" not in one]
-    return Results(
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        commit=commit(),
-        hardware=hardware(),
-        repeats=chosen.repeats,
-        seconds=chosen.seconds,
-        data=sources,
-        peaks={key: max(one[key] for one in good) for key in good[0]} if good else {},
-        measured=tuple(measured.values()),
-    )
+        good = [one for one in peaks if "problem" not in one]
+        yield Results(
+            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+            commit=measured_commit,
+            hardware=hardware(),
+            repeats=repeat + 1,
+            seconds=chosen.seconds,
+            data=sources,
+            peaks={key: max(one[key] for one in good) for key in good[0]} if good else {},
+            measured=tuple(measured.values()),
+        )
 
 
 def arguments() -> argparse.Namespace:
@@ -205,13 +207,14 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, write, draw."""
+    """Measure, print, write, draw; what an interrupted run has finished stays."""
     chosen = arguments()
-    results = run(chosen)
+    for results in run(chosen):
+        if not chosen.no_files:
+            write_results(results, BENCHMARKS / "results" / "cpu.json")
     show("Rounds a second, training only", *headline_rows(results))
     show("Roofline", *roofline_rows(results))
     if not chosen.no_files:
-        write_results(results, BENCHMARKS / "results" / "cpu.json")
         draw(results, ROOT / "docs" / "images" / "speed.png")
 
 
