@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from typing import Any
 
 import numpy as np
 from contest import ConvNet, Stopwatch, main
@@ -52,21 +51,25 @@ def engine_of(workload: Workload) -> tuple[Engine, Spec]:
     return engine_from_spec(spec, clients, ModuleModel(ConvNet) if spec.model.kind == "python" else None)
 
 
-def _shared(layout: ModelLayout, arrays: Any) -> list[np.ndarray]:
-    """Parameters between sifu's layout and the shared network's: linear weights are transposed, nothing else."""
-    return [one if one.shape == shape else one.T for one, shape in zip(arrays, layout.shapes, strict=True)]
+def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter between sifu's layout and the shared network's: linear weights are transposed, nothing else."""
+    if array.shape == shape:
+        return array
+    if array.ndim == 2 and array.T.shape == shape:
+        return array.T
+    raise SystemExit(f"the engine's layout has a parameter of shape {array.shape} where {shape} is wanted")
 
 
 def first_vector(layout: ModelLayout, workload: Workload) -> Vector:
     """The common first model as the engine takes it."""
-    return np.concatenate([one.ravel() for one in _shared(layout, workload.first)])
+    return np.concatenate([_turned(*one).ravel() for one in zip(workload.first, layout.shapes, strict=True)])
 
 
 def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[np.ndarray]:
     """The engine's model as the shared network takes it."""
     edges = np.cumsum([int(np.prod(shape)) for shape in layout.shapes])[:-1]
     found = [part.reshape(shape) for part, shape in zip(np.split(vector, edges), layout.shapes, strict=True)]
-    return [one if one.shape == wanted.shape else one.T for one, wanted in zip(found, workload.first, strict=True)]
+    return [_turned(one, wanted.shape) for one, wanted in zip(found, workload.first, strict=True)]
 
 
 class Tracking:
