@@ -170,8 +170,9 @@ def show(title: str, heads: list[str], rows: Rows) -> None:
     table = Table(title=title)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < 3 else "right")
+    grouped = len({row[0] for row in rows}) < len(rows)
     for before, row in zip([None, *rows], rows, strict=False):
-        if before and before[0] != row[0]:
+        if grouped and before and before[0] != row[0]:
             table.add_section()
         table.add_row(*row)
     Console(width=140).print(table)
