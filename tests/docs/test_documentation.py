@@ -68,7 +68,7 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_link_of_the_pages_exists() -> None:
-    for page in [*PAGES, "CONTRIBUTING.md", "docs/store.md"]:
+    for page in [*PAGES, "CONTRIBUTING.md", "docs/store.md", "docs/performance.md"]:
         base = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             if "://" not in target:
