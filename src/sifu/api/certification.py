@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from sifu.api.terms import terms_of
@@ -94,12 +95,12 @@ class RecordedRequest:
             self.terms,
         )
 
-    @property
+    @cached_property
     def untouched(self) -> bool:
         """Whether nobody who had to be hidden ever touched the source."""
         return all(self.psi(one) == 0.0 for one in [*self.new_exposures(), *self.earlier_exposures()])
 
-    @property
+    @cached_property
     def training_noise(self) -> TrainingNoise | None:
         """What noise in training promises, where the method rests on it."""
         return self.method.training_noise(self.view, [one.subject for one in self.new_exposures()], self.terms)

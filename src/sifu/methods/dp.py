@@ -69,11 +69,13 @@ class Dp(Method):
 
     def _composed(self, view: RunView, clients: Sequence[int]) -> tuple[float, int]:
         """mu of all rounds a set took part in, cut off later or not, and how many there were."""
-        own = view.reader.participation(clients)
-        nodes, places = np.unique(own.nodes, return_inverse=True)
-        samples = np.bincount(places, weights=own.samples, minlength=nodes.size).astype(np.int64)
-        totals, squares, counts = view.round_sums(nodes)
-        return composed_ratio(samples, totals, squares, counts, view.facts.noise), int(nodes.size)
+        own: dict[int, int] = {}
+        rows = view.reader.participation(clients)
+        for node, samples in zip(rows.nodes.tolist(), rows.samples.tolist(), strict=True):
+            own[node] = own.get(node, 0) + samples
+        sums = np.array([view.round_sums[node] for node in own], dtype=np.int64).reshape(-1, 3)
+        mine = np.array(list(own.values()), dtype=np.int64)
+        return composed_ratio(mine, sums[:, 0], sums[:, 1].astype(float), sums[:, 2], view.facts.noise), len(own)
 
     def premises(
         self,

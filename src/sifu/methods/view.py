@@ -242,13 +242,13 @@ class RunView:
             )
         return parts
 
-    def round_sums(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
-        """Of each of these rounds, on the path or not: N, sum of n_i^2, and how many took part."""
-        rows = self.reader.participation()
-        starts, stops = np.searchsorted(rows.nodes, nodes), np.searchsorted(rows.nodes, nodes, side="right")
-        gathered = np.concatenate([[0], np.cumsum(rows.samples)])
-        squares = np.concatenate([[0], np.cumsum(rows.samples**2)])
-        return gathered[stops] - gathered[starts], (squares[stops] - squares[starts]).astype(float), stops - starts
+    @cached_property
+    def round_sums(self) -> dict[int, tuple[int, int, int]]:
+        """Of each recorded round, on the path or not: N, the sum of n_i^2, and how many took part."""
+        rows = self.reader.query(
+            "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
+        )
+        return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
 
     def tracker(self) -> SensitivityTracker:
         """Psi of every client at the tip, by replaying the rounds of the path."""
