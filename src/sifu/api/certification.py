@@ -181,6 +181,7 @@ class RecordedRequest:
             carried_out=request.carried_out or "",
             issued=issued,
             versions=_versions(self.reader),
+            fresh=request.source_node is None,
             untouched=untouched,
             protection=self.method.protection,
             training_noise=self.training_noise,

@@ -171,7 +171,7 @@ def print_plan(plan: Plan) -> None:
     if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
         facts.add_row("retrain", f"perhaps {plan.predicted_rounds} rounds; training took {plan.scratch_rounds}")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
-    facts.add_row("covers", covers)
+    facts.add_row("covers", "nothing" if plan.protection == "nothing" else covers)
     facts.add_row("level", level_text(plan.level))
     if not plan.untouched and plan.level != "none":
         facts.add_row("delta at most", number(plan.delta_reached, 5))
@@ -237,6 +237,12 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
         missed = missed_target(one.accuracy, one.target)
         if missed:
             out.print(f"[yellow]{one.request}: {missed}[/]")
+        if one.training_noise:
+            together, alone = one.training_noise.epsilon_composed, one.training_noise.epsilon_one_round
+            out.print(
+                f"{one.request}: epsilon {number(together)} for all rounds together; "
+                f"{number(alone)} for one round, as the paper counts"
+            )
     name = escape(str(folder))
     out.print(f"Certificates are in {name}/certificates. Check them with: sifu verify {name}")
 

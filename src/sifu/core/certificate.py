@@ -123,6 +123,7 @@ class CertificateFacts:
     carried_out: str
     issued: str
     versions: Mapping[str, str]
+    fresh: bool = False
     untouched: bool = False
     protection: Protection = "noise"
     training_noise: TrainingNoise | None = None
@@ -210,7 +211,7 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
-    if facts.source_model.node == facts.noised_model.node:  # a fresh initial model
+    if facts.fresh:
         erased, remains = "Every model of the history was erased.", "No model from before this request remains."
     elif facts.retention == "strict":
         erased = "Every kept model that held the client's part was erased."
