@@ -21,6 +21,7 @@ from sifu.core.participation import ClientIndices, Participation
 from sifu.core.upward import norm_up
 from sifu.sim.averaging import Average, average_models
 from sifu.sim.clients import ClientData, check_clients, count_outputs, input_shape
+from sifu.sim.clipping import OUTSIDE, ClippedAverage, Clipping
 from sifu.sim.conv_trainer import ConvTrainer
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.loop import LoopTrainer
@@ -54,6 +55,7 @@ class SimulatedFederation:
         strategy: Strategy = "auto",
         preprocessing: str = "fixed constants",
         shape_from_labels: bool = False,
+        clipping: Clipping | None = None,
     ) -> None:
         if not (math.isfinite(server_rate) and server_rate > 0.0):
             raise InputError(f"the server rate must be a positive number, found {server_rate}")
@@ -90,6 +92,7 @@ class SimulatedFederation:
             self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed)
         else:
             self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed)
+        self._clipping = clipping
         self._rounding: LinearRounding | None = None
         self._clients = tuple(ClientProfile(one.name, one.samples, training.steps) for one in checked)
         if linear:
@@ -98,7 +101,8 @@ class SimulatedFederation:
                 ClientProfile(one.name, one.samples, training.steps, smoothness, training.weight_decay)
                 for one, smoothness in zip(checked, found.smoothness.tolist(), strict=True)
             )
-            if dtype == "float64" and within_reach(training, float(found.smoothness.max())):
+            within = within_reach(training, float(found.smoothness.max()))
+            if clipping is None and dtype == "float64" and within:
                 self._rounding = LinearRounding(linear, training, server_rate, checked, found)
         self._facts = TrainingFacts(
             local_rate=training.rate,
@@ -111,10 +115,27 @@ class SimulatedFederation:
             dtype=dtype,
             smooth_model=model.smooth,
             rounding_bounded=self._rounding is not None,
-            outside=model.outside,
+            outside=(*model.outside, OUTSIDE) if clipping else model.outside,
             preprocessing=preprocessing,
             shape_from_labels=shape_from_labels,
+            clip=clipping.clip if clipping else 0.0,
+            noise=clipping.noise if clipping else 0.0,
         )
+
+    @property
+    def model(self) -> Model:
+        """What is trained."""
+        return self._model
+
+    @property
+    def training(self) -> LocalTraining:
+        """What a client does in a round."""
+        return self._training
+
+    @property
+    def seed(self) -> int:
+        """Keys every draw."""
+        return self._seed
 
     @property
     def layout(self) -> ModelLayout:
@@ -153,6 +174,8 @@ class SimulatedFederation:
         if participants.size == 0:
             gram = np.zeros((0, 0)) if want_gram else None
             return RoundResult(start, participants, samples, np.zeros(0), 0.0, 0.0, gram)
+        if self._clipping:
+            return self._clipped_round(self._clipping, start, position, participants, want_gram, want_updates)
         exact_start = start.astype(np.float64)
         found = self._average(start, exact_start, position, participants, samples, want_gram)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -163,6 +186,24 @@ class SimulatedFederation:
         if want_updates:
             updates = self.local_updates(start, position, participants, self._training.steps)
         return RoundResult(new, participants, samples, found.drifts, found.mean_shift, rounding, found.gram, updates)
+
+    def _clipped_round(
+        self,
+        clipping: Clipping,
+        start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        want_gram: bool,
+        want_updates: bool,
+    ) -> RoundResult:
+        """A round of clipped, perhaps noised updates; its noise is drawn anew if it is run again (unless seeded)."""
+        updates = self.local_updates(start, position, participants, self._training.steps)
+        samples = self._samples[participants]
+        found = clipping.average(updates, position, participants, samples, want_gram)
+        new = (start.astype(np.float64) + self._facts.server_rate * found.step).astype(self._layout.dtype)
+        self._reject_not_finite(found, new, position, participants)
+        sent = found.updates.astype(self._layout.dtype) if want_updates else None
+        return RoundResult(new, participants, samples, found.drifts, found.mean_shift, 0.0, found.gram, sent)
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
@@ -202,7 +243,9 @@ class SimulatedFederation:
         correct, loss_sum = self._trainer.evaluate(self._checked_model(model), chosen)
         return Evaluation(chosen.copy(), self._samples[chosen], correct, loss_sum)
 
-    def _reject_not_finite(self, found: Average, new: Vector, position: Position, participants: ClientIndices) -> None:
+    def _reject_not_finite(
+        self, found: Average | ClippedAverage, new: Vector, position: Position, participants: ClientIndices
+    ) -> None:
         if bool(np.isfinite(new).all()) and not found.not_finite:
             return
         where = f"round {position.round} of branch {position.branch} was rejected and changed nothing: "
