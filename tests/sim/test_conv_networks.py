@@ -195,13 +195,12 @@ def test_ties_go_to_the_first_maximum(name, monkeypatch):
 
 
 def _last_maximum_wins(self, bias_gradient):
-    top, pairs, planes = self._top, self._pairs, self._planes
-    torch.ops.aten.threshold_backward.grad_input(self._target_gradient, top, 0.0, grad_input=top)
-    torch.sum(top.view(-1, top.shape[-1]), 0, out=bias_gradient)
-    pairs[0].gt_(pairs[1]).mul_(top)
-    torch.sub(top, pairs[0], out=pairs[1])
-    planes[:, 0].gt_(planes[:, 1]).mul_(pairs)
-    torch.sub(pairs, planes[:, 0], out=planes[:, 1])
+    torch.ops.aten.threshold_backward.grad_input(self._target_gradient, self._top, 0.0, grad_input=self._top)
+    torch.sum(self._top_rows, 0, out=bias_gradient)
+    self._upper.gt_(self._lower).mul_(self._top)
+    torch.sub(self._top, self._upper, out=self._lower)
+    self._left.gt_(self._right).mul_(self._pairs)
+    torch.sub(self._pairs, self._left, out=self._right)
 
 
 def test_masks_are_drawn_by_place():
@@ -260,14 +259,21 @@ def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypat
             first, again = (fast.run_round(start, Position(1, 4), active) for _ in range(2))
             assert first.model.tobytes() == again.model.tobytes()
             assert first.drifts.tobytes() == again.drifts.tobytes()
-            several = [rows for _, rows in fast._trainer.train(start, Position(1, 4), active)]
+            several = [rows for _, rows in fast._trainer.train(start, Position(1, 4), active, 3)]
             torch.set_num_threads(1)
-            alone = [rows for _, rows in fast._trainer.train(start, Position(1, 4), active)]
+            alone = [rows for _, rows in fast._trainer.train(start, Position(1, 4), active, 3)]
             torch.set_num_threads(threads)
             assert all(map(torch.equal, several, alone))
         evaluations = [fast.evaluate(start, np.arange(5)).loss_sum.tobytes() for _ in range(2)]
         assert evaluations[0] == evaluations[1]
         assert torch.get_num_threads() == threads
+
+
+def test_fewer_steps_agree_with_the_loop():
+    loop, fast = (federation("cnn_fashion_mnist", images((1, 7, 8)), one) for one in ("loop", "auto"))
+    start = loop.initial_model(0)
+    expected, found = (one.local_updates(start, Position(0, 1), np.array([2, 0]), 2) for one in (loop, fast))
+    assert relative(found, expected) < 1e-10
 
 
 def test_an_error_in_a_thread_reaches_the_caller(threads, monkeypatch):

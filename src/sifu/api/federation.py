@@ -82,6 +82,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
     """
     from sifu.sim import LocalTraining, SimulatedFederation, make_model
     from sifu.sim.clients import count_outputs, input_shape
+    from sifu.sim.clipping import Clipping
     from sifu.sim.objectives import OBJECTIVES
 
     from_labels = False
@@ -100,6 +101,9 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
         outputs = outputs or counted
         model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
 
+    server = spec.server
+    clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
+
     def build(rate: float) -> SimulatedFederation:
         local = spec.local
         return SimulatedFederation(
@@ -112,6 +116,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             seed=spec.seed,
             preprocessing=preprocessing_of(spec),
             shape_from_labels=from_labels,
+            clipping=clipping,
         )
 
     if spec.local.rate != "auto":

@@ -90,6 +90,8 @@ class ServerSpec:
 
     rate: float = _key(1.0, "server rate g of FedAvg")
     participation: str = _key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
+    clip: float = _key(0.0, "bound on the norm of a client's update; 0 is off (with it sifu is conditional at best)")
+    noise: float = _key(0.0, "noise on every client's update, as a multiple of clip (method dp); 0 is off")
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,14 @@ def _check_ranges(spec: Spec) -> None:
     demand(spec.local.weight_decay >= 0, "local.weight_decay", spec.local.weight_decay, "0 or more")
     demand(0 < spec.server.rate <= 10, "server.rate", spec.server.rate, "in (0, 10]")
     Participation.parse(spec.server.participation)
+    server = spec.server
+    demand(server.clip == 0 or 1e-9 <= server.clip <= 1e9, "server.clip", server.clip, "0, or in 1e-9 to 1e9")
+    demand(
+        server.noise == 0 or (server.clip > 0 and 1e-9 <= server.noise <= 1e6),
+        "server.noise",
+        server.noise,
+        "0, or in 1e-9 to 1e6 with server.clip > 0",
+    )
     demand(0 <= spec.stop.target <= 1, "stop.target", spec.stop.target, "in [0, 1]")
     demand(spec.stop.evaluate_every >= 1, "stop.evaluate_every", spec.stop.evaluate_every, "at least 1")
     demand(spec.stop.min_rounds >= 0, "stop.min_rounds", spec.stop.min_rounds, "0 or more")

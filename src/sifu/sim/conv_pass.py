@@ -159,24 +159,25 @@ class _Pooled:
     """
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
-        self._planes, self._target, self._target_gradient = planes, target, target_gradient
+        self._target, self._target_gradient = target, target_gradient
+        self._left, self._right = planes[:, 0], planes[:, 1]
         self._pairs = torch.empty_like(planes[0])
+        self._upper, self._lower = self._pairs[0], self._pairs[1]
         self._top = torch.empty_like(planes[0, 0])
+        self._top_rows = self._top.view(-1, layer.channels_out)
 
     def forward(self, bias: Tensor) -> None:
-        planes, pairs = self._planes, self._pairs
-        torch.maximum(planes[:, 0], planes[:, 1], out=pairs)
-        torch.maximum(pairs[0], pairs[1], out=self._top)
+        torch.maximum(self._left, self._right, out=self._pairs)
+        torch.maximum(self._upper, self._lower, out=self._top)
         torch.clamp_min(self._top.add_(bias), 0.0, out=self._target)
 
     def backward(self, bias_gradient: Tensor) -> None:
-        top, pairs, planes = self._top, self._pairs, self._planes
-        _masked(self._target_gradient, top, 0.0, grad_input=top)
-        torch.sum(top.view(-1, top.shape[-1]), 0, out=bias_gradient)
-        pairs[0].ge_(pairs[1]).mul_(top)
-        torch.sub(top, pairs[0], out=pairs[1])
-        planes[:, 0].ge_(planes[:, 1]).mul_(pairs)
-        torch.sub(pairs, planes[:, 0], out=planes[:, 1])
+        _masked(self._target_gradient, self._top, 0.0, grad_input=self._top)
+        torch.sum(self._top_rows, 0, out=bias_gradient)
+        self._upper.ge_(self._lower).mul_(self._top)
+        torch.sub(self._top, self._upper, out=self._lower)
+        self._left.ge_(self._right).mul_(self._pairs)
+        torch.sub(self._pairs, self._left, out=self._right)
 
 
 class _Plain:

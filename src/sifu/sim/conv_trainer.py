@@ -69,8 +69,10 @@ class ConvTrainer:
         self._passes = _Spares(lambda: _Passes(network, self._images.dtype))
         self._locals = _Spares(lambda: _Local(network, self._images.dtype))
 
-    def train(self, start: Vector, position: Position, participants: ClientIndices) -> Iterator[tuple[slice, Tensor]]:
-        """The local models, some clients at a time: (places among the participants, rows of flat models)."""
+    def train(
+        self, start: Vector, position: Position, participants: ClientIndices, steps: int
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The local models after `steps` steps, some clients at a time: (places among the participants, rows)."""
         model = torch.from_numpy(start)[self._order]
         with _crew() as (crew, threads):
             for first in range(0, participants.size, CLIENTS_AHEAD):
@@ -78,20 +80,22 @@ class ConvTrainer:
                 rows = torch.empty((chosen.size, start.size), dtype=model.dtype)
                 alone = chosen.size - chosen.size % threads
                 waiting = [
-                    crew.submit(self._train_alone, model, position, int(client), rows[place])
+                    crew.submit(self._train_alone, model, position, int(client), steps, rows[place])
                     for place, client in enumerate(chosen[:alone])
                 ]
                 left = chosen.size - alone
                 team = min(SUMS, threads // left) if left else 1
                 for place in range(alone, chosen.size):
-                    shared = self._begin(self._locals.take(), model, position, int(chosen[place]))
-                    meeting = threading.Barrier(team, lambda: None)
+                    shared = self._begin(self._locals.take(), model, position, int(chosen[place]), steps)
+                    meeting = threading.Barrier(team)
                     waiting += [
                         crew.submit(self._train_shared, shared, member, team, meeting, rows[place])
                         for member in range(team)
                     ]
-                for one in waiting:
-                    one.result()
+                errors = [one.exception() for one in waiting]
+                for error in errors:
+                    if error and not isinstance(error, threading.BrokenBarrierError):  # which follows from another
+                        raise error
                 yield slice(first, first + chosen.size), rows
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
@@ -127,18 +131,18 @@ class ConvTrainer:
         count = -(-samples // self._piece)
         return [(samples * one // count, samples * (one + 1) // count) for one in range(count)]
 
-    def _begin(self, local: _Local, model: Tensor, position: Position, client: int) -> _Local:
+    def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
         """Set a local training up: the model, the batches and the keys of the dropped units."""
         local.value.copy_(model)
-        drawn = batch_sequence(self._training, int(self._samples[client]), self._seed, position, client)
+        drawn = batch_sequence(self._training, int(self._samples[client]), self._seed, position, client, steps)
         local.batches = [torch.from_numpy(batch + self._first[client]) for batch in drawn]
         hidden = [layer for layer in self._network.linear_layers if layer.hidden]
-        steps = np.arange(self._training.steps)[:, None]
-        local.keys = dropout_key(self._seed, position, client, steps, np.arange(len(hidden))[None, :])
+        places = np.arange(steps)[:, None], np.arange(len(hidden))[None, :]
+        local.keys = dropout_key(self._seed, position, client, *places)
         return local
 
-    def _train_alone(self, model: Tensor, position: Position, client: int, found: Tensor) -> None:
-        local = self._begin(self._locals.take(), model, position, client)
+    def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, found: Tensor) -> None:
+        local = self._begin(self._locals.take(), model, position, client, steps)
         self._descend(local, 0, 1, None)
         torch.index_select(local.value, 0, self._back, out=found)
         self._locals.give(local)

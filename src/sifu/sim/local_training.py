@@ -70,6 +70,8 @@ class LocalTraining:
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
         if not self.momentum:
+            if isinstance(value, torch.Tensor):  # one pass instead of two
+                return torch.sub(value, gradient, alpha=self.rate), None
             return value - self.rate * gradient, None
         velocity = gradient if velocity is None else self.momentum * velocity + gradient
         direction = gradient + self.momentum * velocity if self.nesterov else velocity

@@ -33,10 +33,10 @@ SMALL_MODEL = 100_000
 
 
 @contextmanager
-def few_threads(parameters: int) -> Iterator[None]:
-    """One thread for a small model, as many as there were for a large one."""
+def few_threads(size: int, small: int = SMALL_MODEL) -> Iterator[None]:
+    """One thread for a small model, as many as there were for a large one (or for other work of a `size`)."""
     before = torch.get_num_threads()
-    if parameters >= SMALL_MODEL or before == 1:
+    if size >= small or before == 1:
         yield
         return
     torch.set_num_threads(1)

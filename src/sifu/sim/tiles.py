@@ -11,7 +11,8 @@ maximum over planes. Images are (sample, row, column, channel). Two ways from pa
   4/9 of the multiplications of a plain convolution, as 16 products of matrices. The transforms multiply by the
   Kronecker squares of A', B' and G; their transposes carry gradients back.
 
-Both are exact in exact arithmetic. Buffers are made once for a number of samples and used again.
+Both are exact in exact arithmetic. Buffers and views of them are made once for a number of samples and used again: a
+pass is a hundred short operations, and making a view costs as much as starting one.
 """
 
 from __future__ import annotations
@@ -74,15 +75,25 @@ class Tiles:
             (4, 4, samples, rows, columns, channels), (row, column, sample, 2 * row, 2 * column, 1)
         )
 
-    def _add_up(self, patch_gradient: Tensor) -> None:
-        """The gradient in the images from that in the patches (4, 4, samples, rows, columns, channels)."""
-        assert self.gradient is not None
-        self.gradient.zero_()
-        places = self._patches(self.gradient)
-        # Patches overlap by two: within one of these four additions no place is touched twice.
-        for down in (0, 2):
-            for right in (0, 2):
-                places[down : down + 2, right : right + 2].add_(patch_gradient[down : down + 2, right : right + 2])
+    def _will_add_up(self, patch_gradient: Tensor) -> None:
+        """Say where the gradient in the patches (4, 4, samples, rows, columns, channels) will be."""
+        self._blocks: list[tuple[Tensor, Tensor]] = []
+        if self.gradient is not None:
+            _, rows, columns, _ = self._grid
+            self._never_first = (self.gradient[:, 2 * rows :], self.gradient[:, :, 2 * columns :])
+            places, low, high = self._patches(self.gradient), slice(0, 2), slice(2, 4)
+            # Patches overlap by two, so within one of these four blocks no place is touched twice.
+            for block in ((low, low), (low, high), (high, low), (high, high)):
+                self._blocks.append((places[block], patch_gradient[block]))
+
+    def _add_up(self) -> None:
+        """The gradient in the images from that in the patches."""
+        for strip in self._never_first:
+            strip.zero_()
+        (places, found), *others = self._blocks
+        places.copy_(found)
+        for places, found in others:
+            places.add_(found)
 
 
 class DenseTiles(Tiles):
@@ -95,7 +106,12 @@ class DenseTiles(Tiles):
         self._cut = torch.empty((samples, rows, columns, 4, 4, channels), dtype=dtype)
         self._matrix = self._cut.view(self.count, depth)
         self._cut_view = self._patches(self.images).permute(2, 3, 4, 0, 1, 5)
+        self._four_times = self._matrix.expand(4, self.count, depth)
+        self._four_times_transposed = self._four_times.transpose(1, 2)
         self._spread_gradient = torch.empty((4, depth, layer.channels_out), dtype=dtype)
+        spread = self._spread_gradient.view(2, 2, 4, 4, channels, layer.channels_out)
+        self._kernels = [spread[i, j, i : i + 3, j : j + 3] for i in (0, 1) for j in (0, 1)]
+        self._will_add_up(self._cut.permute(3, 4, 0, 1, 2, 5))
 
     @staticmethod
     def prepare(weights: Tensor) -> Tensor:
@@ -110,20 +126,18 @@ class DenseTiles(Tiles):
     def forward(self, prepared: Tensor) -> None:
         """Fill `planes` from `images`."""
         self._cut.copy_(self._cut_view)
-        torch.bmm(self._matrix.expand(4, *self._matrix.shape), prepared, out=self._flat_planes)
+        torch.bmm(self._four_times, prepared, out=self._flat_planes)
 
     def backward(self, prepared: Tensor, weight_gradient: Tensor) -> None:
         """From the gradient in `planes`: that of the weights (3, 3, in, out), and of the images if wanted."""
-        transposed = self._matrix.t()
-        torch.bmm(transposed.expand(4, *transposed.shape), self._flat_planes, out=self._spread_gradient)
-        spread = self._spread_gradient.view(2, 2, 4, 4, *weight_gradient.shape[2:])
-        torch.add(spread[0, 0, :3, :3], spread[0, 1, :3, 1:], out=weight_gradient)
-        weight_gradient.add_(spread[1, 0, 1:, :3]).add_(spread[1, 1, 1:, 1:])
+        torch.bmm(self._four_times_transposed, self._flat_planes, out=self._spread_gradient)
+        first, second, third, fourth = self._kernels
+        torch.add(first, second, out=weight_gradient).add_(third).add_(fourth)
         if self.gradient is not None:
             torch.mm(self._flat_planes[0], prepared[0].t(), out=self._matrix)
             for plane, weights in zip(self._flat_planes[1:], prepared[1:], strict=True):
                 self._matrix.addmm_(plane, weights.t())
-            self._add_up(self._cut.permute(3, 4, 0, 1, 2, 5))
+            self._add_up()
 
 
 def _square(rows: list[list[float]]) -> Tensor:
@@ -144,11 +158,17 @@ class WinogradTiles(Tiles):
         channels, outputs = layer.channels_in, layer.channels_out
         self._to_tiles, self._from_patches = _TO_TILES.to(dtype), _FROM_PATCHES.to(dtype)
         self._to_weights = _FROM_WEIGHTS.to(dtype).t()
+        self._from_tiles, self._to_patches = self._to_tiles.t(), self._from_patches.t()
         self._cut = torch.empty((4, 4, *self._grid), dtype=dtype)
+        self._cut_rows = self._cut.view(16, -1)
         self._cut_view = self._patches(self.images)
         self._patches16 = torch.empty((16, self.count, channels), dtype=dtype)
+        self._patch_rows, self._patches_transposed = self._patches16.view(16, -1), self._patches16.transpose(1, 2)
         self._products = torch.empty((16, self.count, outputs), dtype=dtype)
+        self._product_rows, self._plane_rows = self._products.view(16, -1), self._flat_planes.view(4, -1)
         self._weight_gradient16 = torch.empty((16, channels, outputs), dtype=dtype)
+        self._weight_gradient_rows = self._weight_gradient16.view(16, -1)
+        self._will_add_up(self._cut)
 
     @staticmethod
     def prepare(weights: Tensor) -> Tensor:
@@ -158,19 +178,19 @@ class WinogradTiles(Tiles):
     def forward(self, prepared: Tensor) -> None:
         """Fill `planes` from `images`."""
         self._cut.copy_(self._cut_view)
-        torch.mm(self._from_patches, self._cut.view(16, -1), out=self._patches16.view(16, -1))
+        torch.mm(self._from_patches, self._cut_rows, out=self._patch_rows)
         torch.bmm(self._patches16, prepared, out=self._products)
-        torch.mm(self._to_tiles, self._products.view(16, -1), out=self._flat_planes.view(4, -1))
+        torch.mm(self._to_tiles, self._product_rows, out=self._plane_rows)
 
     def backward(self, prepared: Tensor, weight_gradient: Tensor) -> None:
         """From the gradient in `planes`: that of the weights (3, 3, in, out), and of the images if wanted."""
-        torch.mm(self._to_tiles.t(), self._flat_planes.view(4, -1), out=self._products.view(16, -1))
-        torch.bmm(self._patches16.transpose(1, 2), self._products, out=self._weight_gradient16)
-        torch.mm(self._to_weights, self._weight_gradient16.view(16, -1), out=weight_gradient.view(9, -1))
+        torch.mm(self._from_tiles, self._plane_rows, out=self._product_rows)
+        torch.bmm(self._patches_transposed, self._products, out=self._weight_gradient16)
+        torch.mm(self._to_weights, self._weight_gradient_rows, out=weight_gradient.view(9, -1))
         if self.gradient is not None:
             torch.bmm(self._products, prepared.transpose(1, 2), out=self._patches16)
-            torch.mm(self._from_patches.t(), self._patches16.view(16, -1), out=self._cut.view(16, -1))
-            self._add_up(self._cut)
+            torch.mm(self._to_patches, self._patch_rows, out=self._cut_rows)
+            self._add_up()
 
 
 def tiles_kind(layer: ConvLayer) -> type[DenseTiles] | type[WinogradTiles]:
