@@ -152,6 +152,10 @@ class SimulatedFederation:
         """What every round does, and what is proven about it."""
         return self._facts
 
+    def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
+        """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
+        return self._rounding.of_round(length, participants) if self._rounding and participants.size else 0.0
+
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, another one for each branch (unless a linear model starts from zeros)."""
         return self._model.initial(self._seed, branch, self._layout.dtype)
@@ -181,7 +185,7 @@ class SimulatedFederation:
         with np.errstate(over="ignore", invalid="ignore"):
             new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
-        rounding = self._rounding.of_round(norm_up(exact_start), participants) if self._rounding else 0.0
+        rounding = self.rounding_allowance(norm_up(exact_start), participants)
         updates = None
         if want_updates:
             updates = self.local_updates(start, position, participants, self._training.steps)

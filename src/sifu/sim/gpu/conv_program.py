@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sifu.sim.gpu import kernels, round_kernels
-from sifu.sim.gpu.device_layout import ConvolutionPlace, DeviceLayout
+from sifu.sim.gpu.device_layout import ConvolutionPlace, DeviceLayout, stored_channels
 from sifu.sim.gpu.schedule import Schedule
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.networks import ConvNet
@@ -73,7 +73,8 @@ class ConvProgram:
         self.network, self.training = network, training
         self.lanes, self.slots, self.batch, self.chunk = lanes, slots, batch, chunk
         border = network.convolutions[0].padding
-        self.images = torch.nn.functional.pad(images, (0, 0, border, border, border, border)).contiguous()
+        extra = stored_channels(images.shape[3]) - images.shape[3]
+        self.images = torch.nn.functional.pad(images, (0, extra, border, border, border, border)).contiguous()
         self.labels = labels
         self.device = images.device
         self.precision = PRECISIONS[precision]
@@ -168,7 +169,7 @@ class ConvProgram:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         self.counter.zero_()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._round()
         self._graph = graph
         self.history[:2] = saved
@@ -277,10 +278,16 @@ class ConvProgram:
         """Block sizes measured to be good on an H200."""
         one = self.layout.convolutions[number]
         if kernel == "convolve":
-            return Tiles(32, 32 if one.channels_in > 1 else 16, 4, 3)
+            if one.channels_in <= 4:
+                return Tiles(64, 16, 4, 3)
+            return Tiles(32, 32, 4, 3) if 9 * one.channels_in % 32 == 0 else Tiles(64, 16, 4, 3)
         if kernel == "input":
-            return Tiles(64, 32 if one.channels_out >= 32 else 16, 4, 3)
-        return Tiles(32 if one.channels_in > 1 else 16, 32, 4, 3)
+            return Tiles(128, 32, 4, 3) if one.channels_out >= 32 else Tiles(128, 16, 4, 4)
+        if not one.pool:
+            return Tiles(64, 64, 4, 2)
+        if one.channels_in <= 4:
+            return Tiles(16 if one.channels_in == 1 else 64, 32, 2, 2)
+        return Tiles(32, 32 if one.channels_in >= 32 else 64, 2, 2)
 
     def _hidden(
         self, number: int, source: Tensor, out: Tensor, params: Tensor, groups: int, batch: int, step: int | None

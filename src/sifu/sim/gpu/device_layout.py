@@ -21,6 +21,11 @@ from sifu.sim.networks import ConvNet
 ALIGNMENT = 16
 
 
+def stored_channels(channels: int) -> int:
+    """Channels of an image on the device: a multiple of 4 (or 1), so that a pixel is loaded in one go."""
+    return channels if channels == 1 else -(-channels // 4) * 4
+
+
 @dataclass(frozen=True)
 class ConvolutionPlace:
     """A 3x3 convolution: input H x W x CI, stored output PH x PW x CO (after pooling)."""
@@ -66,20 +71,23 @@ class DeviceLayout:
         at = 0
 
         def add(own: NDArray[np.int64]) -> int:
-            """Give these entries of the model's vector the next places; returns the first."""
+            """Give these entries of the model's vector the next places (-1: a gap); returns the first."""
             nonlocal at
-            start = at
-            entries[own.reshape(-1)] = start + np.arange(own.size)
+            start, flat = at, own.reshape(-1)
+            entries[flat[flat >= 0]] = start + np.flatnonzero(flat >= 0)
             at += -(-own.size // ALIGNMENT) * ALIGNMENT
             return start
 
         convolutions = []
         for one in network.convolution_layers:
-            weights = one.weight_at + np.arange(math.prod(one.weight_shape)).reshape(one.weight_shape)
-            spot = add(weights.transpose(2, 3, 1, 0)), add(one.bias_at + np.arange(one.channels_out))
+            own = one.weight_at + np.arange(math.prod(one.weight_shape)).reshape(one.weight_shape)
+            channels = stored_channels(one.channels_in)
+            weights = np.full((3, 3, channels, one.channels_out), -1, dtype=np.int64)
+            weights[:, :, : one.channels_in] = own.transpose(2, 3, 1, 0)
+            spot = add(weights), add(one.bias_at + np.arange(one.channels_out))
             convolutions.append(
                 ConvolutionPlace(
-                    one.height_in, one.width_in, one.channels_in, one.channels_out, one.padding, one.pool,
+                    one.height_in, one.width_in, channels, one.channels_out, one.padding, one.pool,
                     one.height_out, one.width_out, *spot,
                 )
             )  # fmt: skip

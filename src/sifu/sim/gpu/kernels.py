@@ -31,6 +31,16 @@ def _descend(weight, velocity, gradient, rate, momentum, decay, FIRST: tl.conste
 
 
 @triton.jit
+def _patch(at, inside, CI: tl.constexpr, BK: tl.constexpr):
+    """Load a tile of patches; a mask only where the tile reaches behind the last tap."""
+    if (9 * CI) % BK == 0:
+        values = tl.load(at)
+    else:
+        values = tl.load(at, mask=inside, other=0.0)
+    return values
+
+
+@triton.jit
 def convolve(
     images, rows, models, out, winner,
     row_stride, size, BATCH, weight_at, bias_at,
@@ -64,19 +74,16 @@ def convolve(
     for start in range(0, 9 * CI, BK):
         k = start + tl.arange(0, BK)
         tap = k // CI
-        offset = ((tap // 3) * W + tap % 3) * CI + k % CI
-        if (9 * CI) % BK == 0:
-            tile = tl.load(weights + k[:, None] * CO + co[None, :], mask=co[None, :] < CO, other=0.0)
-        else:  # behind the last tap any address will do: its weight is zero
-            offset = tl.where(k < 9 * CI, offset, 0)
-            inside = (k[:, None] < 9 * CI) & (co[None, :] < CO)
-            tile = tl.load(weights + k[:, None] * CO + co[None, :], mask=inside, other=0.0)
-        at = corner[:, None] + offset[None, :]
-        acc0 = tl.dot(tl.load(at), tile, acc0, input_precision=PRECISION)
+        at = corner[:, None] + (((tap // 3) * W + tap % 3) * CI + k % CI)[None, :]
+        inside = k < 9 * CI
+        tile = tl.load(
+            weights + k[:, None] * CO + co[None, :], mask=inside[:, None] & (co[None, :] < CO), other=0.0
+        )
+        acc0 = tl.dot(_patch(at, inside[None, :], CI, BK), tile, acc0, input_precision=PRECISION)
         if POOL:
-            acc1 = tl.dot(tl.load(at + CI), tile, acc1, input_precision=PRECISION)
-            acc2 = tl.dot(tl.load(at + W * CI), tile, acc2, input_precision=PRECISION)
-            acc3 = tl.dot(tl.load(at + (W + 1) * CI), tile, acc3, input_precision=PRECISION)
+            acc1 = tl.dot(_patch(at + CI, inside[None, :], CI, BK), tile, acc1, input_precision=PRECISION)
+            acc2 = tl.dot(_patch(at + W * CI, inside[None, :], CI, BK), tile, acc2, input_precision=PRECISION)
+            acc3 = tl.dot(_patch(at + (W + 1) * CI, inside[None, :], CI, BK), tile, acc3, input_precision=PRECISION)
     best = acc0
     won = tl.zeros((BM, BN), dtype=tl.int32)
     if POOL:  # the first of equal ones wins, as in torch
@@ -111,8 +118,6 @@ def convolution_weight_gradient(
     in_k = k < 9 * CI
     tap = k // CI
     offset = ((tap // 3) * W + tap % 3) * CI + k % CI
-    if (9 * CI) % BKW != 0:
-        offset = tl.where(in_k, offset, 0)
     co = tl.arange(0, BN)
     STRIDE: tl.constexpr = 2 if POOL else 1
     acc = tl.zeros((BKW, BN), dtype=tl.float32)
@@ -135,11 +140,16 @@ def convolution_weight_gradient(
         won = tl.load(winner + spot, mask=inside, other=4)
         bias += tl.sum(tl.where(won < DEAD, gradient, 0.0), axis=0)
         at = corner[None, :] + offset[:, None]
-        acc = tl.dot(tl.load(at), tl.where(won == 0, gradient, 0.0), acc, input_precision=PRECISION)
+        taps = in_k[:, None]
+        part0 = tl.where(won == 0, gradient, 0.0)
+        acc = tl.dot(_patch(at, taps, CI, BKW), part0, acc, input_precision=PRECISION)
         if POOL:
-            acc = tl.dot(tl.load(at + CI), tl.where(won == 1, gradient, 0.0), acc, input_precision=PRECISION)
-            acc = tl.dot(tl.load(at + W * CI), tl.where(won == 2, gradient, 0.0), acc, input_precision=PRECISION)
-            acc = tl.dot(tl.load(at + (W + 1) * CI), tl.where(won == 3, gradient, 0.0), acc, input_precision=PRECISION)
+            part1 = tl.where(won == 1, gradient, 0.0)
+            acc = tl.dot(_patch(at + CI, taps, CI, BKW), part1, acc, input_precision=PRECISION)
+            part2 = tl.where(won == 2, gradient, 0.0)
+            acc = tl.dot(_patch(at + W * CI, taps, CI, BKW), part2, acc, input_precision=PRECISION)
+            part3 = tl.where(won == 3, gradient, 0.0)
+            acc = tl.dot(_patch(at + (W + 1) * CI, taps, CI, BKW), part3, acc, input_precision=PRECISION)
     target = partial + (part * slots + g) * conv_size
     tl.store(
         target + weight_at + k[:, None] * CO + co[None, :], acc, mask=in_k[:, None] & (co[None, :] < CO)
@@ -199,14 +209,13 @@ def convolution_input_gradient(
         k = start + tl.arange(0, BK)
         tap = k // CO
         co = k % CO
-        offset = (8 - tap) // 3 * (W + 2) * CO + (8 - tap) % 3 * CO + co
-        spot = weights + (tap[:, None] * CI + ci[None, :]) * CO + co[:, None]
-        if (9 * CO) % BK == 0:
-            tile = tl.load(spot, mask=ci[None, :] < CI, other=0.0)
-        else:
-            offset = tl.where(k < 9 * CO, offset, 0)
-            tile = tl.load(spot, mask=(k[:, None] < 9 * CO) & (ci[None, :] < CI), other=0.0)
-        acc = tl.dot(tl.load(corner[:, None] + offset[None, :]), tile, acc, input_precision=PRECISION)
+        inside = k < 9 * CO
+        at = corner[:, None] + ((8 - tap) // 3 * (W + 2) * CO + (8 - tap) % 3 * CO + co)[None, :]
+        tile = tl.load(
+            weights + (tap[:, None] * CI + ci[None, :]) * CO + co[:, None],
+            mask=inside[:, None] & (ci[None, :] < CI), other=0.0,
+        )  # fmt: skip
+        acc = tl.dot(_patch(at, inside[None, :], CO, BK), tile, acc, input_precision=PRECISION)
     tl.store(
         out + (g * BATCH * H * W + m)[:, None] * CI + ci[None, :], acc, mask=real[:, None] & (ci[None, :] < CI)
     )

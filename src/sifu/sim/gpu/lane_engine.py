@@ -68,7 +68,9 @@ class LaneEngine:
         if want_gram:
             raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
         device_model = self._to_device(model)
-        chunk = self._group.ask(self._job(device_model, device_model, position, active, absent, NEVER, 1, want_updates))
+        job = self._job(device_model, device_model, position, active, absent, NEVER, 1, want_updates)
+        self._group.submit(job)
+        chunk = self._group.wait(job)
         scalars = self._scalars(chunk, 0, position.round)
         updates = None
         if want_updates and chunk.updates is not None:
@@ -82,17 +84,32 @@ class LaneEngine:
         if wanted.want_gram:
             raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
         current, origin = self._to_device(model), self._to_device(wanted.origin)
-        start = position.round
-        while start < wanted.stop.max_rounds:
-            job = self._job(
-                current, origin, Position(position.branch, start), active, None, wanted.stop,
-                wanted.stop.max_rounds - start, wanted.wants_updates,
-            )  # fmt: skip
-            chunk = self._group.ask(job)
+        ahead: Job | None = self._next(current, origin, position, active, wanted)
+        while ahead is not None:
+            job = ahead
+            chunk = self._group.wait(job)
             rounds = chunk.measured.shape[0]
-            for ahead in range(rounds):
-                yield self._streamed(chunk, ahead, start, active, wanted)
-            current, start = chunk.models[rounds], start + rounds
+            after = Position(position.branch, job.position.round + rounds)
+            # A lane by itself runs on while its rounds are looked at; together, waiting for each other costs less
+            # than rounds that nobody takes.
+            lone = self._group.lone
+            if lone:
+                ahead = self._next(chunk.models[rounds], origin, after, active, wanted)
+            for done in range(rounds):
+                yield self._streamed(chunk, done, job.position.round, active, wanted)
+            if not lone:
+                ahead = self._next(chunk.models[rounds], origin, after, active, wanted)
+
+    def _next(
+        self, model: Tensor, origin: Tensor, position: Position, active: ClientIndices, wanted: RoundsWanted
+    ) -> Job | None:
+        """Hand in the next rounds, if there are any."""
+        left = wanted.stop.max_rounds - position.round
+        if left <= 0:
+            return None
+        job = self._job(model, origin, position, active, None, wanted.stop, left, wanted.wants_updates)
+        self._group.submit(job)
+        return job
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
@@ -166,7 +183,8 @@ class LaneEngine:
             shift = 0.0
         else:
             shift = shift * enlargement(size) + error
-        return participants, self._samples[participants], drifts, shift, 0.0, distance
+        rounding = self._federation.rounding_allowance(length * enlargement(size), participants)
+        return participants, self._samples[participants], drifts, shift, rounding, distance
 
     def _to_device(self, model: NDArray[np.floating]) -> Tensor:
         dtype = torch.float64 if self.layout.dtype == "float64" else torch.float32

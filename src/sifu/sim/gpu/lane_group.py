@@ -20,14 +20,15 @@ from torch import Tensor
 
 from sifu.core.draws import base_key
 from sifu.core.engine import Position
-from sifu.core.participation import Participation
+from sifu.core.errors import RoundRejectedError
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import is_evaluated
-from sifu.sim.gpu.schedule import LaneTables, Schedule, batches_of, draw_schedule, scores
-from sifu.sim.local_training import LocalTraining
+from sifu.sim.gpu.schedule import Drawing, LaneTables, Schedule, ScheduleDrawer, batches_of, scores
 
 CHUNK = 20
 """Rounds that run before anything is read back."""
+LONE_CHUNK = 60
+"""The same for a single lane, whose rounds are so short that reading back counts."""
 CAPACITIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of lanes a program is made for; lanes beyond the jobs at hand stay empty."""
 
@@ -53,12 +54,8 @@ class Program(Protocol):
 class LaneSource:
     """What the lanes of a group share."""
 
-    training: LocalTraining
-    participation: Participation
-    batch: int
-    slots: int
+    drawing: Drawing
     size: int
-    dropout_layers: int
     make_program: Callable[[int, int], Program]
 
 
@@ -109,10 +106,14 @@ class LaneGroup:
             self._keys(seeds, "participation"),
             self._keys(seeds, "batches"),
             self._keys(seeds, "dropout"),
+            int(sizes.min()),
         )
         self._noise_keys = self._keys(seeds, "training noise")
         self._clips = torch.tensor(clips, dtype=torch.float64, device=self.device)
+        self._clipped = any(clip > 0.0 for clip, _ in clips)
         self._programs: dict[int, Program] = {}
+        self._drawers: dict[int, ScheduleDrawer] = {}
+        self._chunk = LONE_CHUNK if len(seeds) == 1 else CHUNK
         self._changed = threading.Condition()
         self._device_lock = threading.RLock()
         self._waiting: list[Job] = []
@@ -127,11 +128,19 @@ class LaneGroup:
 
     # -- what lanes call -----------------------------------------------------------------------------------------
 
-    def ask(self, job: Job) -> Chunk:
-        """Wait for the rounds of a job."""
+    @property
+    def lone(self) -> bool:
+        """Whether a single lane has the device for itself."""
+        return self._lanes == 1
+
+    def submit(self, job: Job) -> None:
+        """Hand in a job."""
         with self._changed:
             self._waiting.append(job)
             self._changed.notify_all()
+
+    def wait(self, job: Job) -> Chunk:
+        """The rounds of a job that was handed in."""
         job.done.wait()
         if job.error is not None:
             raise job.error
@@ -154,7 +163,7 @@ class LaneGroup:
     ) -> Tensor:
         """theta_i - model of some clients after `steps` steps, in device order."""
         with self._device_lock:
-            program, slots = self._program(1), self.source.slots
+            program, slots = self._program(1), self.source.drawing.slots
             tables = self._tables.select(torch.tensor([lane], device=self.device))
             program.history[0, 0] = model
             rows = []
@@ -162,12 +171,8 @@ class LaneGroup:
                 part = clients[start : start + slots]
                 who = torch.full((1, 1, slots), -1, dtype=torch.int64, device=self.device)
                 who[0, 0, : part.size] = torch.from_numpy(part).to(self.device)
-                program.load(
-                    batches_of(
-                        tables, who, self._one(position.branch), self._one(position.round)[None],
-                        self.source.batch, self.source.training.steps, self.source.dropout_layers,
-                    )
-                )  # fmt: skip
+                branch, at = self._one(position.branch), self._one(position.round)[None]
+                program.load(batches_of(tables, who, branch, at, self.source.drawing))
                 program.local_steps(steps)
                 rows.append((program.params[: part.size] - model).clone())
             return torch.cat(rows)
@@ -201,52 +206,38 @@ class LaneGroup:
         count = len(jobs)
         capacity = next((one for one in CAPACITIES if one >= count), count)
         program = self._program(capacity)
-        rounds = min(CHUNK, *(job.most for job in jobs)) if count > 1 else min(CHUNK, jobs[0].most)
+        rounds = min(self._chunk, *(job.most for job in jobs)) if count > 1 else min(self._chunk, jobs[0].most)
         # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
         for ahead in range(rounds):
             if any(job.want_updates(job.position.round + ahead) for job in jobs):
                 rounds = ahead + 1
                 break
-        lanes = torch.tensor([job.lane for job in jobs] + [0] * (capacity - count), device=self.device)
-        clients = self._tables.sizes.shape[1]
-        active = np.zeros((capacity, clients), dtype=bool)
-        absent = np.zeros((capacity, clients), dtype=bool)
-        for place, job in enumerate(jobs):
-            active[place, :], absent[place, :] = job.active, job.absent
-            program.history[0, place] = job.model
-            program.origins[place] = job.origin
-        branches = torch.tensor([job.position.branch for job in jobs] + [0] * (capacity - count), device=self.device)
-        starts = torch.tensor([job.position.round for job in jobs] + [0] * (capacity - count), device=self.device)
-        schedule = draw_schedule(
-            self._tables.select(lanes),
-            torch.from_numpy(active).to(self.device),
-            torch.from_numpy(absent).to(self.device),
-            branches,
-            starts,
-            rounds,
-            self.source.slots,
-            self.source.participation,
-            self.source.batch,
-            self.source.training.steps,
-            self.source.dropout_layers,
-        )
+        drawer = self._drawers[capacity]
+        drawer.active.zero_()
+        drawer.absent.zero_()
+        empty = [0] * (capacity - count)
+        drawer.lanes.copy_(torch.tensor([job.lane for job in jobs] + empty))
+        drawer.branches.copy_(torch.tensor([job.position.branch for job in jobs] + empty))
+        drawer.starts.copy_(torch.tensor([job.position.round for job in jobs] + empty))
+        drawer.active[:count] = torch.from_numpy(np.stack([job.active for job in jobs])).to(self.device)
+        drawer.absent[:count] = torch.from_numpy(np.stack([job.absent for job in jobs])).to(self.device)
+        program.history[0, :count] = torch.stack([job.model for job in jobs])
+        program.origins[:count] = torch.stack([job.origin for job in jobs])
+        schedule = drawer.draw()
         program.load(schedule)
-        self._load_noise(program, schedule, lanes, branches, starts, rounds)
+        self._load_noise(program, schedule, drawer, rounds)
         program.run(rounds)
         self._deliver(program, schedule, jobs, rounds)
 
-    def _load_noise(
-        self, program: Program, schedule: Schedule, lanes: Tensor, branches: Tensor, starts: Tensor, rounds: int
-    ) -> None:
+    def _load_noise(self, program: Program, schedule: Schedule, drawer: ScheduleDrawer, rounds: int) -> None:
         """Clipping and noise of each lane, with a seed for every slot of every round."""
-        clips = self._clips[lanes]
-        program.clip.copy_(clips[:, 0])
-        program.noise.copy_(clips[:, 1])
-        if not bool((self._clips[:, 0] > 0).any()):
+        if not self._clipped:
             return
-        position = starts[None, :] + torch.arange(rounds, device=self.device)[:, None]
-        key = scores(scores(self._noise_keys[lanes][None, :], branches[None, :]), position)
-        seeds = scores(key[:, :, None], schedule.participants.clamp(min=0))
+        program.clip.copy_(self._clips[drawer.lanes, 0])
+        program.noise.copy_(self._clips[drawer.lanes, 1])
+        position = drawer.starts[None, :] + torch.arange(rounds, device=self.device)[:, None]
+        key = scores(scores(self._noise_keys[drawer.lanes][None, :], drawer.branches[None, :]), position)
+        seeds = scores(key[:, :, None], schedule.participants[:rounds].clamp(min=0))
         program.noise_seeds[:rounds] = (seeds & (2**62 - 1)).reshape(rounds, -1)
 
     def _deliver(self, program: Program, schedule: Schedule, jobs: list[Job], rounds: int) -> None:
@@ -262,8 +253,13 @@ class LaneGroup:
                 for place, one in zip(looked, found, strict=True):
                     evaluated[place][ahead] = one
         measured = program.measured[:rounds, : len(jobs)].cpu().numpy()
-        participants = schedule.participants[:, : len(jobs)].cpu().numpy()
-        slots = self.source.slots
+        participants = schedule.participants[:rounds, : len(jobs)].cpu().numpy()
+        slots = self.source.drawing.slots
+        if int(schedule.most) > slots:
+            raise RoundRejectedError(
+                f"{int(schedule.most)} clients were drawn for a round that has room for {slots}; the last good state "
+                "stays. Use the embedded engine (device cpu) for this run"
+            )
         for place, job in enumerate(jobs):
             own = None
             if updates is not None and job.want_updates(job.position.round + rounds - 1):
@@ -282,6 +278,7 @@ class LaneGroup:
     def _program(self, capacity: int) -> Program:
         if capacity not in self._programs:
             for other in [one for one in self._programs if one > 2 * max(len(self._open), capacity)]:
-                del self._programs[other]
-            self._programs[capacity] = self.source.make_program(capacity, CHUNK)
+                del self._programs[other], self._drawers[other]
+            self._programs[capacity] = self.source.make_program(capacity, self._chunk)
+            self._drawers[capacity] = ScheduleDrawer(self._tables, self.source.drawing, capacity, self._chunk)
         return self._programs[capacity]

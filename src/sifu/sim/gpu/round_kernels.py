@@ -48,7 +48,8 @@ def clip_and_noise(
         # Gaps between layers hold no parameter and get no noise.
         share = tl.load(real_entries + j, mask=j < size, other=0.0).to(tl.float64)
         drawn = tl.randn(seed, j).to(tl.float64) * (tl.load(noise + lane) * bound) * share
-        tl.store(models + g * size + j, (theta + (mine - theta) * factor + drawn).to(tl.float32), mask=j < size)
+        new = theta + (mine - theta) * factor + drawn
+        tl.store(models + g * size + j, new.to(models.dtype.element_ty), mask=j < size)
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def average(
         tl.store(spot + i * blocks, tl.sum(away * away, axis=0))
     shift = tl.where(real, mean - theta, 0.0)
     tl.store(spot + SLOTS * blocks, tl.sum(shift * shift, axis=0))
-    new = (theta + server_rate * (mean - theta)).to(tl.float32)
+    new = (theta + server_rate * (mean - theta)).to(history.dtype.element_ty)
     tl.store(history + ((now + 1) * lanes + lane) * size + j, new, mask=real)
     way = tl.where(real, new.to(tl.float64) - tl.load(origins + lane * size + j, mask=real, other=0.0), 0.0)
     tl.store(spot + (SLOTS + 1) * blocks, tl.sum(way * way, axis=0))

@@ -6,7 +6,7 @@ wraps modulo 2^64 as numpy's does; shifts are made logical by hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class LaneTables:
     participation_keys: Tensor
     batch_keys: Tensor
     dropout_keys: Tensor
+    smallest: int
+    """The fewest samples of any client."""
 
     def select(self, lanes: Tensor) -> LaneTables:
         """The tables of some lanes."""
@@ -59,6 +61,7 @@ class LaneTables:
             self.participation_keys[lanes],
             self.batch_keys[lanes],
             self.dropout_keys[lanes],
+            self.smallest,
         )
 
 
@@ -71,6 +74,62 @@ class Schedule:
     weights: Tensor
     rows: Tensor
     dropout: Tensor
+    most: Tensor
+    """The most participants any round of any lane has; more than there are slots means that some were left out."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What every schedule of a group has in common."""
+
+    slots: int
+    participation: Participation
+    batch: int
+    steps: int
+    dropout_layers: int
+
+
+class ScheduleDrawer:
+    """Draws schedules of a fixed number of lanes and rounds, on a GPU as one captured graph."""
+
+    def __init__(self, tables: LaneTables, drawing: Drawing, lanes: int, rounds: int) -> None:
+        self._tables, self._drawing, self._rounds = tables, drawing, rounds
+        clients, device = tables.sizes.shape[1], tables.rows.device
+        self.lanes = torch.zeros(lanes, dtype=torch.int64, device=device)
+        self.branches, self.starts = torch.zeros_like(self.lanes), torch.zeros_like(self.lanes)
+        self.active = torch.zeros((lanes, clients), dtype=torch.bool, device=device)
+        self.absent = torch.zeros_like(self.active)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._drawn: Schedule | None = None
+
+    def draw(self) -> Schedule:
+        """The schedule of the lanes at their positions; valid until the next call."""
+        if self.lanes.device.type != "cuda":
+            return self._draw()
+        if self._graph is None:
+            stream = torch.cuda.Stream(self.lanes.device)
+            stream.wait_stream(torch.cuda.current_stream(self.lanes.device))
+            with torch.cuda.stream(stream):
+                self._draw()
+            torch.cuda.current_stream(self.lanes.device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._drawn = self._draw()
+            self._graph = graph
+        self._graph.replay()
+        assert self._drawn is not None
+        return self._drawn
+
+    def _draw(self) -> Schedule:
+        return draw_schedule(
+            self._tables.select(self.lanes),
+            self.active,
+            self.absent,
+            self.branches,
+            self.starts,
+            self._rounds,
+            self._drawing,
+        )
 
 
 def draw_schedule(
@@ -80,23 +139,19 @@ def draw_schedule(
     branches: Tensor,
     first_rounds: Tensor,
     rounds: int,
-    slots: int,
-    participation: Participation,
-    batch: int,
-    steps: int,
-    dropout_layers: int,
+    drawing: Drawing,
 ) -> Schedule:
     """Everything random of `rounds` rounds from each lane's own position; `active` and `absent` are (lanes, clients)."""
     position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
-    who = _participants(tables, active, absent, branches, position, slots, participation)
-    return batches_of(tables, who, branches, position, batch, steps, dropout_layers)
+    who, most = _participants(tables, active, absent, branches, position, drawing)
+    found = batches_of(tables, who, branches, position, drawing)
+    return replace(found, most=most)
 
 
-def batches_of(
-    tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, batch: int, steps: int, dropout_layers: int
-) -> Schedule:
+def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
     """The schedule of given participants `who` (rounds, lanes, slots) at `position` (rounds, lanes)."""
     rounds, lanes, slots = who.shape
+    batch, steps = drawing.batch, drawing.steps
     device = who.device
     chosen = who.clamp(min=0)
     lane = torch.arange(lanes, device=device)[None, :, None]
@@ -107,8 +162,9 @@ def batches_of(
     key = scores(scores(tables.dropout_keys[None, :], branches[None, :]), position)
     by_client = scores(key[:, :, None], chosen).reshape(rounds, 1, lanes * slots)
     by_step = scores(by_client, torch.arange(steps, device=device)[None, :, None])
-    layers = torch.arange(max(dropout_layers, 1), device=device)[None, None, :, None]
-    return Schedule(who, weights, rows.to(torch.int32), scores(by_step[:, :, None, :], layers))
+    layers = torch.arange(max(drawing.dropout_layers, 1), device=device)[None, None, :, None]
+    drops = scores(by_step[:, :, None, :], layers)
+    return Schedule(who, weights, rows, drops, (who >= 0).sum(dim=2).max())
 
 
 def _participants(
@@ -117,10 +173,9 @@ def _participants(
     absent: Tensor,
     branches: Tensor,
     position: Tensor,
-    slots: int,
-    participation: Participation,
-) -> Tensor:
-    lanes, clients = active.shape
+    drawing: Drawing,
+) -> tuple[Tensor, Tensor]:
+    clients, slots, participation = active.shape[1], drawing.slots, drawing.participation
     index = torch.arange(clients, device=active.device)
     if participation.kind == "all":
         taking = active[None].expand(position.shape[0], -1, -1)
@@ -136,7 +191,7 @@ def _participants(
             taking = torch.zeros_like(ordered, dtype=torch.bool).scatter_(2, first, True) & active[None]
     taking = taking & ~absent[None]
     place = torch.where(taking, index, clients)
-    return _padded(place.sort(dim=2).values, slots, clients)
+    return _padded(place.sort(dim=2).values, slots, clients), taking.sum(dim=2).max()
 
 
 def _padded(sorted_clients: Tensor, slots: int, clients: int) -> Tensor:
@@ -160,10 +215,9 @@ def _batches(
     most, device = tables.rows.shape[2], who.device
     own = tables.rows[lane, chosen]
     if batch >= most:
-        rows = torch.where((who >= 0)[..., None], own, -1)
-        return rows.reshape(rounds, 1, lanes * slots, most).expand(-1, steps, -1, -1).contiguous()
-    smallest = max(int(tables.sizes.min()), 1)
-    epochs = -(-steps // -(-smallest // batch))
+        rows = torch.where((who >= 0)[..., None], own, -1).to(torch.int32)
+        return rows.reshape(rounds, 1, lanes * slots, most).expand(-1, steps, -1, -1)
+    epochs = -(-steps // -(-tables.smallest // batch))
     sample = torch.arange(most, device=device)
     drawn = scores(scores(key[..., None], torch.arange(epochs, device=device))[..., None], sample) ^ _SIGN
     drawn = torch.where(sample < sizes[..., None, None], drawn, _LAST)
@@ -172,10 +226,11 @@ def _batches(
     order = torch.where((sizes <= batch)[..., None, None], sample, order)
     a_pass = -(-sizes.clamp(min=1) // batch)
     step = torch.arange(steps, device=device)
-    epoch, part = step // a_pass[..., None], step % a_pass[..., None]
+    # An empty slot would count one epoch a step.
+    epoch, part = (step // a_pass[..., None]).clamp(max=epochs - 1), step % a_pass[..., None]
     spot = part[..., None] * batch + torch.arange(batch, device=device)
     inside = (spot < sizes[..., None, None]) & (who >= 0)[..., None, None]
     picked = order.gather(3, epoch[..., None].expand(-1, -1, -1, -1, most)).gather(4, spot.clamp(max=most - 1))
     rows = own[..., None, :].expand(-1, -1, -1, steps, -1).gather(4, picked)
-    rows = torch.where(inside, rows, -1)
+    rows = torch.where(inside, rows, -1).to(torch.int32)
     return rows.permute(0, 3, 1, 2, 4).reshape(rounds, steps, lanes * slots, batch)
