@@ -10,7 +10,6 @@ from summary import PAGE, RESULTS, Measured, Results, blocks, filled, headline_r
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import B
 
-
 measured = pytest.mark.skipif(not RESULTS.is_file(), reason="no results yet: make bench writes them")
 
 
