@@ -17,7 +17,7 @@ def choose_requests(clients: Sequence[Any], spec: Spec, wanted: Requests, reques
     """Names of the clients of each request; set 0, 1, 2... begin with different clients."""
     if wanted.count * wanted.clients >= len(clients):
         raise InputError(
-            f"{wanted.count} requests of {wanted.clients} clients would forget all {len(clients)} clients: ask for fewer"
+            f"{wanted.count} requests of {wanted.clients} clients would forget all {len(clients)}: ask for fewer"
         )
     if wanted.choose == "class" and spec.data.partition == "one_class":
         return _by_class(clients, spec, wanted, request_set)

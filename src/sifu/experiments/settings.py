@@ -1,7 +1,8 @@
 """Experiments as data: the TOML files in `specs`, and the run specs that follow from them.
 
-`paper.toml` holds what all experiments share (the paper's settings table, the presets, what `--scale smoke` shrinks); each other
-file is one experiment. A run spec is laid together from the ground up: shared, data set, experiment, smoke, preset.
+`paper.toml` holds what all experiments share (the paper's settings table, the presets, what `--scale smoke` shrinks);
+each other file is one experiment. A run spec is laid together from the ground up: shared, data set,
+experiment, smoke, preset.
 """
 
 from __future__ import annotations

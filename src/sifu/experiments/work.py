@@ -36,7 +36,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 """What a method needs of the training run, as keys of the spec."""
 KINDS_OF_TRAINING = {"dp": "dp", "fed_eraser": "updates", "fed_accum": "updates"}
-"""Methods whose training keeps or does more than the others'; the rounds of `updates` are those of `shared`, bit for bit."""
+"""Methods whose training keeps or does more than the others'; rounds of `updates` are bit for bit those of `shared`."""
 SHARED_TRAINING = "shared"
 
 Variant = Mapping[str, Any]
