@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 from sifu.experiments.draw_methods import nothing_yet
 from sifu.experiments.panels import SCRATCH, colour_of, footnote, percent_axis, title
-from sifu.experiments.reading import Course, Line, courses_of, datasets_of, scratch_beside, spread, title_of
+from sifu.experiments.reading import (
+    Course,
+    Line,
+    courses_of,
+    datasets_of,
+    gains_by_clients,
+    scratch_beside,
+    shape_words,
+    spread,
+    title_of,
+)
 from sifu.experiments.settings import Experiment, shared_settings
 from sifu.experiments.table import Row
 from sifu.report.style import BLUE, GREEN, GREY, INK, VERMILLION, only_ticks, styled
@@ -150,14 +160,14 @@ def draw_scale(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.axhline(1.0, color=SCRATCH, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
-        axes.set_title(_shape_words(shape), fontweight="bold", loc="left")
+        axes.set_title(shape_words(shape), fontweight="bold", loc="left")
         axes.set_xlabel("clients")
         here = [one for one in sifu if one.variant["requests"] == shape]
         ends: list[tuple[float, str, str]] = []
         for epsilon in sorted({one.variant["epsilon"] for one in here}, key=float):
             colour = EPSILON_COLOURS.get(epsilon, INK)
             for auto in (False, True):
-                points = _best_points([one for one in here if one.variant["epsilon"] == epsilon], beside, auto)
+                points = gains_by_clients([one for one in here if one.variant["epsilon"] == epsilon], beside, auto=auto)
                 if not points:
                     continue
                 sizes = sorted(points)
@@ -184,7 +194,7 @@ def draw_scale(experiment: Experiment, rows: Sequence[Row]) -> Figure:
                     most = max(sizes, key=lambda size, points=points: points[size][0])  # type: ignore[misc]
                     best_of_all = max(
                         best_of_all,
-                        (points[most][0], f"at {most:,} clients and epsilon {epsilon}, {_shape_words(shape).lower()}"),
+                        (points[most][0], f"at {most:,} clients and epsilon {epsilon}, {shape_words(shape).lower()}"),
                     )
         _label_ends(axes, ends, max(int(one.variant["clients"]) for one in here))
         _client_ticks(axes, sorted({int(one.variant["clients"]) for one in here}))
@@ -213,30 +223,6 @@ def draw_scale(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         ],
     )
     return figure
-
-
-def _best_points(found: Sequence[Course], beside: object, auto: bool) -> dict[int, tuple[float, float, float]]:
-    """Mean, least and largest ratio to Scratch at the sigma with the best mean, by number of clients."""
-    ratios: dict[int, dict[str, list[float]]] = {}
-    for one in found:
-        sigma = one.variant["sigma_scale"]
-        scratch = beside(one)  # type: ignore[operator]
-        if (sigma == "auto") == auto and scratch is not None and one.reached:
-            by_sigma = ratios.setdefault(int(one.variant["clients"]), {})
-            by_sigma.setdefault(sigma, []).append(scratch.total / max(one.total, 1))
-    return {size: max(spread(values) for values in by_sigma.values()) for size, by_sigma in ratios.items()}
-
-
-def _shape_words(shape: str) -> str:
-    """`10` and `1x10` in words.
-
-    >>> _shape_words("10"), _shape_words("1x10")
-    ('One request of 10 clients', '10 requests of one client each')
-    """
-    clients, _, count = shape.partition("x")
-    if not count:
-        return f"One request of {clients} clients"
-    return f"{count} requests of {'one client' if clients == '1' else clients + ' clients'} each"
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], last: int) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from sifu.experiments.settings import shared_settings
 from sifu.experiments.table import Row
 from sifu.experiments.trajectory import TRAINING
-from sifu.experiments.work import NOISE_AXES, TRAINING_AXES, parse_variant, variant_text
+from sifu.experiments.work import NOISE_AXES, parse_variant, variant_text
 
 NAMES = {
     "scratch": "Scratch",
@@ -144,7 +144,36 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.fmean(values), min(values), max(values)
 
 
-def is_main_variant(one: Course) -> bool:
-    """Whether nothing but the federation was varied, or sigma is that of the paper's table."""
-    rest = {name: value for name, value in one.variant.items() if name not in TRAINING_AXES}
-    return not rest or rest == {"sigma_factor": "1"}
+def gains_by_clients(
+    found: Sequence[Course], beside: Callable[[Course], Course | None], *, auto: bool
+) -> dict[int, tuple[float, float, float]]:
+    """Scratch's rounds over theirs at the sigma with the best mean, by number of clients: mean, least, largest.
+
+    A sigma at which some seed missed the target is left out. `auto` looks at the automatic sigma instead.
+    """
+    ratios: dict[int, dict[str, list[float]]] = {}
+    missed: set[tuple[int, str]] = set()
+    for one in found:
+        sigma, clients, scratch = one.variant["sigma_scale"], int(one.variant["clients"]), beside(one)
+        if (sigma == "auto") == auto and scratch is not None:
+            ratios.setdefault(clients, {}).setdefault(sigma, []).append(scratch.total / max(one.total, 1))
+            if not one.reached:
+                missed.add((clients, sigma))
+    result = {}
+    for clients, by_sigma in ratios.items():
+        good = [spread(values) for sigma, values in by_sigma.items() if (clients, sigma) not in missed]
+        if good:
+            result[clients] = max(good)
+    return result
+
+
+def shape_words(shape: str) -> str:
+    """`10` and `1x10` in words.
+
+    >>> shape_words("10"), shape_words("1x10")
+    ('One request of 10 clients', '10 requests of one client each')
+    """
+    clients, _, count = shape.partition("x")
+    if not count:
+        return f"One request of {clients} clients"
+    return f"{count} requests of {'one client' if clients == '1' else clients + ' clients'} each"

@@ -112,6 +112,8 @@ class Bench:
         source, device = engine_source(
             "cpu" if self.experiment.kind == "distance" else options.device, options.lanes, self.cache
         )
+        work = self.work() if self.experiment.kind == "requests" else Work((), ())
+        self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
         options.out.mkdir(parents=True, exist_ok=True)
         asked = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
         record(options.out, asked, provenance(device, options.command))
@@ -120,7 +122,7 @@ class Bench:
         if self.experiment.kind == "distance":
             self._run_distances(source, result)
         else:
-            self._run_requests(source, result)
+            self._run_requests(work, source, result)
         self._write_failures(result)
         return result
 
@@ -171,8 +173,7 @@ class Bench:
 
     # -- requests ----------------------------------------------------------------------------------------
 
-    def _run_requests(self, source: EngineSource, result: Result) -> None:
-        work = self.work()
+    def _run_requests(self, work: Work, source: EngineSource, result: Result) -> None:
         result.notes += work.notes
         missing = [one for one in work.trajectories if not self._is_done(one, result.table)]
         self._done = sum(one.requests.count for one in work.trajectories) - sum(one.requests.count for one in missing)
