@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,14 +89,14 @@ def test_a_folder_of_another_scale_is_refused(finished: Path) -> None:
 
 
 def test_what_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = runner_module.choose_requests
+    plain = runner_module.TrajectoryRun
 
-    def failing(clients: Any, spec: Any, wanted: Any, request_set: int) -> Any:
-        if spec.privacy.accounting == "round":
+    def failing(trajectory: Any, *rest: Any) -> Any:
+        if trajectory.spec.privacy.accounting == "round":
             raise RuntimeError("the lights went out")
-        return plain(clients, spec, wanted, request_set)
+        return plain(trajectory, *rest)
 
-    monkeypatch.setattr(runner_module, "choose_requests", failing)
+    monkeypatch.setattr(runner_module, "TrajectoryRun", failing)
     result = Bench(options(tmp_path / "out")).run()
     assert [one.unit.name for one in result.failures] == ["digits--seed1--ours--sifu"]
     assert "the lights went out" in (tmp_path / "out" / "failures.txt").read_text()
@@ -134,6 +136,36 @@ def test_distances_are_measured_and_never_above_the_honest_bound(tmp_path: Path)
     tame = [row for row in measured if "momentum=0 " in row["variant"] and "rate_factor=0.2" in row["variant"]]
     assert tame
     assert all(row["distance"] <= row["psi_round"] for row in tame)
+
+
+def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trajectories in threads, each with an engine of its own that is closed when it is done."""
+    from sifu.api.federation import engine_from_spec
+    from sifu.experiments.engines import Lanes
+
+    made: list[Any] = []
+
+    def lane_engines(specs: Any, clients: Any, device: str) -> list[Any]:
+        assert device == "cuda"
+        engines = [engine_from_spec(spec, data)[0] for spec, data in zip(specs, clients, strict=True)]
+        for engine in engines:
+            engine.close = lambda engine=engine: made.append(engine)  # type: ignore[attr-defined]
+        return engines
+
+    module = types.ModuleType("sifu.sim.lanes")
+    module.lane_engines = lane_engines  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sifu.sim.lanes", module)
+    monkeypatch.setattr(runner_module, "engine_source", lambda device, lanes, cache: (Lanes(cache, "cuda", 2), "cpu"))
+    result = Bench(options(tmp_path / "lanes", presets=("paper",))).run()
+    assert not result.failures
+    assert len(made) == 3  # one training, two trajectories
+    assert comparable(tmp_path / "lanes") == comparable(finished)
+
+
+def test_max_rounds_is_laid_over_every_spec_and_lowers_the_least(tmp_path: Path) -> None:
+    work = Bench(options(tmp_path, scale="paper", datasets=("mnist", "digits"), max_rounds=20)).work()
+    found = {one.dataset: (one.spec.stop.min_rounds, one.spec.stop.max_rounds) for one in work.trainings}
+    assert found == {"mnist": (20, 20), "digits": (10, 20)}
 
 
 class LoneEngine:

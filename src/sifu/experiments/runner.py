@@ -103,6 +103,7 @@ class Bench:
         self.report = report or (lambda update: None)
         self.cache = ClientCache(options.data)
         self._marks: dict[Any, MarkCheck] = {}
+        self._chosen: dict[Any, list[list[str]]] = {}
         self._lock = threading.Lock()
         self._done, self._total = 0, 0
 
@@ -148,10 +149,7 @@ class Bench:
     def over(self) -> dict[str, Any]:
         """What the command line lays over every spec."""
         most = self.options.max_rounds
-        if most is None:
-            return {}
-        least = min(most, int(shared_settings().spec["stop"]["min_rounds"]))
-        return {"stop": {"max_rounds": most, "min_rounds": least}}
+        return {} if most is None else {"stop": {"max_rounds": most}}
 
     def work(self) -> Work:
         """Every trajectory of the experiment as it was asked for."""
@@ -212,7 +210,7 @@ class Bench:
         table.add(training_row(unit, run, self.experiment.name, time.monotonic() - started))
 
     def _carry_out(self, unit: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
-        requests = choose_requests(self.cache.clients(unit.spec), unit.spec, unit.requests, unit.request_set)
+        requests = self._requests_of(unit)
         folder = self._folder(unit)
         marks = self._fresh_marks(unit.spec) if unit.spec.data.watermark else None
         before = sum(table.has(unit.place(self.experiment.name, k)) for k in range(1, len(requests) + 1))
@@ -228,6 +226,15 @@ class Bench:
         self.report(update)
         if not self.options.keep_runs:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _requests_of(self, unit: Trajectory) -> list[list[str]]:
+        """Who asks; the clients' data are looked at once for all methods."""
+        key = (unit.spec.seed, unit.spec.data, unit.requests, unit.request_set)
+        with self._lock:
+            if key not in self._chosen:
+                clients = self.cache.clients(unit.spec)
+                self._chosen[key] = choose_requests(clients, unit.spec, unit.requests, unit.request_set)
+            return self._chosen[key]
 
     def _summary(self, unit: Trajectory, table: Table, requests: int) -> str:
         wanted = unit.place(self.experiment.name, 0)

@@ -160,6 +160,7 @@ def run_spec(
         noise["sigma"] = own["privacy"]["sigma"]
     mapping = merged(settings.spec, row.spec, own, {"privacy": noise}, over or {}, {"seed": seed})
     notes = []
+    mapping["stop"]["min_rounds"] = min(mapping["stop"]["min_rounds"], mapping["stop"]["max_rounds"])
     if scale == "smoke":
         mapping["server"]["participation"] = _at_most(
             mapping["server"]["participation"], settings.smoke["largest_participation"]

@@ -27,6 +27,8 @@ def _requests(rows: Sequence[Row]) -> list[dict[str, Any]]:
             for variant in dict.fromkeys(one.first["variant"] for one in here if one.line == line):
                 found = [one for one in here if one.line == line and one.first["variant"] == variant]
                 result.append(_one(dataset, line, variant, found, [beside(one) for one in found]))
+    if not any(row["variant"] for row in result):
+        result = [{key: value for key, value in row.items() if key != "variant"} for row in result]
     return result
 
 
