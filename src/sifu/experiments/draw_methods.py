@@ -208,7 +208,7 @@ def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> 
     axes.locator_params(axis="x", nbins=4)
 
 
-def _thousands() -> Callable[[float, int], str]:
+def _thousands() -> Callable[[float, float], str]:
     return lambda value, _: f"{value / 1000:g}k" if value >= 10000 else f"{value:,.0f}"
 
 
@@ -254,14 +254,14 @@ def _limit_dots(
     column: str,
 ) -> None:
     points = []
-    for size, limit in enumerate(limits):
+    for number, limit in enumerate(limits):
         gaps = []
         for one in found:
             scratch = beside(one)
             if float(one.variant["limit"]) == limit and scratch is not None:
                 gaps.append(abs(one.rows[-1][column] - scratch.rows[-1][column]))
         if gaps:
-            points.append((statistics.fmean(gaps), 3.5 + 2.2 * size, 0.45 + 0.55 * size / max(len(limits) - 1, 1)))
+            points.append((statistics.fmean(gaps), 3.5 + 2.2 * number, 0.45 + 0.55 * number / max(len(limits) - 1, 1)))
     if points:
         axes.plot([one[0] for one in points], [place] * len(points), color=colour_of(line), linewidth=1.0, alpha=0.5)
     for value, size, shade in points:

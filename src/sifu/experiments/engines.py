@@ -127,7 +127,7 @@ class Lanes:
         return failures
 
     def _run_group(self, group: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
-        from sifu.sim.lanes import lane_engines  # type: ignore[import-not-found]
+        from sifu.sim.lanes import lane_engines  # type: ignore[import-not-found, unused-ignore]
 
         specs = [unit.spec for unit in group]
         try:

@@ -132,7 +132,7 @@ class TrajectoryRun:
                 self._remember(number, known)
             self.table.add(place | self._measure(run, number, outcome, gone, training_rounds) | known)
 
-    def _limit(self, training_rounds: int) -> dict[str, int]:
+    def _limit(self, training_rounds: int) -> dict[str, Any]:
         limit = self.trajectory.limit
         return {} if limit is None else {"max_rounds": max(1, round(limit * training_rounds))}
 
