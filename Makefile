@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two torch processes with two threads each on two cores are ten times slower than with one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow check bench clean
 
 $(VENV)/.runtime: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,5 +32,9 @@ check: $(VENV)/.dev      ## style, types, direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench: $(VENV)/.runtime  ## us and the peers on the same work (pip, about half an hour); SIFU_DATA names a folder of real data
+	$(BIN)/python benchmarks/compare.py --install
+	$(BIN)/python benchmarks/summary.py
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

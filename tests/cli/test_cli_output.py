@@ -94,6 +94,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "verify": [own_run],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
         "doctor": [],
+        "methods": [],
         "report": [own_run],
     }  # fmt: skip
     assert set(asked) | {"demo"} >= set(COMMANDS), "a new command: add it here"

@@ -208,7 +208,7 @@ def test_an_infinite_psi_can_be_written_down(drawn: tuple[CertificateFacts, list
 def test_the_public_form_says_what_stays_on_disk(drawn: tuple[CertificateFacts, list[str]]) -> None:
     strict = public_form(dataclasses.replace(drawn[0], retention="strict"))
     paper = public_form(dataclasses.replace(drawn[0], retention="paper"))
-    scratch = public_form(dataclasses.replace(drawn[0], method="scratch"))
+    scratch = public_form(dataclasses.replace(drawn[0], method="scratch", fresh=True))
     assert strict["remains"].startswith("No model")
     assert "may hold the client's part" in paper["remains"]
     assert scratch["remains"].startswith("No model")

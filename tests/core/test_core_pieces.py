@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sifu.core
+from sifu.core.draws import base_key, place_key
 from sifu.core.errors import InputError, SifuError
 from sifu.core.layout import ModelLayout
 from sifu.core.noise import SystemNormals, add_noise, noise_source
@@ -46,13 +47,17 @@ def test_every_error_has_an_exit_code() -> None:
 # Participation.
 
 
+def round_key(seed: int, number: int = 1) -> Any:
+    return place_key(base_key(seed, "participation"), 0, number)
+
+
 @given(st.integers(0, 1000), st.sets(st.integers(0, 19), min_size=1))
 def test_a_coin_does_not_move_when_another_client_leaves(seed: int, gone: set[int]) -> None:
     """The same schedule without W is what Poisson sampling draws without W: the certified counterfactual."""
     everyone, rest = np.arange(20), np.array([i for i in range(20) if i not in gone], dtype=np.int64)
     poisson = Participation("poisson", rate=0.4)
-    full = poisson.draw(everyone, 20, keyed_generator(seed, "participation", 0, 1))
-    left = poisson.draw(rest, 20, keyed_generator(seed, "participation", 0, 1))
+    full = poisson.draw(everyone, round_key(seed))
+    left = poisson.draw(rest, round_key(seed))
     assert left.tolist() == [i for i in full.tolist() if i not in gone]
 
 
@@ -60,24 +65,24 @@ def test_control_a_fixed_sample_does_move() -> None:
     fixed = Participation("fixed", count=5)
     moved = 0
     for seed in range(20):
-        full = fixed.draw(np.arange(20), 20, keyed_generator(seed, "participation", 0, 1)).tolist()
-        left = fixed.draw(np.arange(1, 20), 20, keyed_generator(seed, "participation", 0, 1)).tolist()
+        full = fixed.draw(np.arange(20), round_key(seed)).tolist()
+        left = fixed.draw(np.arange(1, 20), round_key(seed)).tolist()
         moved += left != [i for i in full if i != 0]
     assert moved > 0
 
 
 def test_poisson_has_its_rate() -> None:
     """4,000 draws of 50 coins: the mean rate is known to sqrt(0.25 * 0.75 / 200,000) = 1e-3; four of them."""
-    poisson, generator = Participation("poisson", rate=0.25), keyed_generator(1, "participation")
-    total = sum(poisson.draw(np.arange(50), 50, generator).size for _ in range(4000))
+    poisson = Participation("poisson", rate=0.25)
+    total = sum(poisson.draw(np.arange(50), round_key(7, number)).size for number in range(4000))
     assert total / 200_000 == pytest.approx(0.25, abs=4e-3)
 
 
 def test_draws_are_sorted_and_bounded() -> None:
     active = np.array([9, 2, 5])
-    assert Participation("all").draw(active, 10, np.random.default_rng(0)).tolist() == [2, 5, 9]
-    assert Participation("fixed", count=7).draw(active, 10, np.random.default_rng(0)).tolist() == [2, 5, 9]
-    picked = Participation("fixed", count=2).draw(active, 10, np.random.default_rng(0))
+    assert Participation("all").draw(active, round_key(0)).tolist() == [2, 5, 9]
+    assert Participation("fixed", count=7).draw(active, round_key(0)).tolist() == [2, 5, 9]
+    picked = Participation("fixed", count=2).draw(active, round_key(0))
     assert picked.size == 2
     assert np.all(np.diff(picked) > 0)
 

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/guide.md"]
+EXAMPLES = ["own_model.py", "new_method.py"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -52,8 +53,9 @@ def test_the_readme_example_runs(shell) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_own_model_example_runs(shell) -> None:
-    result = shell([sys.executable, str(ROOT / "examples" / "own_model.py")])
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_run(shell, example: str) -> None:
+    result = shell([sys.executable, str(ROOT / "examples" / example)])
     assert result.returncode == 0, result.stderr
     assert "verified: True" in result.stdout
 
@@ -72,7 +74,8 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_link_of_the_pages_exists() -> None:
-    for page in [*PAGES, "CONTRIBUTING.md", "docs/store.md", "docs/experiments.md"]:
+    pages = ["CONTRIBUTING.md", "docs/store.md", "docs/performance.md", "docs/new-method.md", "docs/experiments.md"]
+    for page in [*PAGES, *pages]:
         base = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             if "://" not in target:

@@ -76,7 +76,7 @@ def test_drifts_are_never_below_the_distance_to_the_exact_mean(dtype, scale):
     """Random models straight into the averaging, at sizes where squares underflow, against extended precision."""
     import torch
 
-    from sifu.sim.averaging import average
+    from sifu.sim.averaging import average_models
 
     if dtype == "float32":
         scale = min(max(scale, 1e-30), 1e30)
@@ -88,7 +88,7 @@ def test_drifts_are_never_below_the_distance_to_the_exact_mean(dtype, scale):
         rows = torch.tensor(models.astype(dtype))
         samples = generator.integers(1, 50, count)
         start = np.zeros(size)
-        found = average(lambda rows=rows, count=count: iter([(slice(0, count), rows)]), start, samples, 8, False)
+        found = average_models(lambda rows=rows, count=count: iter([(slice(0, count), rows)]), start, samples, 8, False)
         exact = rows.numpy().astype(np.longdouble)
         mean = (samples[:, None].astype(np.longdouble) * exact).sum(axis=0) / np.longdouble(samples.sum())
         norms = np.array([np.sqrt((((r - mean) / scale) ** 2).sum()) * np.longdouble(scale) for r in exact])

@@ -28,6 +28,8 @@ REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"
             ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
                 "rounds", "erased_nodes", "remaining_nodes", "confidential"}  # fmt: skip
+PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
+              "fine_tuning": "nothing"}  # fmt: skip
 COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level", "method", "noise_node", "received",
           "request", "retention", "scope", "unit")  # fmt: skip
 
@@ -61,6 +63,16 @@ def multiplier(request: Row) -> float:
     if request["calibration"] == "classical":
         return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
     return brentq(lambda s: math.log(max(delta_of(s, epsilon), 1e-300) / delta), 1e-4, 1e6, xtol=1e-15, rtol=1e-14)
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The epsilon at which a Gaussian mechanism of ratio mu reaches delta."""
+    if mu == 0 or delta_of(1 / mu, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while delta_of(1 / mu, high) > delta:
+        high *= 2
+    return brentq(lambda e: math.log(max(delta_of(1 / mu, e), 1e-300) / delta), 0.0, high, xtol=1e-14, rtol=1e-14)
 
 
 def charge_of(psi: float, sigma: float) -> float:
@@ -321,30 +333,44 @@ class Verifier:
             owner, mine = self.owner[i], self.owner[i] is request
             if owner["request_order"] is None or owner["request_order"] > order:
                 continue
+            owed = PROTECTION[owner["method"]] == "noise"
+            if not mine and not owed:
+                continue
             budget, psi, covered = 1 / multiplier(owner) ** 2, self.psi_along(active, clients), False
             left[i] = budget * (1 - owner["reserve"] if mine else 1) - (spent[i] if owner["scope"] == "all" else 0)
             hidden[i] = {None: 0.0}
             for n in active:
                 row = self.nodes[n]
-                covered = covered or (row["kind"] == "noise" and row["request_order"] >= owner["request_order"])
+                later = row["kind"] == "noise" and row["request_order"] >= owner["request_order"]
+                covered = covered or (later and row["noise_std"] > 0)
                 hidden[i][n] = 0.0 if covered else psi[n]
             here = hidden[i][source]
             if mine or here > 0:
                 highest = max(highest, *(psi[n] for n in self.path(source)), 0.0)
-                charge, row = charge_of(here, sigma), charges.get(i, {"psi": "nan", "charge": math.nan})
-                self.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], [here, charge])
-                self.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} pays {charge} of {left[i]}")
+                charge = charge_of(here, sigma) if owed else None
+                if owed:
+                    row, pair = charges.get(i, {"psi": "nan", "charge": math.nan}), [here, charge]
+                    self.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], pair)
+                    self.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} pays {charge} of {left[i]}")
+                    spent[i] += charge
                 names = [self.clients[c]["name"] for c in clients]
                 people[i] = {"clients": names, "psi": here, "charge": charge, "budget": budget}
-                spent[i] += charge
-        self.agree(f"{at}: subjects charged", sorted(charges), sorted(people))
+        paying = [i for i in sorted(people) if people[i]["charge"] is not None]
+        self.agree(f"{at}: subjects charged", sorted(charges), paying)
+        untouched = source is None or not any(h[source] for h in hidden.values())
+        if request["method"] != "sifu":
+            start = None if request["method"] in ("scratch", "noisy_scratch") else active[-1]
+            self.agree(f"{at}: where it starts", [source, request["wanted_node"]], [start, start])
+        if request["method"] in ("scratch", "fine_tuning", "dp"):
+            self.agree(f"{at}: no noise", sigma, 0.0)
 
         def fits(node: int, slack: float) -> bool:
             return all(charge_of(h[node], sigma) <= left[i] * slack for i, h in hidden.items() if h[node])
 
         for key, among in (("source_node", [n for n in active if n in at_hand]), ("wanted_node", active)):
             chosen = request[key]
-            if request["method"] == "sifu" and self.check(chosen in among, f"{at}: {key} {chosen} is not to be had"):
+            there = request["method"] != "sifu" or self.check(chosen in among, f"{at}: {key} {chosen} is not to be had")
+            if request["method"] == "sifu" and sigma and there:
                 self.check(fits(chosen, 1 + RELATIVE), f"{at}: {key} {chosen} exceeds a budget")
                 later = [n for n in among if n > chosen and fits(n, 1 - RELATIVE)]
                 self.check(not later, f"{at}: {key} is {chosen}, but {later} fit too")
@@ -355,8 +381,16 @@ class Verifier:
         self.agree(f"{at}: models erased", sorted(moment["payload"].get("dropped_models", [])), erased)
         self.agree(f"{at}: models that remain", sorted(moment["payload"]["remaining_models"]), remaining)
         if name in self.done:
-            self.agree(f"{at}: level", request["level"], self.level(request, highest))
+            noise = self.training_noise(request, own) if request["method"] == "dp" else None
+            self.agree(f"{at}: level", request["level"], self.level(request, highest, untouched, noise))
+            reached = delta_of(multiplier(request), request["epsilon"])
+            if noise is not None:
+                reached = noise.pop("delta")
             body = {
+                "untouched": untouched,
+                "protection": PROTECTION[request["method"]],
+                "training_noise": noise,
+                "delta_reached": 1.0 if request["method"] == "fine_tuning" else 0.0 if untouched else reached,
                 "erased_nodes": erased,
                 "remaining_nodes": remaining,
                 "psi": max(hidden[i][source] for i in people if self.owner[i] is request),
@@ -365,12 +399,37 @@ class Verifier:
                      for key in ("subjects", "earlier_subjects")}  # fmt: skip
             self.check_certificates(request, body)
 
-    def level(self, request: Row, highest: float) -> str:
+    def training_noise(self, request: Row, subjects: list[list[int]]) -> Row:
+        """Section 4a."""
+        z, delta, ratios = self.facts["noise"], request["delta"], []
+        for clients in subjects:
+            squares = 0.0
+            for here in self.rounds.values():
+                mine, everyone = (sum(here[c]["samples"] for c in who if c in here) for who in (clients, list(here)))
+                if any(c in here for c in clients):
+                    width = z * math.sqrt(sum(p["samples"] ** 2 for p in here.values())) / everyone
+                    squares += ((2 * mine / everyone + (len(here) + 8) * 2**-51) / width) ** 2
+            ratios.append(math.sqrt(squares))
+        mu, once = max(ratios), epsilon_of(1 / z, delta)
+        if request["calibration"] == "classical":
+            once = math.sqrt(2 * math.log(1.25 / delta)) / z
+        composed, reached = epsilon_of(mu, delta), delta_of(1 / mu, request["epsilon"]) if mu else 0.0
+        return {"clip": self.facts["clip"], "noise": z, "epsilon_one_round": once, "epsilon_composed": composed,
+                "delta": reached}  # fmt: skip
+
+    def level(self, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
         facts, privacy, classical = self.facts, self.spec["privacy"], request["calibration"] == "classical"
         fixed_constants = facts["preprocessing"] in ("fixed constants", "declared fixed by the operator")
-        if request["noise_std"] == 0 or request["method"] == "scratch":
+        if request["method"] == "fine_tuning":
+            return "none"
+        if untouched:
             return "exact" if fixed_constants and not self.rate_depends(request) else "conditional"
         seeded = privacy["noise"] != "system"
+        if noise is not None:
+            if seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
+                return "none"
+            doubts = facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request)
+            return "conditional" if any(doubts) else "proven"
         if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
             return "none"
         doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
@@ -397,7 +456,7 @@ class Verifier:
     # ---- section 7: the certificates
 
     def check_certificates(self, request: Row, body: Row) -> None:
-        name, sigma, s, epsilon = request["request"], request["noise_std"], multiplier(request), request["epsilon"]
+        name, sigma, s = request["request"], request["noise_std"], multiplier(request)
         rolled, done = self.rolled[name], self.done[name]
         noised = next(m for m in rolled["payload"]["models"] if m["node"] == request["noise_node"])
         source = noised if request["source_node"] is None else rolled["models"][request["source_node"]]
@@ -414,7 +473,7 @@ class Verifier:
             "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
             "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-1",
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
-            "delta_reached": delta_of(s, epsilon) if sigma else 0.0, "node": source["node"], "models": models,
+            "node": source["node"], "models": models,
             "commitments": {which: m["commitment"] for which, m in models.items()},
             "rounds": sum(n > request["noise_node"] for n in self.path(request["final_node"])),
             "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"]},

@@ -50,6 +50,36 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
         {"model": {"dtype": "float32"}, "server": {"participation": "fixed(5)"}},
         [(0, 2, {"sigma": 0.5})],
     ),
+    "every method on one history": (
+        {},
+        [
+            (0, 1, {"method": "fine_tuning"}),
+            (1, 2, {"sigma": 0.6}),
+            (3, 1, {"method": "last"}),
+            (4, 2, {"method": "last", "unit": "joint", "sigma": 500.0}),
+            (6, 1, {"method": "fine_tuning", "retention": "strict"}),
+            (7, 1, {"sigma": 0.4}),
+            (8, 1, {"method": "noisy_scratch", "sigma": 0.3}),
+            (9, 1, {"method": "noisy_scratch"}),
+            (10, 1, {}),
+        ],
+    ),
+    "dp, weights of unequal size": (
+        {"data": {"clients": 16, "samples_per_client": 0, "partition": "dirichlet", "alpha": 2.0}}
+        | {"server": {"participation": "poisson(0.6)", "clip": 0.5, "noise": 4.0}},
+        [
+            (0, 1, {"method": "dp"}),
+            (1, 2, {"method": "dp", "unit": "joint", "epsilon": 3.0, "min_level": "none"}),
+            (3, 1, {"sigma": 2.0}),
+            (4, 1, {"method": "dp", "epsilon": 0.1, "min_level": "none"}),
+            (5, 1, {"method": "last"}),
+            (6, 1, {"method": "dp", "calibration": "classical"}),
+        ],
+    ),
+    "dp, fixed, float32": (
+        {"model": {"dtype": "float32"}, "server": {"participation": "fixed(6)", "clip": 0.5, "noise": 3.0}},
+        [(0, 1, {"method": "dp"}), (1, 1, {"method": "noisy_scratch"}), (2, 1, {"method": "dp"})],
+    ),
     "assumed network": (
         {"model": {"kind": "mlp"}, "local": {"steps": 2, "rate": 0.1}, "regularity": {"kind": "assumed"}},
         [(0, 1, {"sigma": 0.5})],

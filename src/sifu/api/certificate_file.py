@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.verification import TOLERANCE, Verification, agree, check_public_key
-from sifu.core.calibration import delta_reached, noise_multiplier
-from sifu.core.certificate import FORMAT
+from sifu.core.calibration import noise_multiplier
+from sifu.core.certificate import FORMAT, budget_reached
+from sifu.core.composition import one_round_epsilon
 from sifu.core.errors import InputError
 from sifu.core.premises import Premise, level_of
 from sifu.core.rollback import charge
@@ -54,11 +55,13 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
 
 def _check_body(body: dict[str, Any]) -> Iterator[str]:
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
-    exact = body["sigma"] == 0.0
-    reached = 0.0 if exact else delta_reached(body["epsilon"], multiplier)
+    exact, protection = body["untouched"], body["protection"]
+    reached = budget_reached(body["epsilon"], multiplier, exact, protection, None)
     if not agree(body["noise_multiplier"], multiplier):
         yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
-    if not agree(body["delta_reached"], reached):
+    if protection == "training noise":
+        yield from _check_training_noise(body)
+    elif not agree(body["delta_reached"], reached):
         yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
     names = {one.name for one in fields(Premise)}
     premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
@@ -67,10 +70,25 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
         yield f"level says {body['level']!r}, the premises allow {level!r}"
     if body["form"] == "auditor":
         for one in body["subjects"]:
+            if exact and float(one["psi"]) > 0.0:
+                yield f"untouched is said of {', '.join(one['clients'])}, whose psi is {one['psi']!r}"
+            if protection != "noise":
+                continue
             cost = charge(float(one["psi"]), body["sigma"])
             if not agree(one["charge"], cost):
                 yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
             if cost > one["budget"] * (1.0 + TOLERANCE):
                 yield f"the charge of {', '.join(one['clients'])} is above its budget"
-        if float(body["psi"]) > body["psi_star"] * (1.0 + TOLERANCE):
+        if protection == "noise" and float(body["psi"]) > body["psi_star"] * (1.0 + TOLERANCE):
             yield f"psi {body['psi']!r} is above psi_star {body['psi_star']!r}"
+
+
+def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
+    """The figures of noise in training, as far as they follow from each other."""
+    found = body["training_noise"]
+    one_round = one_round_epsilon(found["noise"], body["delta"], body["calibration"])
+    if not agree(found["epsilon_one_round"], one_round):
+        yield f"epsilon_one_round says {found['epsilon_one_round']!r}, recomputed {one_round!r}"
+    within = found["epsilon_composed"] <= body["epsilon"]
+    if body["level"] != "none" and not (within and body["delta_reached"] <= body["delta"] * (1.0 + TOLERANCE)):
+        yield f"training reached epsilon {found['epsilon_composed']!r}, more than the {body['epsilon']!r} certified"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from sifu.core.calibration import delta_reached, hidden_sensitivity, noise_multiplier
-from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
+from sifu.api.terms import terms_of
+from sifu.core.calibration import hidden_sensitivity, noise_multiplier
+from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
+from sifu.core.composition import TrainingNoise
 from sifu.core.premises import Premise, level_of
 from sifu.core.retention import Retention, depths_to_erase
 from sifu.core.rollback import Exposure, Subject, charge
@@ -53,6 +56,8 @@ class RecordedRequest:
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
+        self.method = method_named(request.method)
+        self.terms = terms_of(request)
 
     def new_exposures(self) -> list[Exposure]:
         """The request's own subjects."""
@@ -82,20 +87,44 @@ class RecordedRequest:
 
     def premises(self) -> tuple[Premise, ...]:
         """What the certificate rests on."""
-        return method_named(self.request.method).premises(
+        return self.method.premises(
             self.view,
             [self.view.index_of[name] for name in self.request.clients],
             [*self.new_exposures(), *self.earlier_exposures()],
             self.source_depth,
-            self.request.calibration,
-            self.request.epsilon,
+            self.terms,
         )
+
+    @cached_property
+    def untouched(self) -> bool:
+        """Whether nobody who had to be hidden ever touched the source."""
+        return all(self.psi(one) == 0.0 for one in [*self.new_exposures(), *self.earlier_exposures()])
+
+    @cached_property
+    def training_noise(self) -> TrainingNoise | None:
+        """What noise in training promises, where the method rests on it."""
+        return self.method.training_noise(self.view, [one.subject for one in self.new_exposures()], self.terms)
+
+    @property
+    def delta_reached(self) -> float:
+        """The delta really reached at the request's epsilon."""
+        return budget_reached(
+            self.request.epsilon, self.multiplier, self.untouched, self.method.protection, self.training_noise
+        )
+
+    @property
+    def gone(self) -> set[int]:
+        """Everyone forgotten by this request or an earlier one."""
+        order_of = {one.request: one.request_order for one in self.reader.requests()}
+        done = [one for one in self.reader.subjects() if (order_of[one.request] or 0) <= self.order]
+        return {client for one in done for client in one.clients}
 
     def statement(self, exposure: Exposure) -> SubjectStatement:
         """Psi, charge and budget of one subject."""
         psi = self.psi(exposure)
         names = tuple(self.view.clients[index].name for index in exposure.subject.clients)
-        return SubjectStatement(names, psi, charge(psi, self.noise_std), exposure.subject.budget)
+        cost = charge(psi, self.noise_std) if self.method.protection == "noise" else None
+        return SubjectStatement(names, psi, cost, exposure.subject.budget)
 
     def facts(
         self,
@@ -110,7 +139,7 @@ class RecordedRequest:
         """Everything the certificate states; `models` holds the rows of source, noised and final model."""
         request, view = self.request, self.view
         premises = self.premises()
-        exact = self.noise_std == 0.0
+        untouched = self.untouched
         new = [self.statement(one) for one in self.new_exposures()]
         earlier = [self.statement(one) for one in self.earlier_exposures() if self.psi(one) > 0.0]
         by_number = {row.node.node: row.node for row in self.reader.node_rows()}
@@ -123,7 +152,7 @@ class RecordedRequest:
             scope=request.scope,
             epsilon=request.epsilon,
             delta=request.delta,
-            delta_reached=0.0 if exact else delta_reached(request.epsilon, self.multiplier),
+            delta_reached=self.delta_reached,
             calibration=request.calibration,
             multiplier=self.multiplier,
             accounting=view.spec.privacy.accounting,
@@ -140,7 +169,7 @@ class RecordedRequest:
             subjects=tuple(new),
             earlier=tuple(earlier),
             premises=premises,
-            level=level_of(premises, exact=exact),
+            level=level_of(premises, exact=untouched),
             source_model=model_commitment(models["source"]),
             noised_model=model_commitment(models["noised"]),
             final_model=model_commitment(models["final"]),
@@ -152,6 +181,10 @@ class RecordedRequest:
             carried_out=request.carried_out or "",
             issued=issued,
             versions=_versions(self.reader),
+            fresh=request.source_node is None,
+            untouched=untouched,
+            protection=self.method.protection,
+            training_noise=self.training_noise,
         )
 
 

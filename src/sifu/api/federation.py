@@ -16,9 +16,9 @@ from sifu.core.spec import Spec
 
 PYTHON = "python"
 """`data.name` of a run whose clients were handed over from Python."""
-SCORES = ("softmax", "mlp", "cnn")
-"""Model kinds with one output a class."""
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
+REAL_OUTPUTS = ("logistic", "least_squares")
+"""Model kinds without one output a class."""
 
 
 def clients_from_spec(
@@ -86,6 +86,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
     """
     from sifu.sim import LocalTraining, SimulatedFederation, make_model
     from sifu.sim.clients import count_outputs, input_shape
+    from sifu.sim.clipping import Clipping
     from sifu.sim.objectives import OBJECTIVES
 
     from_labels = False
@@ -97,12 +98,15 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             )
         objective = OBJECTIVES[spec.model.kind if spec.model.kind in OBJECTIVES else "softmax"]
         counted = count_outputs(clients, objective)
-        outputs = spec.model.outputs or (CLASSES.get(spec.data.name, 0) if spec.model.kind in SCORES else 0)
+        outputs = spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
         if outputs and outputs < counted:
             raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
-        from_labels = not outputs and spec.model.kind in SCORES
+        from_labels = not outputs and spec.model.kind not in REAL_OUTPUTS
         outputs = outputs or counted
         model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
+
+    server = spec.server
+    clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
 
     def build(rate: float) -> SimulatedFederation:
         local = spec.local
@@ -116,6 +120,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             seed=spec.seed,
             preprocessing=preprocessing_of(spec),
             shape_from_labels=from_labels,
+            clipping=clipping,
         )
 
     if spec.local.rate != "auto":

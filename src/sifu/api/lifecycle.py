@@ -60,7 +60,7 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
             if terms_of(known[request]) != asked:
                 raise InputError(f"request {request} is already in the ledger with other terms: use another id")
             return
-    method_named(asked.method)
+    method_named(asked.method).check_run(view)
     view.new_subjects(asked, view.next_order)
     for one in view.requests:
         both = set(one.clients) & set(asked.clients)
@@ -195,6 +195,7 @@ class Lifecycle:
             "level": facts.level,
             "run": {"phase": "ready"},
             "certified_models": models,
+            "bytes_kept": recorded.method.bytes_kept(RunView(self.writer)),
         }
         # The final node may have been evaluated for this request already, when it is the noised one itself.
         known = {(one.node, one.subset) for one in self.writer.evaluations()}
@@ -208,9 +209,7 @@ class Lifecycle:
             return
         row = next(one for one in self.writer.requests() if one.request == request)
         recorded = RecordedRequest(self.writer, row)
-        gone = {
-            index for one in recorded.new_exposures() + recorded.earlier_exposures() for index in one.subject.clients
-        }
+        gone = recorded.gone
         active = np.array([k for k in range(len(recorded.view.clients)) if k not in gone], dtype=np.int64)
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
         model, rounds, accuracy, reached = retrain_unrecorded(

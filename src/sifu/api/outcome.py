@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sifu.api.certification import RecordedRequest
-from sifu.core.calibration import delta_reached, hidden_sensitivity
+from sifu.api.cost import Cost, cost_of
+from sifu.core.calibration import hidden_sensitivity
+from sifu.core.composition import TrainingNoise
 from sifu.store.reader import EvaluationRow, RequestRow, RunReader
 
 
@@ -15,7 +17,8 @@ class Outcome:
 
     `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` the
     rounds of retraining, `scratch_rounds` those of training from scratch where it was compared. `accuracy` is on
-    the training data of the active clients, and `target` what it should have reached (0: no target).
+    the training data of the active clients, and `target` what it should have reached (0: no target). `cost` is what
+    the request took, `training_noise` what noise in training promises (method dp).
     """
 
     request: str
@@ -35,6 +38,8 @@ class Outcome:
     target: float
     accuracy_forgotten_before: float | None
     accuracy_forgotten_after: float | None
+    cost: Cost
+    training_noise: TrainingNoise | None = None
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
@@ -54,7 +59,6 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         found: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
         return found.accuracy if found else None
 
-    exact = recorded.noise_std == 0.0
     return Outcome(
         request=row.request,
         clients=row.clients,
@@ -62,7 +66,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         level=row.level or "none",
         epsilon=row.epsilon,
         delta=row.delta,
-        delta_reached=0.0 if exact else delta_reached(row.epsilon, recorded.multiplier),
+        delta_reached=recorded.delta_reached,
         sigma=recorded.noise_std,
         psi=max((one.psi for one in statements), default=0.0),
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
@@ -73,4 +77,6 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         target=recorded.view.spec.stop.target,
         accuracy_forgotten_before=before[0].accuracy if before else None,
         accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
+        cost=cost_of(reader, row),
+        training_noise=recorded.training_noise,
     )

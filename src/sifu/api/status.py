@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from sifu.api.cost import cost_of
 from sifu.core.ledger import finite_or_text
 from sifu.core.terms import RequestTerms
+from sifu.methods.registry import METHODS, method_named
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import RunReader
 
@@ -52,6 +55,7 @@ def status_of(reader: RunReader) -> dict[str, Any]:
             }
             for k, one in enumerate(view.clients)
         ],
+        "bytes_kept": {name: method_named(name).bytes_kept(view) for name in METHODS},
         "models": [
             {"node": node, "depth": by_depth.get(node), "kept": row.kept, "bytes": row.bytes}
             for node, row in models.items()
@@ -68,6 +72,7 @@ def status_of(reader: RunReader) -> dict[str, Any]:
                 "level": one.level,
                 "received": one.received,
                 "finished": one.finished,
+                "cost": asdict(cost_of(reader, one)) if one.status == "done" else None,
             }
             for one in view.requests
         ],

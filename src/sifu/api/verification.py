@@ -257,7 +257,8 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
             )
         new, earlier = recorded.new_exposures(), recorded.earlier_exposures()
         charged = {}
-        for one in [*new, *earlier]:
+        pays = recorded.method.protection == "noise"
+        for one in [*(new if pays else []), *earlier]:
             psi = recorded.psi(one)
             cost = charge(psi, recorded.noise_std)
             if cost > one.subject.left(recorded.order) * (1.0 + TOLERANCE):
@@ -277,8 +278,9 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
                 )
         tip, at_hand = _state_before(reader, request)
         yield from _check_erasure(reader, request, recorded, tip, at_hand)
-        if request.method == "sifu":
+        if recorded.method.starts_from == "rule":
             yield from _check_choice(reader, request, recorded, tip, at_hand)
+        yield from _check_start(request, recorded, tip)
         if request.status == "done":
             yield from _check_statements(reader, request, recorded)
 
@@ -319,6 +321,19 @@ def _check_erasure(
     back = {one["node"] for one in content["models"]} & wanted
     if back:
         yield f"request {request.request}: erased models {sorted(back)} were written again"
+
+
+def _check_start(request: RequestRow, recorded: RecordedRequest, tip: int) -> Iterator[str]:
+    """A method that starts from a fresh model, or from the current one, must have done so; noise must be promised."""
+    expected = {"fresh": None, "current": tip}
+    start = recorded.method.starts_from
+    if start in expected and (request.source_node, request.wanted_node) != (expected[start],) * 2:
+        yield f"request {request.request}: it started from node {request.source_node}, not from the {start} model"
+    if recorded.method.protection != "noise" and recorded.noise_std != 0.0:
+        yield f"request {request.request}: noise {recorded.noise_std!r} is recorded, method {request.method} adds none"
+    asked = request.sigma
+    if asked != "auto" and recorded.noise_std not in (0.0, float(asked)):
+        yield f"request {request.request}: sigma {asked} was asked for, {recorded.noise_std!r} is recorded"
 
 
 def _check_choice(

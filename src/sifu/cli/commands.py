@@ -13,11 +13,11 @@ from rich.table import Table
 
 from sifu.api import Outcome, Run
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
-from sifu.core.calibration import delta_reached
 from sifu.core.certificate import attacker_rate
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import BEFORE_TRAINING
 from sifu.methods.plan import Plan
+from sifu.methods.registry import METHODS
 
 MOST_CLIENTS = 10
 
@@ -110,10 +110,11 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "level": plan.level,
         "epsilon": plan.terms.epsilon,
         "delta": plan.terms.delta,
-        "delta_reached": 0.0 if plan.noise_std == 0.0 else delta_reached(plan.terms.epsilon, plan.multiplier),
+        "delta_reached": plan.delta_reached,
         "sigma": plan.noise_std,
         "psi": finite_or_text(plan.psi),
         "psi_star": plan.psi_star,
+        "training_noise": asdict(plan.training_noise) if plan.training_noise else None,
         "rollback_to": plan.source_rounds,
         "node": plan.source_node,
         "wanted_node": plan.wanted_node,
@@ -160,15 +161,20 @@ def print_plan(plan: Plan) -> None:
         undone = f", {back} undone" if back else ", nothing undone"
         facts.add_row("go back to", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}")
     noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
-    facts.add_row("add noise", noise if plan.noise_std else "none: the clients never touched that model")
+    without = {
+        "noise": "none: the clients never touched that model",
+        "training noise": "none: every update was noised in training",
+        "nothing": "none",
+    }
+    facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
     facts.add_row("their Psi there", number(plan.psi))
     if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
         facts.add_row("retrain", f"perhaps {plan.predicted_rounds} rounds; training took {plan.scratch_rounds}")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
-    facts.add_row("covers", covers)
+    facts.add_row("covers", "nothing" if plan.protection == "nothing" else covers)
     facts.add_row("level", level_text(plan.level))
-    if plan.noise_std and plan.level != "none":
-        facts.add_row("delta at most", number(delta_reached(terms.epsilon, plan.multiplier), 5))
+    if not plan.untouched and plan.level != "none":
+        facts.add_row("delta at most", number(plan.delta_reached, 5))
     rate = attacker_rate(plan.level, plan.multiplier)
     if rate is None:
         meaning = "nothing is guaranteed"
@@ -179,7 +185,7 @@ def print_plan(plan: Plan) -> None:
     if terms.retention == "strict":
         facts.add_row("erased", "every model that holds their part, also from before that round")
     out.print(facts)
-    exact = plan.noise_std == 0.0
+    exact = plan.untouched
     for one in plan.premises:
         if one.status in ("assumed", "failed") and not (exact and one.name not in BEFORE_TRAINING):
             out.print(f"[yellow]{one.status}[/] {one.name}: {escape(one.statement)}")
@@ -231,8 +237,29 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
         missed = missed_target(one.accuracy, one.target)
         if missed:
             out.print(f"[yellow]{one.request}: {missed}[/]")
+        if one.training_noise:
+            together, alone = one.training_noise.epsilon_composed, one.training_noise.epsilon_one_round
+            out.print(
+                f"{one.request}: epsilon {number(together)} for all rounds together; "
+                f"{number(alone)} for one round, as the paper counts"
+            )
     name = escape(str(folder))
     out.print(f"Certificates are in {name}/certificates. Check them with: sifu verify {name}")
+
+
+def show_methods(as_json: bool) -> None:
+    """`sifu methods`."""
+    if as_json:
+        listed = [
+            {"name": name, "summary": one.summary, "certifies": one.certifies, "protection": one.protection}
+            for name, one in METHODS.items()
+        ]
+        print_json({"methods": listed})
+        return
+    shown = table("method", "what it does")
+    for name, one in METHODS.items():
+        shown.add_row(name, one.summary)
+    out.print(shown)
 
 
 def show_doctor(as_json: bool) -> None:

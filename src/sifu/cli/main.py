@@ -58,7 +58,7 @@ ScopeOption = Annotated[
     str | None,
     typer.Option("--scope", help="all covers every later release, latest the last only.", metavar="all|latest"),
 ]
-MethodOption = Annotated[str | None, typer.Option("--method", help="Unlearning method: sifu or scratch.")]
+MethodOption = Annotated[str | None, typer.Option("--method", help="Unlearning method; sifu methods lists them.")]
 CalibrationOption = Annotated[
     str | None, typer.Option("--calibration", help="How noise follows from the budget.", metavar="exact|classical")
 ]
@@ -369,6 +369,14 @@ def export(
         print_json({"model": str(path)})
     else:
         out.print(f"Wrote {path}", markup=False)
+
+
+@app.command()
+def methods(format: FormatOption = Format.text) -> None:
+    """The unlearning methods that --method takes, one line each."""
+    from sifu.cli.commands import show_methods
+
+    show_methods(as_json=format is Format.json)
 
 
 @app.command()

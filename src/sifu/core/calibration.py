@@ -52,6 +52,11 @@ def delta_reached(epsilon: float, multiplier: float) -> float:
     return _delta_and_error(epsilon, multiplier)[0]
 
 
+def delta_reached_up(epsilon: float, multiplier: float) -> float:
+    """An upper bound of `delta_reached`, with what float64 can have lost of it."""
+    return sum(_delta_and_error(epsilon, multiplier))
+
+
 def _delta_and_error(epsilon: float, multiplier: float) -> tuple[float, float]:
     """delta(epsilon, s) and more than float64 can have lost of it.
 
@@ -92,7 +97,7 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
         check_budget(epsilon, delta)
 
     def enough(multiplier: float) -> bool:
-        return sum(_delta_and_error(epsilon, multiplier)) <= delta
+        return delta_reached_up(epsilon, multiplier) <= delta
 
     low = high = 1.0
     while not enough(high):

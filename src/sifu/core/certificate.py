@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from sifu.core.calibration import Calibration, true_positive_rate
+from sifu.core.calibration import Calibration, delta_reached, true_positive_rate
+from sifu.core.composition import TrainingNoise
 from sifu.core.history import Accounting
 from sifu.core.ledger import finite_or_text
 from sifu.core.noise import NoiseSource
@@ -27,6 +28,11 @@ GUARANTEE = (
     "earlier noise, source models and noise sizes), and over the noise drawn from the moment this request was "
     "carried out, what is released {scope} from the data with the client and without it, under that same plan, is "
     "(epsilon, delta)-close."
+)
+TRAINING_NOISE_GUARANTEE = (
+    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches and "
+    "noise sizes), and over the noise added to every update in training, all models released from this request on, "
+    "from the data with the client and without it, under that same plan, are together (epsilon, delta)-close."
 )
 SCOPE_WORDS = {
     "all": "in all models from that moment on",
@@ -49,14 +55,20 @@ EXACT_GUARANTEE = (
 )
 NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
 
+Protection = Literal["noise", "training noise", "nothing"]
+"""What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.
+
+Only the first is charged, covers whoever asked before, and binds later requests to the budgets of its clients."""
+
 
 @dataclass(frozen=True)
 class SubjectStatement:
-    """One subject of the request: its clients, Psi at the node, its charge and what its budget allows."""
+    """One subject of the request: its clients, Psi at the node, its charge (None where nothing is charged) and what
+    its budget allows."""
 
     clients: tuple[str, ...]
     psi: float
-    charge: float
+    charge: float | None
     budget: float
 
 
@@ -111,6 +123,27 @@ class CertificateFacts:
     carried_out: str
     issued: str
     versions: Mapping[str, str]
+    fresh: bool = False
+    untouched: bool = False
+    protection: Protection = "noise"
+    training_noise: TrainingNoise | None = None
+
+
+def budget_reached(
+    epsilon: float, multiplier: float, untouched: bool, protection: Protection, training_noise: TrainingNoise | None
+) -> float:
+    """The delta really reached at epsilon: 0 where nothing needs hiding, 1 where nothing is hidden.
+
+    >>> budget_reached(10.0, 0.31075, False, "nothing", None)
+    1.0
+    >>> round(budget_reached(10.0, 0.31075, False, "noise", None), 5)
+    0.04058
+    """
+    if protection == "nothing":
+        return 1.0
+    if untouched:
+        return 0.0
+    return delta_reached(epsilon, multiplier) if training_noise is None else training_noise.delta_composed
 
 
 def attacker_rate(level: Level, multiplier: float) -> float | None:
@@ -129,7 +162,8 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
 
 
 def _common(facts: CertificateFacts) -> dict[str, Any]:
-    guarantee = GUARANTEE.format(scope=SCOPE_WORDS[facts.scope])
+    wording = TRAINING_NOISE_GUARANTEE if facts.protection == "training noise" else GUARANTEE
+    guarantee = wording.format(scope=SCOPE_WORDS[facts.scope])
     if facts.level == "exact":
         guarantee = EXACT_GUARANTEE
     elif facts.level == "none":
@@ -143,6 +177,8 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "method": facts.method,
         "clients": list(facts.clients),
         "level": facts.level,
+        "protection": facts.protection,
+        "untouched": facts.untouched,
         "unit": facts.unit,
         "scope": facts.scope,
         "epsilon": facts.epsilon,
@@ -152,6 +188,7 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "noise_multiplier": facts.multiplier,
         "noise_source": facts.noise,
         "sigma": facts.noise_std,
+        "training_noise": None if facts.training_noise is None else _training_noise(facts.training_noise),
         "attacker_true_positive_rate_at_1_percent": attacker_rate(facts.level, facts.multiplier),
         "accounting": facts.accounting,
         "participation": facts.participation,
@@ -174,7 +211,7 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
-    if facts.method == "scratch":
+    if facts.fresh:
         erased, remains = "Every model of the history was erased.", "No model from before this request remains."
     elif facts.retention == "strict":
         erased = "Every kept model that held the client's part was erased."
@@ -217,10 +254,20 @@ def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
     }
 
 
+def _training_noise(noise: TrainingNoise) -> dict[str, float]:
+    """Both accountings; only the composed one counts."""
+    return {
+        "clip": noise.clip,
+        "noise": noise.noise,
+        "epsilon_one_round": noise.epsilon_one_round,
+        "epsilon_composed": noise.epsilon_composed,
+    }
+
+
 def _statement(subject: SubjectStatement) -> dict[str, Any]:
     return {
         "clients": list(subject.clients),
         "psi": finite_or_text(subject.psi),
-        "charge": finite_or_text(subject.charge),
+        "charge": None if subject.charge is None else finite_or_text(subject.charge),
         "budget": subject.budget,
     }

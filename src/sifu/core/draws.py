@@ -13,6 +13,7 @@ schedules; noise that protects anyone comes from `sifu.core.noise`.
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,10 +31,21 @@ def mix(values: Scores) -> Scores:
     >>> hex(int(mix(np.array([1], dtype=np.uint64))[0]))
     '0x5692161d100b05e5'
     """
-    with np.errstate(over="ignore"):
-        values = (values ^ (values >> np.uint64(SHIFTS[0]))) * np.uint64(MULTIPLIERS[0])
-        values = (values ^ (values >> np.uint64(SHIFTS[1]))) * np.uint64(MULTIPLIERS[1])
-        return values ^ (values >> np.uint64(SHIFTS[2]))
+    values = np.array(values, dtype=np.uint64)
+    return _finish(_stir(values, np.empty_like(values)))
+
+
+def _stir(values: Scores, scratch: Scores) -> Scores:
+    """All of `mix` but its last shift, in place: the first 31 bits are already those of the score."""
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
+        values ^= np.right_shift(values, np.uint64(shift), out=scratch)
+        values *= np.uint64(multiplier)
+    return values
+
+
+def _finish(values: Scores) -> Scores:
+    values ^= values >> np.uint64(SHIFTS[2])
+    return values
 
 
 def base_key(seed: int, purpose: str) -> int:
@@ -66,3 +78,53 @@ def scores(key: ArrayLike, index: ArrayLike) -> Scores:
 def fractions(drawn: Scores) -> NDArray[np.float64]:
     """Scores as numbers in [0, 1) with 53 bits."""
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_PIECE = 16384
+"""Scores are drawn in pieces that stay in a core's own cache."""
+
+
+def scores_below(key: ArrayLike, index: NDArray[np.int64], limit: int) -> tuple[NDArray[np.int64], Scores]:
+    """Places in `index` whose score under `key` is below `limit` (0..2^64), in order, and their scores.
+
+    One pass without the last shift of `mix` leaves only what may be below; a score is finished for those alone.
+    """
+    if limit <= 0 or index.size == 0:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+    first = np.uint64((int(np.asarray(key, dtype=np.uint64)) + GOLDEN) % 2**64)
+    # The first 31 bits of a score are final after `_stir`: whatever is below the limit is at most this as well.
+    rough = np.uint64((((limit - 1) >> 33) << 33) + 2**33 - 1)
+    numbers = np.ascontiguousarray(index, dtype=np.int64).view(np.uint64)
+    values, scratch = np.empty((2, min(_PIECE, index.size)), dtype=np.uint64)
+    places, found = [], []
+    for start in range(0, index.size, _PIECE):
+        piece = numbers[start : start + _PIECE]
+        stirred = np.multiply(piece, np.uint64(GOLDEN), out=values[: piece.size])
+        stirred += first
+        near = np.flatnonzero(_stir(stirred, scratch[: piece.size]) <= rough)
+        drawn = _finish(stirred[near])
+        places.append(near + start)
+        found.append(drawn)
+    everywhere, drawn = np.concatenate(places), np.concatenate(found)
+    below = drawn <= np.uint64(limit - 1)
+    return everywhere[below], drawn[below]
+
+
+def fraction_limit(fraction: float) -> int:
+    """The limit with score < limit exactly where `fractions(score)` < fraction, for 0 <= fraction <= 1."""
+    return math.ceil(fraction * 2.0**53) << 11
+
+
+def smallest_scores(key: ArrayLike, index: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Places in `index` of the `count` smallest scores under `key`, in order; ties go to the earlier place.
+
+    So few of many are found among the scores below a limit that leaves a few more than `count`: eight standard
+    deviations more, so that a second look at everybody is next to never needed.
+    """
+    if count >= index.size:
+        return np.arange(index.size)
+    expected = count + 8.0 * math.sqrt(count) + 16.0
+    places, drawn = scores_below(key, index, fraction_limit(min(1.0, expected / index.size)))
+    if places.size < count:
+        places, drawn = scores_below(key, index, 2**64)
+    return np.sort(places[np.argsort(drawn, kind="stable")[:count]])

@@ -61,7 +61,8 @@ class TrainingFacts:
     softmax, logistic or squared loss); a ReLU network, dropout, or an unknown user module has False.
     `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
     `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
-    `shape_from_labels` says that the number of outputs was counted from all clients' labels.
+    `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
+    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`.
     """
 
     local_rate: float
@@ -77,6 +78,8 @@ class TrainingFacts:
     outside: tuple[str, ...] = ()
     preprocessing: str = FIXED_CONSTANTS
     shape_from_labels: bool = False
+    clip: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)

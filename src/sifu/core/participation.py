@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from sifu.core.draws import fraction_limit, scores_below, smallest_scores
 from sifu.core.errors import InputError
 
 ClientIndices = NDArray[np.int64]
@@ -63,16 +64,18 @@ class Participation:
         """Whether a client's presence says nothing about the others': the certified default."""
         return self.kind != "fixed"
 
-    def draw(self, active: ClientIndices, client_count: int, generator: np.random.Generator) -> ClientIndices:
-        """The participants of one round, sorted, among the `active` clients of `client_count` known ones.
+    def draw(self, active: ClientIndices, key: ArrayLike) -> ClientIndices:
+        """The participants of one round, sorted, among the `active` clients (indices among all known ones).
 
-        A Poisson draw flips a coin for every known client, active or not, so that a client's coin does not
-        move when another one leaves.
+        Client i has score_i under the round's `key` (`sifu.core.draws`): `poisson` takes whoever's fraction is below
+        the rate, `fixed` the `count` smallest scores, ties by index. A client's score depends on nobody else, so
+        a Poisson draw does not move when another client leaves.
         """
-        active = np.sort(np.asarray(active, dtype=np.int64))
+        active = np.asarray(active, dtype=np.int64)
+        if not bool((active[1:] > active[:-1]).all()):
+            active = np.sort(active)
         if self.kind == "all":
-            return active
+            return active.copy()
         if self.kind == "poisson":
-            return active[generator.random(client_count)[active] < self.rate]
-        size = min(self.count, active.size)
-        return np.sort(generator.choice(active, size=size, replace=False))
+            return active[scores_below(key, active, fraction_limit(self.rate))[0]]
+        return active[smallest_scores(key, active, self.count)]

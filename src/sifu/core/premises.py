@@ -8,11 +8,13 @@ write a level down.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sifu.core.calibration import Calibration
+from sifu.core.composition import TrainingNoise
 from sifu.core.engine import DECLARED_FIXED, FIXED_CONSTANTS, ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.core.history import Accounting
 from sifu.core.noise import NoiseSource
@@ -24,8 +26,9 @@ RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
 
 
-BEFORE_TRAINING = ("preprocessing", "hyper-parameters")
-"""The premises that matter even where no forgotten client ever touched the model."""
+BEFORE_TRAINING = ("preprocessing", "hyper-parameters", "method")
+"""The premises that matter even where no noise was needed: what came before training, and whether the method proves
+anything at all."""
 
 
 @dataclass(frozen=True)
@@ -109,24 +112,10 @@ def collect_premises(
             if accounting == "round"
             else "Population accounting under-states sensitivity; it can be compared, never certified.",
         ),
-        Premise(
-            "counterfactual",
-            "met" if facts.participation.independent else "assumed",
-            "Clients take part independently of each other, so the same schedule without the client is the law of "
-            "training without it."
-            if facts.participation.independent
-            else "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
-            "client's slots left empty, not with a world where others filled them.",
-        ),
+        _counterfactual_premise(facts),
         _calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
-        Premise(
-            "noise",
-            "met" if noise == "system" else "failed",
-            "The noise was drawn from the operating system's entropy and added in float64."
-            if noise == "system"
-            else "The noise came from a seeded generator, so whoever has the seed can remove it.",
-        ),
+        _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
         Premise(
@@ -136,6 +125,71 @@ def collect_premises(
             "they are trusted.",
         ),
     )
+
+
+def training_noise_premises(
+    facts: TrainingFacts, promised: TrainingNoise, *, epsilon: float, noise: NoiseSource, rate_source: RateSource
+) -> tuple[Premise, ...]:
+    """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order."""
+    within, reached = promised.epsilon_composed <= epsilon, _digits_up(promised.epsilon_composed)
+    return (
+        Premise(
+            "clipping",
+            "met",
+            f"Every client's update was scaled to a norm of at most {facts.clip:g} and noise of {facts.noise:g} times "
+            "that was added to it, in float64, in every round; this bounds a client's part whatever the model is. "
+            "Without the client the noise has the same size.",
+        ),
+        Premise(
+            "budget",
+            "met" if within else "failed",
+            f"Over all rounds the clients took part in, training reached epsilon {reached}"
+            + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
+        ),
+        _counterfactual_premise(facts),
+        _noise_premise(noise),
+        preprocessing_premise(facts),
+        hyper_parameters_premise(rate_source, facts.shape_from_labels),
+        Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),
+    )
+
+
+def _digits_up(value: float) -> str:
+    """Four digits, rounded up."""
+    scale = 10.0 ** (3 - math.floor(math.log10(value))) if value > 0.0 else 1.0
+    return f"{math.ceil(value * scale) / scale:.6g}"
+
+
+def heuristic_premise(method: str) -> Premise:
+    """A heuristic proves nothing, whatever else holds: its level is always `none`."""
+    return Premise(
+        "method",
+        "failed",
+        f"{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",
+    )
+
+
+def _counterfactual_premise(facts: TrainingFacts) -> Premise:
+    if facts.participation.independent:
+        return Premise(
+            "counterfactual",
+            "met",
+            "Clients take part independently of each other, so the same schedule without the client is the law of "
+            "training without it.",
+        )
+    return Premise(
+        "counterfactual",
+        "assumed",
+        "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
+        "client's slots left empty, not with a world where others filled them.",
+    )
+
+
+def _noise_premise(noise: NoiseSource) -> Premise:
+    if noise == "system":
+        statement = "The noise was drawn from the operating system's entropy and added in float64."
+        return Premise("noise", "met", statement)
+    return Premise("noise", "failed", "The noise came from a seeded generator, so whoever has the seed can remove it.")
 
 
 def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -> Premise:

@@ -70,8 +70,15 @@ def charge(psi: float, noise_std: float) -> float:
 
 
 def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
-    """Whether an edge added at or after the subject's request lies on the path to `depth`."""
-    return any(edge <= depth and order >= subject.order for edge, order in path.noise_depths)
+    """Whether noise added at or after the subject's request lies on the path to `depth`.
+
+    An edge without noise covers nobody: where a subject has nothing to hide (an exact restart) it need not, and
+    a method that merely goes on without the client (fine-tuning) hides nothing.
+    """
+    return any(
+        edge <= depth and order >= subject.order and path.nodes[edge].noise_std > 0.0
+        for edge, order in path.noise_depths
+    )
 
 
 class Exposure:

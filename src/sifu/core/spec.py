@@ -52,8 +52,21 @@ class DataSpec:
 class ModelSpec:
     """What is trained."""
 
-    kind: Literal["softmax", "logistic", "least_squares", "mlp", "cnn", "python"] = _key(
-        "softmax", "softmax, logistic, least_squares (can be proven); mlp, cnn (conditional at best)"
+    kind: Literal[
+        "softmax",
+        "logistic",
+        "least_squares",
+        "mlp",
+        "cnn",
+        "cnn_fashion_mnist",
+        "cnn_cifar10",
+        "cnn_cifar100",
+        "cnn_celeba",
+        "python",
+    ] = _key(
+        "softmax",
+        "softmax, logistic, least_squares (can be proven); mlp, cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, "
+        "cnn_cifar100, cnn_celeba (conditional at best)",
     )
     outputs: int = _key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = _key("zeros", "zeros or random; linear models only")
@@ -78,6 +91,8 @@ class ServerSpec:
 
     rate: float = _key(1.0, "server rate g of FedAvg")
     participation: str = _key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
+    clip: float = _key(0.0, "bound on the norm of a client's update; 0 is off (with it sifu is conditional at best)")
+    noise: float = _key(0.0, "noise on every client's update, as a multiple of clip (method dp); 0 is off")
 
 
 @dataclass(frozen=True)
@@ -251,6 +266,14 @@ def _check_ranges(spec: Spec) -> None:
     demand(spec.local.weight_decay >= 0, "local.weight_decay", spec.local.weight_decay, "0 or more")
     demand(0 < spec.server.rate <= 10, "server.rate", spec.server.rate, "in (0, 10]")
     Participation.parse(spec.server.participation)
+    server = spec.server
+    demand(server.clip == 0 or 1e-9 <= server.clip <= 1e9, "server.clip", server.clip, "0, or in 1e-9 to 1e9")
+    demand(
+        server.noise == 0 or (server.clip > 0 and 1e-9 <= server.noise <= 1e6),
+        "server.noise",
+        server.noise,
+        "0, or in 1e-9 to 1e6 with server.clip > 0",
+    )
     demand(0 <= spec.stop.target <= 1, "stop.target", spec.stop.target, "in [0, 1]")
     demand(spec.stop.evaluate_every >= 1, "stop.evaluate_every", spec.stop.evaluate_every, "at least 1")
     demand(spec.stop.min_rounds >= 0, "stop.min_rounds", spec.stop.min_rounds, "0 or more")

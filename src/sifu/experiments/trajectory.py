@@ -19,7 +19,7 @@ import numpy as np
 
 from sifu.api import Outcome, Run, open_run, train
 from sifu.core.engine import Engine
-from sifu.experiments.costs import cost_of
+from sifu.experiments.costs import request_cost, training_cost
 from sifu.experiments.table import Row, Table
 from sifu.experiments.work import Training, Trajectory
 from sifu.methods.training import ProgressCallback
@@ -44,7 +44,7 @@ def training_row(training: Training, run: Run, experiment: str, seconds: float) 
     try:
         rounds = reader.path()[-1].node.position
         accuracy = next((one.accuracy for one in reader.evaluations() if one.node == reader.tip), None)
-        cost = cost_of(reader, 0, training.kind)
+        cost = training_cost(reader)
     finally:
         reader.close()
     target = training.spec.stop.target
@@ -130,7 +130,7 @@ class TrajectoryRun:
             finally:
                 known["seconds"] = round(known["seconds"] + time.monotonic() - started, 3)
                 self._remember(number, known)
-            self.table.add(place | self._measure(run, number, outcome, gone, training_rounds) | known)
+            self.table.add(place | self._measure(run, outcome, gone, training_rounds) | known)
 
     def _limit(self, training_rounds: int) -> dict[str, Any]:
         limit = self.trajectory.limit
@@ -160,11 +160,10 @@ class TrajectoryRun:
         assert self.fresh_marks is not None
         return self.engine.evaluate(model, indices).accuracy - self.fresh_marks(model, indices)
 
-    def _measure(self, run: Run, number: int, outcome: Outcome, gone: Sequence[str], training_rounds: int) -> Row:
+    def _measure(self, run: Run, outcome: Outcome, gone: Sequence[str], training_rounds: int) -> Row:
         reader = run.reader()
         try:
             before = {one.subset: one.accuracy for one in reader.evaluations() if one.subset.startswith("remaining:")}
-            cost = cost_of(reader, number, self.trajectory.method, outcome)
         finally:
             reader.close()
         everyone = self.engine.evaluate(_current_model(run), _indices(run, gone)).accuracy
@@ -172,7 +171,6 @@ class TrajectoryRun:
         return {
             "clients": len(outcome.clients),
             "rounds": outcome.rounds,
-            "extra_rounds": int(getattr(outcome, "extra_rounds", 0) or 0),
             "reached": bool(reached),
             "training_rounds": training_rounds,
             "target": outcome.target,
@@ -190,7 +188,7 @@ class TrajectoryRun:
             "delta_reached": outcome.delta_reached,
             "node": outcome.rollback_to,
             "level": outcome.level,
-            **cost,
+            **request_cost(outcome),
         }
 
 

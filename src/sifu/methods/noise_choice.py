@@ -44,7 +44,7 @@ def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTer
         if not math.isfinite(needed):
             continue
         everyone = view.kept[depth].psi_max * terms.multiplier * HEADROOM
-        noise_std = _on_ladder(max(needed, everyone))
+        noise_std = on_ladder(max(needed, everyone))
         ratio = noise_to_signal(view, depth, noise_std)
         rounds = view.path.rounds_until(depth)
         options.append(NoiseOption(noise_std, depth, rounds, ratio, predict_rounds(view, depth, noise_std)))
@@ -62,7 +62,7 @@ def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTer
     return NoiseChoice(chosen, tuple(options), notes)
 
 
-def _on_ladder(noise_std: float) -> float:
+def on_ladder(noise_std: float) -> float:
     """The next power of `SIGMA_LADDER` at or above a noise."""
     if noise_std <= 0.0:
         return 0.0

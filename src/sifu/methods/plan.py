@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sifu.core.certificate import Protection, budget_reached
+from sifu.core.composition import TrainingNoise
 from sifu.core.premises import Level, Premise
 from sifu.core.rollback import Subject
 from sifu.core.terms import RequestTerms
@@ -35,6 +37,8 @@ class Plan:
 
     `source_node` is None for a fresh initial model. `wanted_node` is the latest node the budget allows,
     whether its model was kept or not. `charges` holds every subject the noise is charged to, new ones first.
+    `untouched` says that nobody who must be hidden ever touched the source, `training_noise` what noise in training
+    promises where the method rests on it.
     """
 
     terms: RequestTerms
@@ -56,3 +60,11 @@ class Plan:
     scratch_rounds: int | None
     options: tuple[NoiseOption, ...] = ()
     notes: tuple[str, ...] = ()
+    protection: Protection = "nothing"
+    untouched: bool = False
+    training_noise: TrainingNoise | None = None
+
+    @property
+    def delta_reached(self) -> float:
+        """The delta really reached at the request's epsilon."""
+        return budget_reached(self.terms.epsilon, self.multiplier, self.untouched, self.protection, self.training_noise)

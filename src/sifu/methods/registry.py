@@ -5,13 +5,21 @@ from __future__ import annotations
 import difflib
 
 from sifu.core.errors import InputError
+from sifu.methods.dp import Dp
+from sifu.methods.fine_tuning import FineTuning
+from sifu.methods.last import Last
 from sifu.methods.method import Method
+from sifu.methods.noisy_scratch import NoisyScratch
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 
 METHODS: dict[str, type[Method]] = {
     Sifu.name: Sifu,
     Scratch.name: Scratch,
+    FineTuning.name: FineTuning,
+    Last.name: Last,
+    Dp.name: Dp,
+    NoisyScratch.name: NoisyScratch,
 }
 
 

@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.calibration import Calibration, hidden_sensitivity
+from sifu.core.calibration import hidden_sensitivity
+from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.premises import Premise, hyper_parameters_premise, level_of, preprocessing_premise
 from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
+from sifu.methods.method import Method, Start
 from sifu.methods.noise_choice import predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
 from sifu.methods.view import RunView
 
 
-class Scratch:
+class Scratch(Method):
     """Start again from a model that nobody's data has touched."""
 
     name: ClassVar[str] = "scratch"
     summary: ClassVar[str] = "train a fresh model without the client: exact, and the slowest"
     certifies: ClassVar[bool] = True
+    protection: ClassVar[Protection] = "noise"
+    starts_from: ClassVar[Start] = "fresh"
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """No node, no noise, nothing charged to anyone."""
         order = view.next_order
         subjects = view.new_subjects(terms, order)
-        premises = self.premises(view, view.indices(terms.clients), (), 0, terms.calibration, terms.epsilon)
+        premises = self.premises(view, view.indices(terms.clients), (), 0, terms)
         return Plan(
             terms=terms,
             order=order,
@@ -46,6 +50,8 @@ class Scratch:
             level=level_of(premises, exact=True),
             predicted_rounds=predict_rounds(view, 0, 0.0),
             scratch_rounds=predict_rounds(view, 0, 0.0),
+            protection=self.protection,
+            untouched=True,
         )
 
     def premises(
@@ -54,8 +60,7 @@ class Scratch:
         clients: Sequence[int],
         exposures: Sequence[Exposure],
         depth: int,
-        calibration: Calibration,
-        epsilon: float,
+        terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """Nobody's data touched the fresh model, so only what came before training matters."""
         return (

@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.calibration import Calibration, hidden_sensitivity
+from sifu.core.calibration import hidden_sensitivity
+from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.core.noise import add_noise, noise_source
-from sifu.core.premises import Premise, collect_premises, level_of
-from sifu.core.rollback import Exposure, choose_node, largest_psi, largest_psi_on_the_way
+from sifu.core.premises import Premise, level_of
+from sifu.core.rollback import Exposure, choose_node, largest_psi
 from sifu.core.terms import RequestTerms
+from sifu.methods.method import Method, Start
 from sifu.methods.noise_choice import NoiseChoice, choose_noise, predict_rounds
-from sifu.methods.plan import Plan, PlannedCharge
+from sifu.methods.noised import noised_model, noised_premises, planned_charges
+from sifu.methods.plan import Plan
 from sifu.methods.view import RunView
 
 
-class Sifu:
+class Sifu(Method):
     """Rollback and calibrated Gaussian noise."""
 
     name: ClassVar[str] = "sifu"
     summary: ClassVar[str] = "roll back to the last model within the budget, add calibrated noise, retrain"
     certifies: ClassVar[bool] = True
+    protection: ClassVar[Protection] = "noise"
+    starts_from: ClassVar[Start] = "rule"
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """The latest allowed node, with the noise asked for or the one chosen from the recorded scalars."""
@@ -41,15 +45,7 @@ class Sifu:
         else:
             noise_std = terms.sigma
         node = choose_node(exposures, view.kept, noise_std, order)
-        new_ids = {one.subject for one in subjects}
-        charges = tuple(
-            PlannedCharge(one.subject, one.psi_to_hide(node.depth), cost)
-            for one, cost in zip(exposures, node.charges, strict=True)
-            if one.subject.subject in new_ids or one.psi_to_hide(node.depth) > 0.0
-        )
-        premises = self.premises(
-            view, view.indices(terms.clients), exposures, node.depth, terms.calibration, terms.epsilon
-        )
+        premises = self.premises(view, view.indices(terms.clients), exposures, node.depth, terms)
         notes = list(choice.notes) if choice else []
         if node.wanted_depth > node.depth:
             notes.append(
@@ -77,13 +73,15 @@ class Sifu:
             multiplier=terms.multiplier,
             psi=largest_psi(new, node.depth),
             psi_star=hidden_sensitivity(noise_std, terms.multiplier),
-            charges=charges,
+            charges=planned_charges(exposures, subjects, node.depth, noise_std),
             premises=premises,
             level=level_of(premises, exact=node.exact),
             predicted_rounds=predict_rounds(view, node.depth, node.noise_std),
             scratch_rounds=predict_rounds(view, 0, 0.0),
             options=choice.options if choice else (),
             notes=tuple(notes),
+            protection=self.protection,
+            untouched=node.exact,
         )
 
     def premises(
@@ -92,24 +90,15 @@ class Sifu:
         clients: Sequence[int],
         exposures: Sequence[Exposure],
         depth: int,
-        calibration: Calibration,
-        epsilon: float,
+        terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """Every premise of a noised release (DESIGN section 7)."""
-        return collect_premises(
-            view.facts,
-            view.regularities.measured,
-            accounting=view.spec.privacy.accounting,
-            calibration=calibration,
-            epsilon=epsilon,
-            noise=view.spec.privacy.noise,
-            largest_psi=largest_psi_on_the_way(exposures, depth),
-            rate_source=view.rate_source(clients),
-        )
+        return noised_premises(view, clients, exposures, depth, terms)
+
+    def bytes_kept(self, view: RunView) -> int:
+        """The models a later request may go back to."""
+        return sum(row.bytes for row in view.reader.models().values() if row.kept and row.node != view.reader.tip)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
         """The source node's model plus N(0, sigma^2 I); nothing is added where nothing needs hiding."""
-        model = view.reader.load_model(plan.source_node or 0)
-        if plan.noise_std == 0.0:
-            return model
-        return add_noise(model, plan.noise_std, noise_source(view.spec.privacy.noise, view.spec.seed, plan.order))
+        return noised_model(view, plan, view.reader.load_model(plan.source_node or 0))

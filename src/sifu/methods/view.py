@@ -190,7 +190,12 @@ class RunView:
         )
 
     def earlier_subjects(self, before_order: int | None = None) -> tuple[Subject, ...]:
-        """Everyone forgotten by requests before this order, with what they have used so far."""
+        """Everyone that requests before this order promised to hide, with what they have used so far.
+
+        Methods that hide by noise of training, or not at all, leave no budget to be kept.
+        """
+        from sifu.methods.registry import method_named  # the methods import this file
+
         by_request = {one.request: one for one in self.requests}
         order_of_node = {row.node.node: row.node.order for row in self.reader.node_rows() if row.node.kind != "round"}
         used: dict[int, float] = {}
@@ -201,7 +206,7 @@ class RunView:
         for row in self.reader.subjects():
             request = by_request[row.request]
             order = request.request_order or 0
-            if before_order is None or order < before_order:
+            if method_named(request.method).protection == "noise" and (before_order is None or order < before_order):
                 multiplier = request.multiplier or 0.0
                 # Summed in float64, so enlarged by more than the summation can have lost.
                 spent = used.get(row.subject, 0.0) * (1.0 + 2.0**-40)
@@ -236,6 +241,14 @@ class RunView:
                 float(self.regularities.averagedness[client]),
             )
         return parts
+
+    @cached_property
+    def round_sums(self) -> dict[int, tuple[int, int, int]]:
+        """Of each recorded round, on the path or not: N, the sum of n_i^2, and how many took part."""
+        rows = self.reader.query(
+            "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
+        )
+        return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
 
     def tracker(self) -> SensitivityTracker:
         """Psi of every client at the tip, by replaying the rounds of the path."""

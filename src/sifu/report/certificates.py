@@ -96,6 +96,7 @@ def _technical(one: Request, body: Mapping[str, Any]) -> str:
     pairs: list[tuple[str, object]] = [
         ("The guarantee as signed", body.get("guarantee", "")),
         ("Noise σ", _number(body.get("sigma"))),
+        *_training_noise(body.get("training_noise")),
         ("Noise multiplier s", _number(body.get("noise_multiplier"))),
         ("Ψ* = σ/s", _number(body.get("psi_star"))),
         ("Ψ at the model gone back to", _number(body.get("psi"))),
@@ -126,6 +127,17 @@ def _technical(one: Request, body: Mapping[str, Any]) -> str:
         + _subjects("Clients of this request", body.get("subjects", []))
         + _subjects("Clients forgotten earlier that this noise was charged to", body.get("earlier_subjects", []))
     )
+
+
+def _training_noise(noise: Mapping[str, Any] | None) -> list[tuple[str, object]]:
+    """Both accountings of noise in training."""
+    if not noise:
+        return []
+    return [
+        ("Updates clipped to, noise a multiple of it", f"{_number(noise.get('clip'))}, {_number(noise.get('noise'))}"),
+        ("ε of all rounds together, which counts", _number(noise.get("epsilon_composed"))),
+        ("ε of one round, as the paper counts", _number(noise.get("epsilon_one_round"))),
+    ]
 
 
 def _subjects(caption: str, subjects: Sequence[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sifu.core.calibration import noise_multiplier, true_positive_rate
 from sifu.core.history import PathNode
+from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
 from sifu.report.data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
 from sifu.report.psi import psi_panel
@@ -230,8 +231,12 @@ def _attacker(row: RequestRow, certificate: Mapping[str, Any] | None) -> float:
 
 
 def _psi_panels(reader: _RememberingReader, view: RunView, evaluations: Evaluations) -> tuple[PsiPanel, ...]:
-    """The latest requests that rolled back; everyone they draw is read from the database at once."""
-    rows = [one for one in view.requests if one.noise_node is not None and one.source_node is not None]
+    """The latest requests that put noise on a model of the history; everyone drawn is read at once."""
+    rows = [
+        one
+        for one in view.requests
+        if one.noise_node is not None and one.source_node is not None and method_named(one.method).protection == "noise"
+    ]
     rows = sorted(rows, key=lambda one: one.request_order or 0)[-MOST_PANELS:]
     charged = {(one.noise_node, one.subject): float(one.psi.strip("'")) for one in reader.charges()}
     subjects = {}

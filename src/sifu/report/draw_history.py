@@ -119,9 +119,9 @@ def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], *, crowded: bo
             color=colour,
         )
     if one.branch > 0 and not crowded:
-        words = "fresh start, no noise" if fresh else f"noise σ = {one.noise_std:.3g}"
+        noise = f"noise σ = {one.noise_std:.3g}" if one.noise_std else "no noise"
         axes.annotate(
-            "no noise needed" if not fresh and one.noise_std == 0.0 else words,
+            f"fresh start, {noise}" if fresh else noise,
             (one.start, lane - (0.28 if fresh else 0.66)),
             xytext=(5, 0),
             textcoords="offset points",

@@ -4,9 +4,12 @@ from sifu.sim.clients import ClientData
 from sifu.sim.engine import SimulatedFederation, Strategy
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.models import LinearModel, Model, ModuleModel, make_model
+from sifu.sim.networks import ConvNet, Convolution
 
 __all__ = [
     "ClientData",
+    "ConvNet",
+    "Convolution",
     "LinearModel",
     "LocalTraining",
     "Model",

@@ -1,8 +1,9 @@
 """Clients of near-equal size side by side in one tensor, so that one call trains many of them.
 
 Clients are sorted by size and cut into blocks whose largest client has at most twice the samples of the
-smallest: padding never more than doubles the data, and each block stays within a memory budget. Rows
-added as padding are zeros with weight zero.
+smallest: padding never more than doubles the data, and each client's data is held once. Rows added as
+padding are zeros with weight zero. A round works on parts of blocks, each of so few rows that what it allocates
+stays small however many clients take part.
 """
 
 from __future__ import annotations
@@ -12,64 +13,137 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.participation import ClientIndices
+from sifu.core.upward import enlargement
 from sifu.sim.clients import CheckedClient
 from sifu.sim.objectives import Objective
 
-BLOCK_BYTES = 2**28
-"""No tensor of a block is larger, unless a single client is."""
+PART_ROWS = 2**14
+"""No part of a round has more rows, padding included, unless a single client has."""
+PART_BYTES = 2**27
+"""No copy of the samples of a part is larger, unless a single client's is."""
+COPY_BYTES = 2**17
+"""Clients whose samples take this much or more are multiplied one by one where they lie; smaller ones are gathered."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Padded data of some clients.
+    """Padded data of some clients, steps and outputs last but one.
 
-    `x` (clients, rows, width) has the bias column as its last; `targets` (clients, rows, outputs) are encoded;
-    `row_weights` (clients, rows, 1) are 1/n_i on the n_i true rows and 0 on padding. `gram` is x x' a client
-    where steps are cheaper between samples than between features, else None.
+    `x` (clients, rows, width) has the bias column as its last; `targets` (clients, outputs, rows) are encoded;
+    `row_weights` (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` is x x' a client
+    where steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded up.
     """
 
     clients: ClientIndices
-    samples: np.ndarray
+    samples: NDArray[np.int64]
     x: Tensor
     targets: Tensor
     row_weights: Tensor
     gram: Tensor | None
+    lengths: NDArray[np.float64]
 
-    def select(self, rows: np.ndarray) -> Block:
-        """The block of some of its clients; itself, without a copy, when all are asked for in order."""
-        if rows.size == self.clients.size and bool((rows[1:] > rows[:-1]).all()):
-            return self
-        index = torch.from_numpy(rows)
-        return Block(
-            self.clients[rows],
-            self.samples[rows],
-            self.x[index],
-            self.targets[index],
-            self.row_weights[index],
-            None if self.gram is None else self.gram[index],
-        )
+    def parts(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[Part]:
+        """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for."""
+        padded, width = self.x.shape[1:]
+        count = min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size()))
+        for start in range(0, rows.size, max(1, count)):
+            stop = start + max(1, count)
+            yield Part(self, rows[start:stop], places[start:stop])
 
 
-def cut_into_groups(samples: np.ndarray, bytes_a_row: int, bytes_a_client: int) -> Iterator[np.ndarray]:
-    """Client indices of each block, sorted by size first and cut where sizes or memory ask for it."""
+class Part:
+    """Some clients of a block, with products that copy no more of their samples than pays."""
+
+    def __init__(self, block: Block, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        self.places = places
+        self.clients, self.samples, self.lengths = block.clients[rows], block.samples[rows], block.lengths[rows]
+        self._block, self._rows = block, rows
+        first, last = int(rows[0]), int(rows[-1])
+        # Clients that lie side by side are looked at in place.
+        self._beside = last - first + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
+        index = slice(first, last + 1) if self._beside else torch.from_numpy(rows)
+        self._index = index
+        self.targets, self.row_weights = block.targets[index], block.row_weights[index]
+        self.gram = None if block.gram is None else block.gram[index]
+        self._x: Tensor | None = block.x[index] if self._beside else None
+        _, padded, width = block.x.shape
+        self._one_by_one = not self._beside and padded * width * block.x.element_size() >= COPY_BYTES
+
+    @property
+    def x(self) -> Tensor:
+        """The samples (clients, rows, width), gathered when first asked for."""
+        if self._x is None:
+            self._x = self._block.x[self._index]
+        return self._x
+
+    def let_go(self) -> None:
+        """Forget gathered samples; they are gathered again when needed."""
+        if not self._beside:
+            self._x = None
+
+    def outputs(self, model: Tensor) -> Tensor:
+        """X_i W of each client as (clients, outputs, rows), from W (width, outputs)."""
+        count, padded, width = self._rows.size, *self._block.x.shape[1:]
+        if self._one_by_one and self._x is None:
+            found = model.new_empty((count, padded, model.shape[1]))
+            for place, row in enumerate(self._rows.tolist()):
+                torch.mm(self._block.x[row], model, out=found[place])
+        else:
+            found = (self.x.reshape(count * padded, width) @ model).reshape(count, padded, -1)
+        return found.transpose(1, 2).contiguous()
+
+    def pulled_back(self, dual: Tensor) -> Tensor:
+        """X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
+        if not (self._one_by_one and self._x is None):
+            return torch.bmm(dual, self.x)
+        found = dual.new_empty((self._rows.size, dual.shape[1], self._block.x.shape[2]))
+        for place, row in enumerate(self._rows.tolist()):
+            torch.mm(dual[place], self._block.x[row], out=found[place])
+        return found
+
+    def summed(self, dual: Tensor) -> Tensor:
+        """sum_i X_i' V_i, transposed: (outputs, width), as one product over the rows of all clients."""
+        count, outputs, padded = dual.shape
+        side_by_side = dual.transpose(0, 1).reshape(outputs, count * padded)
+        return side_by_side @ self.x.reshape(count * padded, -1)
+
+
+def cut_into_groups(samples: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Client indices of each block: sorted by size, cut where the largest would exceed twice the smallest."""
     order = np.argsort(samples, kind="stable")
-    start = 0
-    for stop in range(1, order.size + 1):
-        if stop < order.size:
-            largest, smallest = int(samples[order[stop]]), int(samples[order[start]])
-            demand = (stop + 1 - start) * max(largest * bytes_a_row, bytes_a_client)
-            if largest <= 2 * smallest and demand <= BLOCK_BYTES:
-                continue
+    sizes, start = samples[order], 0
+    while start < order.size:
+        stop = int(np.searchsorted(sizes, 2 * sizes[start], side="right"))
         yield np.sort(order[start:stop])
         start = stop
 
 
+def padded_samples(clients: Sequence[CheckedClient], dtype: str) -> NDArray[np.floating]:
+    """Samples of `clients` with the bias column appended, padded with rows of zeros to the largest client."""
+    samples = np.array([client.samples for client in clients])
+    padded = np.zeros((len(clients), int(samples.max()), clients[0].x.shape[1] + 1), dtype=dtype)
+    _fill(padded, clients, samples)
+    return padded
+
+
+def _fill(padded: NDArray[np.floating], clients: Sequence[CheckedClient], samples: NDArray[np.int64]) -> None:
+    rows = np.concatenate([client.x for client in clients])
+    if int(samples.min()) == padded.shape[1]:
+        padded[..., :-1] = rows.reshape(len(clients), padded.shape[1], -1)
+        padded[..., -1] = 1.0
+    else:
+        real = np.arange(padded.shape[1]) < samples[:, None]
+        padded[..., :-1][real] = rows
+        padded[real, -1] = 1.0
+
+
 def make_block(
     clients: Sequence[CheckedClient],
-    indices: np.ndarray,
+    indices: NDArray[np.int64],
     objective: Objective,
     outputs: int,
     dtype: torch.dtype,
@@ -78,16 +152,22 @@ def make_block(
 ) -> Block:
     """Copy and pad the data of some clients; `between_samples` also forms their Gram matrices."""
     samples = np.array([clients[i].samples for i in indices], dtype=np.int64)
-    rows, width = int(samples.max()), clients[indices[0]].x.shape[1] + 1
-    x = torch.zeros((indices.size, rows, width), dtype=dtype)
-    targets = torch.zeros((indices.size, rows, outputs), dtype=dtype)
-    row_weights = torch.zeros((indices.size, rows, 1), dtype=dtype)
-    x_view = x.numpy()
-    for place, index in enumerate(indices):
-        client = clients[index]
-        x_view[place, : client.samples, :-1] = client.x
-        x_view[place, : client.samples, -1] = 1.0
-        targets[place, : client.samples] = objective.encode(torch.tensor(client.y), outputs, dtype)
-        row_weights[place, : client.samples] = 1.0 / client.samples
-    gram = torch.bmm(x, x.transpose(1, 2)) if between_samples else None
-    return Block(indices, samples, x, targets, row_weights, gram)
+    padded, width = int(samples.max()), clients[indices[0]].x.shape[1] + 1
+    x = torch.zeros((indices.size, padded, width), dtype=dtype)
+    targets = torch.zeros((indices.size, padded, outputs), dtype=dtype)
+    gram = torch.zeros((indices.size, padded, padded), dtype=dtype) if between_samples else None
+    real = np.arange(padded) < samples[:, None]
+    lengths = np.zeros(indices.size)
+    step = max(1, PART_BYTES // (padded * width * x.element_size()))
+    for start in range(0, indices.size, step):
+        some = slice(start, start + step)
+        chosen = [clients[i] for i in indices[some]]
+        _fill(x[some].numpy(), chosen, samples[some])
+        labels = torch.from_numpy(np.concatenate([client.y for client in chosen]))
+        targets[some][torch.from_numpy(real[some])] = objective.encode(labels, outputs, dtype)
+        if gram is not None:
+            torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
+        lengths[some] = torch.linalg.vector_norm(x[some], dim=(1, 2), dtype=torch.float64).numpy()
+    row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
+    targets = targets.transpose(1, 2).contiguous()
+    return Block(indices, samples, x, targets, row_weights, gram, lengths * enlargement(padded * width))

@@ -13,14 +13,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.draws import base_key, place_key
 from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
 from sifu.core.errors import InputError, RoundRejectedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices, Participation
-from sifu.core.randomness import keyed_generator
 from sifu.core.upward import norm_up
-from sifu.sim.averaging import Average, average
+from sifu.sim.averaging import Average, average_models
 from sifu.sim.clients import ClientData, check_clients, count_outputs, input_shape
+from sifu.sim.clipping import OUTSIDE, ClippedAverage, Clipping
+from sifu.sim.conv_trainer import ConvTrainer
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.loop import LoopTrainer
 from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
@@ -35,9 +37,9 @@ Strategy = Literal["auto", "loop", "vectorised"]
 class SimulatedFederation:
     """An `Engine` of clients whose data are at hand.
 
-    `model` is a name (softmax, logistic, least_squares, mlp, cnn; outputs are counted from the targets) or a
-    `LinearModel` or `ModuleModel`. `strategy` auto trains linear models many clients at once and everything
-    else one client after the other. Data are checked and copied here; later changes to them have no effect.
+    `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
+    `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
+    one client after the other. Data are checked and copied here; later changes to them have no effect.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class SimulatedFederation:
         strategy: Strategy = "auto",
         preprocessing: str = "fixed constants",
         shape_from_labels: bool = False,
+        clipping: Clipping | None = None,
     ) -> None:
         if not (math.isfinite(server_rate) and server_rate > 0.0):
             raise InputError(f"the server rate must be a positive number, found {server_rate}")
@@ -67,30 +70,39 @@ class SimulatedFederation:
         linear = model if isinstance(model, LinearModel) else None
         if linear and linear.features != math.prod(shape):
             raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
-        if strategy == "vectorised" and not linear:
-            raise InputError("only linear models can be vectorised; use strategy auto or loop for a module")
+        conv_net = None if isinstance(model, LinearModel) else model.conv_net
+        if strategy == "vectorised" and not linear and not conv_net:
+            raise InputError(
+                "only linear models and described convolutional networks can be vectorised; use strategy auto or loop "
+                "for a module"
+            )
 
         self._model = model
         self._training = training
         self._seed = int(seed)
+        self._participation_key = base_key(self._seed, "participation")
         self._layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self._samples = np.array([client.samples for client in checked], dtype=np.int64)
-        self._trainer: LoopTrainer | VectorisedTrainer
+        self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
         if linear and strategy != "loop":
             self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed)
+        elif conv_net and strategy != "loop":
+            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed)
         else:
             self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed)
+        self._clipping = clipping
         self._rounding: LinearRounding | None = None
         self._clients = tuple(ClientProfile(one.name, one.samples, training.steps) for one in checked)
         if linear:
-            found = [linear_curvature(one.x, linear.objective, training, one.name) for one in checked]
+            found = linear_curvature(checked, linear.objective, training)
             self._clients = tuple(
-                ClientProfile(one.name, one.samples, training.steps, curvature.smoothness, training.weight_decay)
-                for one, curvature in zip(checked, found, strict=True)
+                ClientProfile(one.name, one.samples, training.steps, smoothness, training.weight_decay)
+                for one, smoothness in zip(checked, found.smoothness.tolist(), strict=True)
             )
-            if dtype == "float64" and all(within_reach(training, one.smoothness) for one in found):
+            within = within_reach(training, float(found.smoothness.max()))
+            if clipping is None and dtype == "float64" and within:
                 self._rounding = LinearRounding(linear, training, server_rate, checked, found)
         self._facts = TrainingFacts(
             local_rate=training.rate,
@@ -103,10 +115,27 @@ class SimulatedFederation:
             dtype=dtype,
             smooth_model=model.smooth,
             rounding_bounded=self._rounding is not None,
-            outside=model.outside,
+            outside=(*model.outside, OUTSIDE) if clipping else model.outside,
             preprocessing=preprocessing,
             shape_from_labels=shape_from_labels,
+            clip=clipping.clip if clipping else 0.0,
+            noise=clipping.noise if clipping else 0.0,
         )
+
+    @property
+    def model(self) -> Model:
+        """What is trained."""
+        return self._model
+
+    @property
+    def training(self) -> LocalTraining:
+        """What a client does in a round."""
+        return self._training
+
+    @property
+    def seed(self) -> int:
+        """Keys every draw."""
+        return self._seed
 
     @property
     def layout(self) -> ModelLayout:
@@ -144,9 +173,7 @@ class SimulatedFederation:
         """
         start = self._checked_model(model)
         participants = self._facts.participation.draw(
-            self._checked_clients(active, "active"),
-            len(self._clients),
-            keyed_generator(self._seed, "participation", position.branch, position.round),
+            self._checked_clients(active, "active"), place_key(self._participation_key, position.branch, position.round)
         )
         if absent is not None:
             participants = np.setdiff1d(participants, absent)
@@ -154,23 +181,36 @@ class SimulatedFederation:
         if participants.size == 0:
             gram = np.zeros((0, 0)) if want_gram else None
             return RoundResult(start, participants, samples, np.zeros(0), 0.0, 0.0, gram)
+        if self._clipping:
+            return self._clipped_round(self._clipping, start, position, participants, want_gram, want_updates)
         exact_start = start.astype(np.float64)
-        found = average(
-            lambda: self._trainer.train(start, position, participants, self._training.steps),
-            exact_start,
-            samples,
-            start.itemsize,
-            want_gram,
-        )
+        found = self._average(start, exact_start, position, participants, samples, want_gram)
         with np.errstate(over="ignore", invalid="ignore"):
-            new = exact_start + self._facts.server_rate * (found.mean - exact_start)
-            new = new.astype(self._layout.dtype)
+            new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
         rounding = self._rounding.of_round(norm_up(exact_start), participants) if self._rounding else 0.0
         updates = None
         if want_updates:
             updates = self.local_updates(start, position, participants, self._training.steps)
         return RoundResult(new, participants, samples, found.drifts, found.mean_shift, rounding, found.gram, updates)
+
+    def _clipped_round(
+        self,
+        clipping: Clipping,
+        start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        want_gram: bool,
+        want_updates: bool,
+    ) -> RoundResult:
+        """A round of clipped, perhaps noised updates; its noise is drawn anew if it is run again (unless seeded)."""
+        updates = self.local_updates(start, position, participants, self._training.steps)
+        samples = self._samples[participants]
+        found = clipping.average(updates, position, participants, samples, want_gram)
+        new = (start.astype(np.float64) + self._facts.server_rate * found.step).astype(self._layout.dtype)
+        self._reject_not_finite(found, new, position, participants)
+        sent = found.updates.astype(self._layout.dtype) if want_updates else None
+        return RoundResult(new, participants, samples, found.drifts, found.mean_shift, 0.0, found.gram, sent)
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
@@ -183,13 +223,36 @@ class SimulatedFederation:
             updates[places if isinstance(places, slice) else places.numpy()] = models.numpy() - start
         return updates
 
+    def _average(
+        self,
+        start: Vector,
+        exact_start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        samples: NDArray[np.int64],
+        want_gram: bool,
+    ) -> Average:
+        """Train the participants and average them, the way the trainer does it best."""
+        if isinstance(self._trainer, VectorisedTrainer):
+            return self._trainer.average(start, position, participants, samples, want_gram)
+        steps = self._training.steps
+        return average_models(
+            lambda: self._trainer.train(start, position, participants, steps),
+            exact_start,
+            samples,
+            start.itemsize,
+            want_gram,
+        )
+
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Samples, correct predictions (0 for regression) and sum of losses of each of `clients`, in their order."""
         chosen = self._checked_clients(clients, "evaluated")
         correct, loss_sum = self._trainer.evaluate(self._checked_model(model), chosen)
-        return Evaluation(chosen, self._samples[chosen], correct, loss_sum)
+        return Evaluation(chosen.copy(), self._samples[chosen], correct, loss_sum)
 
-    def _reject_not_finite(self, found: Average, new: Vector, position: Position, participants: ClientIndices) -> None:
+    def _reject_not_finite(
+        self, found: Average | ClippedAverage, new: Vector, position: Position, participants: ClientIndices
+    ) -> None:
         if bool(np.isfinite(new).all()) and not found.not_finite:
             return
         where = f"round {position.round} of branch {position.branch} was rejected and changed nothing: "
@@ -212,11 +275,16 @@ class SimulatedFederation:
         return vector
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
-        chosen = np.asarray(clients, dtype=np.int64).reshape(-1).copy()
-        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self._clients)):
+        """`clients` as indices of known clients, none of them twice; the argument is never kept."""
+        chosen = np.asarray(clients, dtype=np.int64).reshape(-1)
+        # Clients in increasing order, the usual case, are seen to differ in one pass.
+        increasing = bool((chosen[1:] > chosen[:-1]).all())
+        ends = chosen[[0, -1]] if increasing and chosen.size else chosen
+        lowest, highest = ends.min(initial=0), ends.max(initial=0)
+        if lowest < 0 or highest >= len(self._clients):
             raise InputError(
-                f"{what} clients must be indices in 0..{len(self._clients) - 1}, found {chosen.min()}..{chosen.max()}"
+                f"{what} clients must be indices in 0..{len(self._clients) - 1}, found {lowest}..{highest}"
             )
-        if np.unique(chosen).size != chosen.size:
+        if not increasing and np.unique(chosen).size != chosen.size:
             raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
         return chosen

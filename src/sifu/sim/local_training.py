@@ -70,10 +70,26 @@ class LocalTraining:
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
         if not self.momentum:
+            if isinstance(value, torch.Tensor):  # one pass instead of two
+                return torch.sub(value, gradient, alpha=self.rate), None
             return value - self.rate * gradient, None
         velocity = gradient if velocity is None else self.momentum * velocity + gradient
         direction = gradient + self.momentum * velocity if self.nesterov else velocity
         return value - self.rate * direction, velocity
+
+    def descend_in_place(self, value: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor, step: int) -> None:
+        """`descend` without new memory: changes all three; in `step` 0 what `velocity` holds is ignored."""
+        if self.weight_decay:
+            gradient.add_(value, alpha=self.weight_decay)
+        if not self.momentum:
+            value.sub_(gradient, alpha=self.rate)
+            return
+        if step == 0:
+            velocity.copy_(gradient)
+        else:
+            velocity.mul_(self.momentum).add_(gradient)
+        direction = gradient.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+        value.sub_(direction, alpha=self.rate)
 
 
 def _whole(value: object) -> bool:

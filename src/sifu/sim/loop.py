@@ -1,7 +1,7 @@
 """The plain loop: one client after the other, torch's autograd and torch's own SGD.
 
-Slow, short, and obviously right: it is what every model that is not linear uses, and the oracle that the
-vectorised path is tested against.
+Slow, short, and obviously right: it is what any module that a user brings is trained by, and the oracle that the
+faster paths are tested against.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.sim.batches import batch_sequence
 from sifu.sim.clients import CheckedClient
+from sifu.sim.dropout import KeyedDropout, dropout_key
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.models import Model, torch_seed
 
@@ -32,10 +33,10 @@ SMALL_MODEL = 100_000
 
 
 @contextmanager
-def few_threads(parameters: int) -> Iterator[None]:
-    """One thread for a small model, as many as there were for a large one."""
+def few_threads(size: int, small: int = SMALL_MODEL) -> Iterator[None]:
+    """One thread for a small model, as many as there were for a large one (or for other work of a `size`)."""
     before = torch.get_num_threads()
-    if parameters >= SMALL_MODEL or before == 1:
+    if size >= small or before == 1:
         yield
         return
     torch.set_num_threads(1)
@@ -62,6 +63,7 @@ class LoopTrainer:
         self._seed = seed
         self._data = [(torch.tensor(client.x), torch.tensor(client.y)) for client in clients]
         self._module = model.build(dtype)
+        self._dropouts = [part for part in self._module.modules() if isinstance(part, KeyedDropout)]
         self._buffers = [buffer.clone() for buffer in self._module.buffers()]
         self._try_forward(clients[0], outputs)
 
@@ -88,9 +90,11 @@ class LoopTrainer:
         )
         whole = training.whole_batches(x.shape[0])
         with torch.random.fork_rng(devices=[]):
-            # Dropout and the like: keyed, so that a round replays bit for bit.
+            # torch's own dropout and the like: keyed, so that a round replays bit for bit.
             torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, client))
-            for batch in batch_sequence(training, x.shape[0], self._seed, position, client, steps):
+            for step, batch in enumerate(batch_sequence(training, x.shape[0], self._seed, position, client, steps)):
+                for layer, dropout in enumerate(self._dropouts):
+                    dropout.key = int(dropout_key(self._seed, position, client, step, layer))
                 optimizer.zero_grad()
                 scores = module(x if whole else x[batch])
                 self._model.loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]

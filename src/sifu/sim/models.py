@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from sifu.core.errors import InputError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.randomness import keyed_generator
-from sifu.sim.networks import LinearScores, SmallConvNet, mlp
+from sifu.sim.networks import CONV_NETS, ConvNet, LinearScores, image_shape, mlp
 from sifu.sim.objectives import OBJECTIVES, Objective, ObjectiveName
 
 TORCH_TYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -101,6 +101,12 @@ class ModuleModel:
         object.__setattr__(self, "outside", _outside_the_theory(module))
 
     @property
+    def conv_net(self) -> ConvNet | None:
+        """What the module is, if it is a described network with softmax loss: such ones have a faster path."""
+        plain = self.kind == "softmax" and self.custom_loss is None
+        return self.factory if plain and isinstance(self.factory, ConvNet) else None
+
+    @property
     def objective(self) -> Objective:
         """The loss `kind` names."""
         return OBJECTIVES[self.kind]
@@ -141,21 +147,19 @@ def make_model(
     init: Literal["zeros", "random"] = "zeros",
     hidden: int = 64,
 ) -> Model:
-    """The model a spec names: softmax, logistic, least_squares, mlp or cnn.
+    """The model a spec names: softmax, logistic, least_squares, mlp, or one of `CONV_NETS`.
 
-    `init` is for linear models (a network always starts at random), `hidden` for networks.
+    `init` is for linear models (a network always starts at random), `hidden` for mlp.
     """
     if name in OBJECTIVES:
         return LinearModel(name, math.prod(input_shape), outputs, init)  # type: ignore[arg-type]
+    if name in CONV_NETS:
+        return ModuleModel(CONV_NETS[name](image_shape(name, tuple(input_shape)), outputs))
+    if name != "mlp":
+        raise InputError(f"no model is called {name!r}; there are {', '.join([*OBJECTIVES, 'mlp', *CONV_NETS])}")
     if hidden < 1:
         raise InputError(f"a network needs at least 1 hidden unit, found {hidden}")
-    if name in NETWORKS:
-        return ModuleModel(functools.partial(NETWORKS[name], tuple(input_shape), outputs, hidden))
-    raise InputError(f"no model is called {name!r}; there are {', '.join([*OBJECTIVES, *NETWORKS])}")
-
-
-NETWORKS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {"mlp": mlp, "cnn": SmallConvNet}
-"""Networks by their name in a spec."""
+    return ModuleModel(functools.partial(mlp, tuple(input_shape), outputs, hidden))
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:

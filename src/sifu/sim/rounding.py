@@ -34,7 +34,13 @@ R' = R + eta v', kappa = lambda for labels and beta otherwise, and Q likewise wi
 position p and velocity q obey q' = rho q + beta p + e/eta, p' = p + eta q' + e (Nesterov: p' = p +
 eta (beta p + e/eta + rho q') + e), from p = q = 0.
 
-**Averaging** M models and the server's step: 4 (M + 8) u R, times max(1, g) like all before.
+**Averaging** M models and the server's step: 4 (M + 8) u R, times max(1, g) like all before. The vectorised path
+carries theta_i as a_K W_0 + u_i. Where it builds u_i, that takes two more roundings of numbers below 2R, once, and
+the conversion's e, which is then not needed for anything else, covers them. Where it does not, conversion and
+averaging are one product sum_i X_i'(w_i V_i) over at most m rows of several clients at a time, whose sums are
+then added: each entry goes through at most m + M + 4 roundings, so the error is at most (m + M + 4) u times
+sum_i w_i ||X_i||_F ||V_i|| <= r Q. Added, with room: 2 (m + M + 8) u r max(R, Q), m the rows of the round or the
+most rows of a product, whichever is less.
 
 **Both worlds.** A sensitivity compares two computed runs, so everything counts twice. The other run's model
 is within Psi of this one, so its path is covered by R_0 = ||theta|| + 1000 as long as Psi <= 1000, which
@@ -48,10 +54,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sifu.core.engine import ROUNDING_HOLDS_UP_TO
 from sifu.core.participation import ClientIndices
-from sifu.core.upward import UNIT_ROUNDOFF, norm_up
+from sifu.core.upward import UNIT_ROUNDOFF, enlargement
+from sifu.sim.blocks import PART_ROWS
 from sifu.sim.clients import CheckedClient
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.models import LinearModel
@@ -63,8 +71,8 @@ from sifu.sim.smoothness import LinearCurvature
 class RoundSize:
     """What the allowance depends on, as the largest over the participants of a round.
 
-    `width` is d = features + 1, `outputs` C, `samples` n, `batch_ratio` n/b_min, `participants` M, `smoothness`
-    beta, `energy` as in `LinearCurvature`, `target_norm` the largest ||y_row|| (used for least squares only).
+    `width` is d = features + 1, `outputs` C, `samples` n, `batch_ratio` n/b_min, `participants` M, `rows` m,
+    `smoothness` beta, `energy` as in `LinearCurvature`, `target_norm` the largest ||y_row|| (least squares only).
     """
 
     width: int
@@ -72,6 +80,7 @@ class RoundSize:
     samples: int
     batch_ratio: float
     participants: int
+    rows: int
     smoothness: float
     energy: float
     target_norm: float
@@ -96,6 +105,7 @@ def round_allowance(
     step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
     local = _after_all_steps(step, size.smoothness, training) + step
     averaging = 4.0 * (size.participants + 8) * UNIT_ROUNDOFF * radius
+    averaging += 2.0 * (size.rows + size.participants + 8) * UNIT_ROUNDOFF * spread * radius
     return 2.0 * max(1.0, server_rate) * (local + averaging)
 
 
@@ -108,30 +118,40 @@ class LinearRounding:
         training: LocalTraining,
         server_rate: float,
         clients: Sequence[CheckedClient],
-        curvatures: Sequence[LinearCurvature],
+        curvature: LinearCurvature,
     ) -> None:
         self._model, self._training, self._server_rate = model, training, server_rate
         self._samples = np.array([one.samples for one in clients])
         self._ratios = np.array([one.samples / training.smallest_batch(one.samples) for one in clients])
-        self._smoothness = np.array([one.smoothness for one in curvatures])
-        self._energy = np.array([one.energy for one in curvatures])
+        self._curvature = curvature
         self._target_norms = np.zeros(len(clients))
         if not model.objective.labels:
-            self._target_norms[:] = [max(norm_up(row) for row in one.y) for one in clients]
+            firsts = np.concatenate([[0], np.cumsum(self._samples)[:-1]])
+            self._target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([one.y for one in clients])), firsts)
 
     def of_round(self, start_norm: float, participants: ClientIndices) -> float:
         """The allowance of a round of `participants` from a model of norm `start_norm`."""
+        samples = self._samples[participants]
+        largest = int(samples.max())
         size = RoundSize(
             width=self._model.features + 1,
             outputs=self._model.outputs,
-            samples=int(self._samples[participants].max()),
+            samples=largest,
             batch_ratio=float(self._ratios[participants].max()),
             participants=participants.size,
-            smoothness=float(self._smoothness[participants].max()),
-            energy=float(self._energy[participants].max()),
+            rows=min(int(samples.sum()), max(largest, PART_ROWS)),
+            smoothness=float(self._curvature.smoothness[participants].max()),
+            energy=float(self._curvature.energy[participants].max()),
             target_norm=float(self._target_norms[participants].max()),
         )
         return round_allowance(start_norm, size, self._training, self._model.objective, self._server_rate)
+
+
+def _row_norms_up(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """An upper bound of the norm of each row, scaled first so that no square over- or underflows."""
+    largest = np.abs(values).max(axis=1).astype(np.float64)
+    scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]
+    return np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
 
 
 def _path_radius(start: float, pull: float, size: RoundSize, training: LocalTraining, labels: bool) -> float:

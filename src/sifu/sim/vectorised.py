@@ -7,8 +7,12 @@ With X (n x d, bias column included), W (d x C) and residual rows r(z) = df/dz, 
 **Between features** a step multiplies by X twice. **Between samples** it never touches X: every iterate is
 W_k = a_k W_0 + X' V_k, so with G = XX' (formed once) and Z_0 = X W_0 the outputs are a_k Z_0 + G V_k, and SGD with
 decay and momentum, being linear, acts on the pair (a, V) with gradient (0, weights * r). With few samples a
-client and many features that is far cheaper: 60 samples of 784 features need 1/13 of the work a step.
+client and many features that is far cheaper: 60 samples of 784 features need 1/13 of the work a step. The mean of
+the round and the drifts then follow from V as well (`sifu.sim.averaging`), without the local models, in float64 and
+where clients have no more than a few rows an output; else building X'V is cheaper, or more precise.
 Both agree with the plain loop to rounding; `sifu.sim.rounding` bounds either.
+
+Outputs lie in front of rows: (clients, C, n), and models as (C, d). Sums over outputs then run over long rows.
 """
 
 from __future__ import annotations
@@ -22,15 +26,25 @@ from torch import Tensor
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
-from sifu.sim.batches import batch_sequence
-from sifu.sim.blocks import Block, cut_into_groups, make_block
+from sifu.core.upward import UNIT_ROUNDOFF, norm_up
+from sifu.sim.averaging import Average, DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
+from sifu.sim.batches import draw_batches
+from sifu.sim.blocks import Part, cut_into_groups, make_block
 from sifu.sim.clients import CheckedClient
 from sifu.sim.local_training import LocalTraining
+from sifu.sim.loop import few_threads
 from sifu.sim.models import TORCH_TYPES, LinearModel
+
+ROWS_AN_OUTPUT = 4
+"""Up to so many rows an output, one more product with all samples is cheaper than building local models."""
+SMALL_ROUND = 2**21
+"""Below this many values of samples, threads wait for each other about as long as they work."""
+MASKED_BATCHES = 4
+"""Up to so many batches a client, weighting all rows is cheaper than copying those of a batch."""
 
 
 class VectorisedTrainer:
-    """Trains and evaluates the clients of a linear model block by block."""
+    """Trains and evaluates the clients of a linear model, part of a block by part."""
 
     def __init__(
         self, model: LinearModel, clients: Sequence[CheckedClient], training: LocalTraining, dtype: str, seed: int
@@ -41,7 +55,6 @@ class VectorisedTrainer:
         self._seed = seed
         width, outputs = self._shape
         samples = np.array([client.samples for client in clients], dtype=np.int64)
-        item = torch.empty(0, dtype=TORCH_TYPES[dtype]).element_size()
         self._blocks = [
             make_block(
                 clients,
@@ -51,81 +64,150 @@ class VectorisedTrainer:
                 TORCH_TYPES[dtype],
                 between_samples=cheaper_between_samples(int(samples[indices].max()), width, training),
             )
-            for indices in cut_into_groups(samples, 2 * width * item, width * outputs * item)
+            for indices in cut_into_groups(samples)
         ]
         self._block_of = np.zeros(len(clients), dtype=np.int64)
         self._row_of = np.zeros(len(clients), dtype=np.int64)
         for number, block in enumerate(self._blocks):
             self._block_of[block.clients] = number
             self._row_of[block.clients] = np.arange(block.clients.size)
+        self._share = _share_after(training, training.steps)
 
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
-    ) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """The local models after `steps` steps, block by block: (places among the participants, rows of models)."""
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The local models after `steps` steps, part by part: (places among the participants, rows of models)."""
         model = torch.tensor(start).reshape(self._shape)
-        for places, block in self._selected(participants):
-            batches = self._batches(block, position, steps)
-            if block.gram is None:
-                local = self._between_features(block, model, batches)
-            else:
-                local = self._between_samples(block, block.gram, model, batches)
-            yield torch.from_numpy(places), local.flatten(1)
+        share = _share_after(self._training, steps)
+        for part in self._parts(participants):
+            updates = self._updates(part, model, position, steps).transpose(1, 2)
+            yield torch.from_numpy(part.places), (updates + share * model).flatten(1)
+
+    def average(
+        self,
+        start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        samples: np.ndarray,
+        want_gram: bool,
+    ) -> Average:
+        """Train and average the participants, without building the local models where that is cheaper."""
+        with few_threads(int(samples.sum()) * self._shape[0], SMALL_ROUND):
+            return self._average(start, position, participants, samples, want_gram)
+
+    def _average(
+        self,
+        start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        samples: np.ndarray,
+        want_gram: bool,
+    ) -> Average:
+        model = torch.tensor(start).reshape(self._shape)
+        parts = list(self._parts(participants))
+        keep = want_gram or worth_keeping(participants.size, start.size, 8)
+        updates = [self._local_updates(part, model, position, keep, len(parts) == 1) for part in parts]
+        turned = start.astype(np.float64).reshape(self._shape).T.reshape(-1)
+        offset = (self._share - 1.0) * turned
+        error = 2.0 * UNIT_ROUNDOFF * norm_up(offset) if self._share != 1.0 else 0.0
+        found = average(updates, offset, error, samples, want_gram)
+        step = np.ascontiguousarray(found.step.reshape(self._shape[::-1]).T).reshape(-1)
+        return Average(step, found.drifts, found.mean_shift, found.gram, found.not_finite)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
         weights = torch.tensor(model).reshape(self._shape)
         correct, loss_sum = np.zeros(clients.size, dtype=np.int64), np.zeros(clients.size)
-        for places, block in self._selected(clients):
-            scores, real = block.x @ weights, block.row_weights[..., 0] > 0
-            losses = self._objective.row_loss(scores, block.targets).to(torch.float64)
-            loss_sum[places] = torch.where(real, losses, 0.0).sum(dim=1).numpy()
-            correct[places] = (self._objective.hits(scores, block.targets) & real).sum(dim=1).numpy()
+        for part in self._parts(clients):
+            scores, real = part.outputs(weights).transpose(1, 2), part.row_weights[:, 0] > 0
+            targets = part.targets.transpose(1, 2)
+            losses = self._objective.row_loss(scores, targets).to(torch.float64)
+            loss_sum[part.places] = torch.where(real, losses, 0.0).sum(dim=1).numpy()
+            correct[part.places] = (self._objective.hits(scores, targets) & real).sum(dim=1).numpy()
         return correct, loss_sum
 
-    def _selected(self, clients: ClientIndices) -> Iterator[tuple[np.ndarray, Block]]:
-        """Each block restricted to `clients`, with their places in that array."""
-        for number, block in enumerate(self._blocks):
-            places = np.flatnonzero(self._block_of[clients] == number)
-            if places.size:
-                yield places, block.select(self._row_of[clients[places]])
+    def _parts(self, clients: ClientIndices) -> Iterator[Part]:
+        """`clients` in parts of the blocks, with their places in that array."""
+        if len(self._blocks) == 1:
+            yield from self._blocks[0].parts(self._row_of[clients], np.arange(clients.size))
+            return
+        number = self._block_of[clients]
+        for found in np.unique(number):
+            places = np.flatnonzero(number == found)
+            yield from self._blocks[found].parts(self._row_of[clients[places]], places)
 
-    def _between_features(self, block: Block, model: Tensor, batches: _Batches) -> Tensor:
-        weights, velocity = model.expand(block.clients.size, *self._shape), None
+    def _local_updates(
+        self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool
+    ) -> LocalUpdates:
+        """Updates of a part in the form that is cheapest to average."""
+        places, steps = torch.from_numpy(part.places), self._training.steps
+        if part.gram is None:
+            return RowUpdates(
+                lambda: iter([(places, self._updates(part, model, position, steps).flatten(1).to(torch.float64))]), keep
+            )
+        dual = self._dual(part, part.gram, model, self._batches(part, position, steps))
+        if dual.dtype == torch.float64 and dual.shape[2] <= ROWS_AN_OUTPUT * dual.shape[1]:
+            return DualUpdates(part, part.gram, dual, keep_samples)
+        return RowUpdates(lambda: iter([(places, part.pulled_back(dual).flatten(1).to(torch.float64))]), keep)
+
+    def _updates(self, part: Part, model: Tensor, position: Position, steps: int) -> Tensor:
+        """u_i = W_K - a_K W_0 of each client after K = `steps` steps: (clients, outputs, width)."""
+        batches = self._batches(part, position, steps)
+        if part.gram is None:
+            share = _share_after(self._training, steps)
+            return (self._between_features(part, model, batches) - share * model).transpose(1, 2)
+        return part.pulled_back(self._dual(part, part.gram, model, batches))
+
+    def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
+        """W_K of each client (clients, width, outputs)."""
+        weights, velocity = model.expand(part.places.size, *self._shape), None
         for rows, row_weights in batches:
-            x = block.x if rows is None else rows(block.x)
-            targets = block.targets if rows is None else rows(block.targets)
-            residual = self._objective.residual(torch.bmm(x, weights), targets).mul_(row_weights)
+            x = part.x if rows is None else rows.of_samples(part.x)
+            targets = part.targets if rows is None else rows(part.targets)
+            scores = torch.bmm(x, weights)
+            residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights.transpose(1, 2))
             weights, velocity = self._training.descend(weights, torch.bmm(x.transpose(1, 2), residual), velocity)
         return weights
 
-    def _between_samples(self, block: Block, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
-        first = block.x @ model
-        share, dual = 1.0, torch.zeros_like(first)
+    def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
+        """V_K of each client, transposed: (clients, outputs, rows)."""
+        first = part.outputs(model)
+        share, dual = 1.0, None
         share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
-            products, outputs, targets = gram, first, block.targets
+            products, outputs, targets = gram, first, part.targets
             if rows is not None:
-                products, outputs, targets = rows(gram), rows(first), rows(block.targets)
-            scores = torch.baddbmm(outputs, products, dual, beta=share)
-            residual = self._objective.residual(scores, targets).mul_(row_weights)
+                products, outputs, targets = rows.of_samples(gram).transpose(1, 2), rows(first), rows(targets)
+            # V is zero before the first step.
+            scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
+            residual = self._residual(scores, targets).mul_(row_weights)
             if rows is not None:
-                residual = rows.spread(residual, dual)
+                residual = rows.spread(residual, first)
+            if dual is None:
+                dual = torch.zeros_like(first)
             share, share_velocity = self._training.descend(share, 0.0, share_velocity)
             dual, dual_velocity = self._training.descend(dual, residual, dual_velocity)
-        moved = torch.bmm(dual.transpose(1, 2), block.x).transpose(1, 2)  # faster than X'V as written
-        return torch.add(moved, share * model, out=moved.new_empty(block.clients.size, *self._shape))
+        assert dual is not None
+        return dual
 
-    def _batches(self, block: Block, position: Position, steps: int) -> _Batches:
+    def _residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """df/dz with outputs in front of rows."""
+        return self._objective.residual(scores.transpose(1, 2), targets.transpose(1, 2)).transpose(1, 2)
+
+    def _batches(self, part: Part, position: Position, steps: int) -> _Batches:
         """For each step: which rows (None for all of them) and their weights."""
         training = self._training
-        if training.whole_batches(int(block.samples.max())):
-            return [(None, block.row_weights)] * steps
-        drawn = [
-            batch_sequence(training, int(samples), self._seed, position, int(client), steps)
-            for client, samples in zip(block.clients, block.samples, strict=True)
-        ]
-        return [_step(step, block.row_weights.dtype) for step in zip(*drawn, strict=True)]
+        largest = part.row_weights.shape[2]
+        if training.whole_batches(int(part.samples.max())):
+            return [(None, part.row_weights)] * steps
+        drawn = draw_batches(training, part.samples, self._seed, position, part.clients, steps)
+        weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.row_weights.dtype)
+        index = torch.from_numpy(drawn.rows)
+        if largest <= MASKED_BATCHES * index.shape[2]:
+            # Padding adds nothing to row 0.
+            everywhere = weights.new_zeros((*weights.shape[:2], largest)).scatter_add_(2, index, weights)
+            return [(None, step[:, None]) for step in everywhere]
+        return [(Rows(rows), step[:, None]) for rows, step in zip(index, weights, strict=True)]
 
 
 class Rows:
@@ -135,27 +217,29 @@ class Rows:
         self._index = index
         self._clients = torch.arange(index.shape[0])[:, None]
 
-    def __call__(self, data: Tensor) -> Tensor:
+    def of_samples(self, data: Tensor) -> Tensor:
         """These rows of `data` (clients, rows, anything)."""
         return data[self._clients, self._index]
 
+    def __call__(self, data: Tensor) -> Tensor:
+        """These rows of `data` (clients, outputs, rows)."""
+        return data.gather(2, self._index[:, None].expand(-1, data.shape[1], -1))
+
     def spread(self, rows: Tensor, like: Tensor) -> Tensor:
         """Put `rows` back to their places among zeros; padding adds zeros to row 0."""
-        index = self._index[..., None].expand(-1, -1, rows.shape[2])
-        return torch.zeros_like(like).scatter_add_(1, index, rows)
+        index = self._index[:, None].expand(-1, rows.shape[1], -1)
+        return torch.zeros_like(like).scatter_add_(2, index, rows)
 
 
 _Batches = Sequence[tuple[Rows | None, Tensor]]
 
 
-def _step(batches: Sequence[np.ndarray], dtype: torch.dtype) -> tuple[Rows, Tensor]:
-    longest = max(batch.size for batch in batches)
-    index = np.zeros((len(batches), longest), dtype=np.int64)
-    weights = np.zeros((len(batches), longest, 1))
-    for place, batch in enumerate(batches):
-        index[place, : batch.size] = batch
-        weights[place, : batch.size] = 1.0 / batch.size
-    return Rows(torch.from_numpy(index)), torch.from_numpy(weights).to(dtype)
+def _share_after(training: LocalTraining, steps: int) -> float:
+    """a_K for K = `steps`: the part of W_0 that weight decay leaves in W_K."""
+    share, velocity = 1.0, None
+    for _ in range(steps):
+        share, velocity = training.descend(share, 0.0, velocity)
+    return share
 
 
 def cheaper_between_samples(samples: int, width: int, training: LocalTraining) -> bool:

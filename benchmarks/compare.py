@@ -1,0 +1,222 @@
+"""sifu against a plain PyTorch loop, pfl-research, fluke, FedLab and Flower: rounds a second on the same work.
+
+Two workloads, training only, float32, FedAvg:
+  A  MNIST softmax regression, 10 of 100 clients a round, one class a client, 100 samples each, 10 full-batch steps
+  B  the CIFAR-10 CNN of the paper, 5 of 100 clients a round, 100 samples each, 5 steps of batch 20, momentum 0.9
+
+What a run does:
+  1. writes both workloads to .bench/workloads: real data if SIFU_DATA or --data names a folder with mnist.npz and
+     cifar10.npz (or the official files), synthetic data of the same shape otherwise;
+  2. runs each contestant once for each number of threads. This chooses its faster setting, and checks its work: the
+     number of samples trained on, the loss and the way the model went must be those of the plain loop;
+  3. runs all contestants in turn, each in a fresh process of its own environment, and repeats the list;
+  4. prints medians with their spread, writes benchmarks/results/cpu.json, draws docs/images/speed.png.
+
+A contestant that cannot be installed, fails or does other work is reported as such.
+
+Examples:
+  make bench                                                    everything, environments included
+  python benchmarks/compare.py --only ours plain --repeats 3     a quick look, nothing to install
+  python benchmarks/compare.py --workloads A --seconds 1         one workload
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import workloads
+from environments import CONTESTANTS, FOLDER, ROOT, Contestant, install, last_line
+from rich.console import Console
+from summary import Measured, Results, draw, headline_rows, roofline_rows, show, write_results
+
+BENCHMARKS = ROOT / "benchmarks"
+TIME_LIMIT = 300.0
+QUICK = 1.0
+"""Seconds for each setting when a contestant chooses its own."""
+console = Console(stderr=True)
+
+
+def call(command: list[str]) -> dict[str, Any]:
+    """Run a script that prints JSON on its last line; `problem` says what went wrong."""
+    paths = os.pathsep.join([str(BENCHMARKS), str(ROOT / "src")])
+    try:
+        # -P keeps peers/ off the path: peers/pfl.py must not hide the package pfl.
+        result = subprocess.run(
+            [command[0], "-P", *command[1:]],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        return {"problem": f"not done after {TIME_LIMIT:.0f} s"}
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if result.returncode or not lines:
+        return {"problem": f"failed: {last_line(result.stderr)}"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *extra: str) -> dict[str, Any]:
+    """One run of a contestant."""
+    script = str(BENCHMARKS / "peers" / contestant.script)
+    options = ["--threads", str(threads), "--seconds", str(seconds)]
+    return call([str(contestant.python), script, str(workload), *options, *contestant.options, *extra])
+
+
+def choose(contestant: Contestant, setting: workloads.Setting, workload: Path, threads: list[int]) -> Measured:
+    """Check a contestant's work and choose the faster number of threads."""
+    runs = [once(contestant, workload, count, QUICK, "--check") for count in threads]
+    good = [run for run in runs if "problem" not in run]
+    if not good:
+        return Measured(contestant.key, contestant.title, setting.name, contestant.peer, problem=runs[0]["problem"])
+    best = min(good, key=lambda run: run["seconds_a_round"])
+    return Measured(
+        contestant.key,
+        contestant.title,
+        setting.name,
+        contestant.peer,
+        threads=best["threads"],
+        versions=best["versions"],
+        check={key: best[key] for key in ("samples_a_round", "loss", "moved")},
+    )
+
+
+def judge(one: Measured, plain: Measured | None, setting: workloads.Setting) -> Measured:
+    """Note in `problem` where the work was not that of the plain loop."""
+    if one.problem or not plain or not plain.check:
+        return one
+    # Whole batches leave nothing to chance; with mini-batches each contestant shuffles for itself.
+    slack = 0.001 if setting.batch == setting.samples else 0.15
+    found, wanted = one.check, plain.check
+    if found["samples_a_round"] != setting.samples_a_round:
+        return replace(one, problem=f"other work: {found['samples_a_round']:g} samples a round")
+    for what in ("loss", "moved"):
+        if abs(found[what] - wanted[what]) > slack * wanted[what]:
+            return replace(one, problem=f"other work: {what} {found[what]:.4g}, plain loop {wanted[what]:.4g}")
+    return one
+
+
+def hardware() -> dict[str, Any]:
+    """What it ran on."""
+    model = platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = f"{names[0]} ({model})" if names else model
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """The commit measured, marked if files were changed."""
+    result = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    return result.stdout.strip() or "unknown"
+
+
+def run(chosen: argparse.Namespace) -> Iterator[Results]:
+    """The whole comparison: what is known after each repeat."""
+    measured_commit = commit()  # before the results are written, which would count as a change
+    contestants = [one for one in CONTESTANTS if one.key in chosen.only]
+    problems = {one.key: install(one) for one in contestants} if chosen.install else {}
+    files, sources = {}, {}
+    for name in chosen.workloads:
+        workload = workloads.make(workloads.SETTINGS[name], chosen.data)
+        files[name], sources[name] = FOLDER / "workloads" / f"{name}.npz", workload.source
+        workloads.save(workload, files[name])
+        console.print(f"{name}: {workload.setting.title}; data: {workload.source}")
+    measured: dict[tuple[str, str], Measured] = {}
+    for name in chosen.workloads:
+        setting = workloads.SETTINGS[name]
+        for one in contestants:
+            problem = problems.get(one.key)
+            if not problem and not one.python.exists():
+                problem = "not installed: run make bench, or compare.py --install"
+            if problem:
+                measured[name, one.key] = Measured(one.key, one.title, name, one.peer, problem=problem)
+            else:
+                measured[name, one.key] = choose(one, setting, files[name], chosen.threads)
+            console.print(f"checked {one.title} on {name}: {measured[name, one.key].said()}")
+        for one in contestants:
+            measured[name, one.key] = judge(measured[name, one.key], measured.get((name, "plain")), setting)
+    peaks: list[dict[str, float]] = []
+    for repeat in range(chosen.repeats):
+        peaks.append(call([sys.executable, str(BENCHMARKS / "roofline.py"), "--peaks"]))
+        for name in chosen.workloads:
+            # Another one goes first each time, so that nobody always follows the same neighbour.
+            turn = repeat % len(contestants)
+            for one in contestants[turn:] + contestants[:turn]:
+                row = measured[name, one.key]
+                if row.problem:
+                    continue
+                found = once(one, files[name], row.threads, chosen.seconds)
+                measured[name, one.key] = row.with_run(found)
+        console.print(f"repeat {repeat + 1} of {chosen.repeats} done")
+        good = [one for one in peaks if "problem" not in one]
+        yield Results(
+            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+            commit=measured_commit,
+            hardware=hardware(),
+            repeats=repeat + 1,
+            seconds=chosen.seconds,
+            data=sources,
+            peaks={key: max(one[key] for one in good) for key in good[0]} if good else {},
+            measured=tuple(measured.values()),
+        )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    keys = [one.key for one in CONTESTANTS]
+    cores = os.cpu_count() or 1
+    parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="NAME", help=", ".join(keys))
+    parser.add_argument("--workloads", nargs="+", choices=list(workloads.SETTINGS), default=list(workloads.SETTINGS))
+    parser.add_argument("--repeats", type=int, default=5, help="how often the list is run (default 5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="timed seconds of each run (default 3)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=sorted({1, cores}),
+        help=f"numbers to choose from (default 1 and {cores})",
+    )
+    parser.add_argument("--data", help="folder with mnist.npz and cifar10.npz; default: SIFU_DATA, or synthetic data")
+    parser.add_argument("--install", action="store_true", help="make the peers' environments under .bench first (pip)")
+    parser.add_argument("--no-files", action="store_true", help="print only: leave the results and the figure alone")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, write, draw; what an interrupted run has finished stays."""
+    chosen = arguments()
+    for results in run(chosen):
+        if not chosen.no_files:
+            write_results(results, BENCHMARKS / "results" / "cpu.json")
+    show("Rounds a second, training only", *headline_rows(results))
+    show("Roofline", *roofline_rows(results))
+    if not chosen.no_files:
+        draw(results, ROOT / "docs" / "images" / "speed.png")
+
+
+if __name__ == "__main__":
+    main()

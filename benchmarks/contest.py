@@ -1,0 +1,202 @@
+"""What all contestants share: the networks, the stopwatch that also checks their work, and their command line.
+
+A contestant is a script with a function `run(workload, watch, threads)` that trains round after round and calls
+`watch.round_done(parameters)` after each until it returns False. It prints one line of JSON. numpy and torch only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from workloads import Setting, Workload, read
+
+Parameters = Callable[[], Sequence[Any]]
+WARM_UP, LEAST_ROUNDS = 3, 3
+
+
+class Softmax(nn.Module):
+    """Softmax regression; counts the samples it is trained on."""
+
+    seen = 0
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        type(self).seen += len(x)
+        return self.linear(x)
+
+
+class ConvNet(nn.Module):
+    """The CIFAR-10 network of the paper; counts the samples it is trained on."""
+
+    seen = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)
+        self.hidden, self.scores = nn.Linear(1024, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        type(self).seen += len(x)
+        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        x = functional.relu(self.conv3(x)).flatten(1)
+        return self.scores(functional.relu(self.hidden(x)))
+
+
+def network(setting: Setting, *, seed: int = 0) -> nn.Module:
+    """The network of a setting: A starts from zeros, B at random."""
+    if setting.name == "A":
+        module = Softmax(setting.shape[0])
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+        return module
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ConvNet()
+
+
+def load(module: nn.Module, parameters: Sequence[Any]) -> nn.Module:
+    """Put parameters into a network."""
+    with torch.no_grad():
+        for own, new in zip(module.parameters(), parameters, strict=True):
+            own.copy_(torch.as_tensor(new))
+    return module
+
+
+def first_network(workload: Workload) -> nn.Module:
+    """The network every contestant starts from."""
+    return load(network(workload.setting), workload.first)
+
+
+@functools.cache
+def at_the_actor(path: str, threads: int) -> tuple[Workload, nn.Module]:
+    """A workload and its network for a process of Flower's, which reads and builds them once.
+
+    Here and not in Flower's script, because ray finds functions of modules only.
+    """
+    torch.set_num_threads(threads)
+    workload = read(path)
+    return workload, network(workload.setting)
+
+
+def let_torchvision_in() -> torch.library.Library:
+    """Declare two operators that torchvision's import asks for: keep the result while it is imported.
+
+    PyPI's torchvision for x86 Linux is built for CUDA and cannot load its operators beside a torch for CPUs. fluke
+    and FedLab import it for data sets that are not used here.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+def batches(setting: Setting, generator: torch.Generator | None = None) -> Iterator[Tensor | None]:
+    """Rows of each local step, shuffled anew when all were used; None where a batch is everything."""
+    if setting.batch == setting.samples:
+        yield from [None] * setting.steps
+        return
+    order = torch.empty(0, dtype=torch.int64)
+    for _ in range(setting.steps):
+        if len(order) < setting.batch:
+            order = torch.randperm(setting.samples, generator=generator)
+        yield order[: setting.batch]
+        order = order[setting.batch :]
+
+
+def train_client(module: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> None:
+    """K steps of torch's SGD, in place."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=setting.rate, momentum=setting.momentum)
+    for rows in batches(setting):
+        optimizer.zero_grad()
+        scores = module(x if rows is None else x[rows])
+        functional.cross_entropy(scores, y if rows is None else y[rows]).backward()
+        optimizer.step()
+
+
+def total_loss(workload: Workload, parameters: Sequence[Any]) -> float:
+    """Mean loss of a model on everybody's data."""
+    module = load(network(workload.setting), parameters)
+    with torch.no_grad():
+        sums = [
+            float(functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)))
+            for x, y in zip(workload.x, workload.y, strict=True)
+        ]
+    return float(np.mean(sums))
+
+
+class Stopwatch:
+    """Lets the warm-up pass, describes the model at its end, then times rounds for `seconds`."""
+
+    def __init__(self, workload: Workload, seconds: float, warmup: int) -> None:
+        self._workload, self._seconds, self.warmup = workload, seconds, warmup
+        self._seen: Callable[[], int] = lambda: type(network(workload.setting)).seen
+        self.rounds = 0
+        self.report: dict[str, Any] = {}
+        self._started = 0.0
+
+    def count_with(self, seen: Callable[[], int]) -> None:
+        """Another count of the samples trained on so far than the shared network's own."""
+        self._seen = seen
+
+    def round_done(self, parameters: Parameters) -> bool:
+        """Count a round; whether another one is wanted. `parameters()` gives the model as the network orders it."""
+        self.rounds += 1
+        if self.rounds < self.warmup:
+            return True
+        if self.rounds == self.warmup:
+            self._describe([torch.as_tensor(one).detach().clone() for one in parameters()])
+            self._started = time.perf_counter()
+            return True
+        elapsed, timed = time.perf_counter() - self._started, self.rounds - self.warmup
+        if timed < LEAST_ROUNDS or elapsed < self._seconds:
+            return True
+        self.report |= {"seconds_a_round": elapsed / timed, "rounds": timed}
+        return False
+
+    def _describe(self, model: Sequence[Tensor]) -> None:
+        """What shows whether contestants did the same: samples trained on, the loss, and the way the model went."""
+        pairs = zip(model, self._workload.first, strict=True)
+        way = sum(float((one - torch.as_tensor(was)).square().sum()) for one, was in pairs)
+        self.report |= {
+            "warmup": self.warmup,
+            "samples_a_round": self._seen() / self.warmup,
+            "loss": total_loss(self._workload, model),
+            "moved": math.sqrt(way),
+        }
+
+
+def main(run: Callable[[Workload, Stopwatch, int], Any], packages: Sequence[str], **options: Any) -> None:
+    """A contestant's command line: run it, print one line of JSON."""
+    parser = argparse.ArgumentParser(description=run.__doc__)
+    parser.add_argument("workload", help="file made by compare.py")
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long rounds are timed, after the warm-up")
+    parser.add_argument("--check", action="store_true", help="a longer warm-up, whose end is compared")
+    parser.add_argument("--threads", type=int, default=1, help="threads (Flower: cores of one client's actor)")
+    for name, description in options.items():
+        parser.add_argument(f"--{name}", action="store_true", help=description)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    workload = read(chosen.workload)
+    watch = Stopwatch(workload, chosen.seconds, workload.setting.check_rounds if chosen.check else WARM_UP)
+    extra = {name: getattr(chosen, name) for name in options}
+    run(workload, watch, chosen.threads, **extra)
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    print(json.dumps({**watch.report, "threads": chosen.threads, "versions": versions}), flush=True)

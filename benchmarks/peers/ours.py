@@ -1,0 +1,151 @@
+"""sifu's embedded engine, bare or with the tracking of a recorded run: Psi for every client, and models kept."""
+
+from __future__ import annotations
+
+import typing
+
+import numpy as np
+from contest import ConvNet, Stopwatch, main
+from workloads import Setting, Workload
+
+from sifu.api.federation import engine_from_spec
+from sifu.core.engine import Engine, Position, RoundResult
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.participation import ClientIndices
+from sifu.core.retention import crosses_a_level, thin
+from sifu.core.spec import ModelSpec, Spec
+from sifu.core.tracking import SensitivityTracker, summarise_round
+from sifu.data import ClientData
+from sifu.methods.training import levels_to_keep
+from sifu.methods.view import Regularities
+from sifu.sim import ModuleModel
+
+CONVOLUTIONAL = "cnn_cifar10"
+
+
+def spec_of(setting: Setting) -> Spec:
+    """The setting as a spec."""
+    named = CONVOLUTIONAL in typing.get_args(typing.get_type_hints(ModelSpec)["kind"])
+    network = CONVOLUTIONAL if named else "python"
+    return Spec.from_mapping(
+        {
+            "data": {"name": "python", "clients": setting.clients, "samples_per_client": setting.samples},
+            "model": {"kind": "softmax" if setting.name == "A" else network, "outputs": 10, "dtype": "float32"},
+            "local": {
+                "rate": setting.rate,
+                "steps": setting.steps,
+                "batch": 0 if setting.batch == setting.samples else setting.batch,
+                "momentum": setting.momentum,
+            },
+            "server": {"participation": f"fixed({setting.participants})"},
+            "regularity": {"kind": "measured" if setting.name == "A" else "assumed"},
+        }
+    )
+
+
+def engine_of(workload: Workload) -> tuple[Engine, Spec]:
+    """The engine a user of the API gets; networks without a name of their own go through `ModuleModel`."""
+    names = (f"client-{number:03d}" for number in range(len(workload.x)))
+    clients = [ClientData(*one) for one in zip(names, workload.x, workload.y, strict=True)]
+    spec = spec_of(workload.setting)
+    return engine_from_spec(spec, clients, ModuleModel(ConvNet) if spec.model.kind == "python" else None)
+
+
+def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter between sifu's layout and the shared network's: linear weights are transposed, nothing else."""
+    if array.shape == shape:
+        return array
+    if array.ndim == 2 and array.T.shape == shape:
+        return array.T
+    raise SystemExit(f"the engine's layout has a parameter of shape {array.shape} where {shape} is wanted")
+
+
+def first_vector(layout: ModelLayout, workload: Workload) -> Vector:
+    """The common first model as the engine takes it."""
+    return np.concatenate([_turned(*one).ravel() for one in zip(workload.first, layout.shapes, strict=True)])
+
+
+def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[np.ndarray]:
+    """The engine's model as the shared network takes it."""
+    edges = np.cumsum([int(np.prod(shape)) for shape in layout.shapes])[:-1]
+    found = [part.reshape(shape) for part, shape in zip(np.split(vector, edges), layout.shapes, strict=True)]
+    return [_turned(one, wanted.shape) for one, wanted in zip(found, workload.first, strict=True)]
+
+
+class Tracking:
+    """What a recorded run does after each round, short of the disk (see `sifu.methods.training`)."""
+
+    def __init__(self, engine: Engine, spec: Spec, first: Vector) -> None:
+        self._tracker = SensitivityTracker(len(engine.clients))
+        self._regularities = Regularities.of(engine.clients, engine.facts, spec)
+        self._levels, self._limit = levels_to_keep(spec), spec.keep.models
+        self._server_rate = engine.facts.server_rate
+        self._everyone = np.arange(len(engine.clients))
+        self._root = first.astype(np.float64)
+        self.kept: dict[int, Vector] = {}
+        self.distances: list[float] = []
+
+    def take_in(self, depth: int, before: Vector, result: RoundResult) -> None:
+        """Update Psi, and keep a copy of the model the round started from if somebody crosses a level."""
+        who = result.participants
+        _, scalars = summarise_round(
+            who,
+            result.samples,
+            result.drifts,
+            result.mean_shift,
+            result.rounding,
+            factors=self._regularities.factors[who],
+            averagedness=self._regularities.averagedness[who],
+            server_rate=self._server_rate,
+        )
+        watched = who if scalars.absent_contraction == 1.0 else self._everyone
+        psi_before = self._tracker.total(watched)
+        self._tracker.update(scalars)
+        if crosses_a_level(self._levels, psi_before, self._tracker.total(watched)):
+            self.kept[depth] = before.copy()
+            for gone in thin(list(self.kept), {0}, self._limit):
+                del self.kept[gone]
+        self.distances.append(float(np.linalg.norm(result.model.astype(np.float64) - self._root)))
+
+
+class Ours:
+    """sifu's engine on a workload, with or without tracking."""
+
+    def __init__(self, workload: Workload, tracking: bool) -> None:
+        self._workload = workload
+        self._engine, spec = engine_of(workload)
+        self._model = first_vector(self._engine.layout, workload)
+        self._tracking = Tracking(self._engine, spec, self._model) if tracking else None
+        self._rounds = 0
+        self.trained = 0
+        """Samples trained on so far; the engine does without the shared network, which would count them."""
+
+    def round(self, active: ClientIndices) -> None:
+        """One round among the active clients."""
+        result = self._engine.run_round(self._model, Position(0, self._rounds), active)
+        if self._tracking:
+            self._tracking.take_in(self._rounds, self._model, result)
+        self._model = result.model
+        self._rounds += 1
+        setting = self._workload.setting
+        self.trained += len(result.participants) * setting.steps * setting.batch
+
+    def parameters(self) -> list[np.ndarray]:
+        """The model as the shared network takes it."""
+        return parameters(self._engine.layout, self._model, self._workload)
+
+
+def run(workload: Workload, watch: Stopwatch, threads: int, tracking: bool) -> None:
+    """`SimulatedFederation.run_round` behind `engine_from_spec`, float32."""
+    ours, everyone = Ours(workload, tracking), np.arange(workload.setting.clients)
+    watch.count_with(lambda: ours.trained)
+    while True:
+        # While the work is checked the scheduled clients are the only ones there are; then the engine draws its own.
+        scheduled = watch.rounds < watch.warmup
+        ours.round(np.array(workload.participants(watch.rounds)) if scheduled else everyone)
+        if not watch.round_done(ours.parameters):
+            return
+
+
+if __name__ == "__main__":
+    main(run, ["torch", "numpy"], tracking="track Psi and keep models, as a recorded run does")

@@ -1,0 +1,43 @@
+"""The yardstick: a plain PyTorch loop with nn.Module, autograd, torch.optim.SGD and a mean over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from contest import Stopwatch, first_network, load, main, train_client
+from torch import Tensor
+from workloads import Workload
+
+
+class Plain:
+    """FedAvg as one would write it on a blackboard: one client after the other in one module."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._setting = workload.setting
+        self._data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
+        self._module = first_network(workload)
+        self.model: list[Tensor] = [one.detach().clone() for one in self._module.parameters()]
+
+    def round(self, participants: Sequence[int]) -> None:
+        """Train each participant from the model, then take their mean."""
+        mean = [torch.zeros_like(one) for one in self.model]
+        for client in participants:
+            load(self._module, self.model)
+            train_client(self._module, *self._data[client], self._setting)
+            for total, one in zip(mean, self._module.parameters(), strict=True):
+                total.add_(one.detach(), alpha=1 / len(participants))
+        self.model = mean
+
+
+def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
+    """Round after round."""
+    plain = Plain(workload)
+    while True:
+        plain.round(workload.participants(watch.rounds))
+        if not watch.round_done(lambda: plain.model):
+            return
+
+
+if __name__ == "__main__":
+    main(run, ["torch"])

@@ -1,0 +1,132 @@
+"""What the hardware would allow: operations and bytes of a round against measured sgemm and memory speed.
+
+python benchmarks/roofline.py            print the peaks, and the roofline of the last results
+python benchmarks/roofline.py --peaks    measure the peaks only, one line of JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from environments import ROOT
+from workloads import A, B, Setting
+
+RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One way to do a round: floating-point operations, and bytes that must come from memory at least."""
+
+    setting: str
+    form: str
+    operations: float
+    bytes: float
+
+    def bound(self, flops: float, bandwidth: float) -> float:
+        """The seconds a round takes at least on hardware with these peaks."""
+        return max(self.operations / flops, self.bytes / bandwidth)
+
+
+def softmax_directly(setting: Setting) -> Work:
+    """Each step multiplies by X twice (scores, gradient); the data of a client stay in the cache between steps."""
+    features, classes = setting.shape[0], 10
+    step = 2 * 2 * setting.batch * features * classes
+    return Work(
+        setting.name,
+        "each step with the data",
+        setting.participants * setting.steps * step,
+        4 * setting.participants * (setting.samples * features + 2 * (features + 1) * classes),
+    )
+
+
+def softmax_by_gram(setting: Setting) -> Work:
+    """Steps on the scores with G = X X' (kept), the data only at the start and the end of a round."""
+    features, classes, samples = setting.shape[0], 10, setting.samples
+    ends = 2 * 2 * samples * features * classes
+    steps = setting.steps * 2 * samples * samples * classes
+    return Work(
+        setting.name,
+        "steps with Gram matrices",
+        setting.participants * (ends + steps),
+        4 * setting.participants * (samples * features + samples * samples + 2 * (features + 1) * classes),
+    )
+
+
+LAYERS = (
+    # outputs (positions x channels), products for each output
+    (30 * 30 * 32, 3 * 9),
+    (13 * 13 * 64, 32 * 9),
+    (4 * 4 * 64, 64 * 9),
+    (64, 1024),
+    (10, 64),
+)
+"""The network of B, see contest.ConvNet."""
+ACTIVATIONS = 30 * 30 * 32 + 15 * 15 * 32 + 13 * 13 * 64 + 6 * 6 * 64 + 4 * 4 * 64 + 64 + 10
+
+
+def convolutions(setting: Setting) -> Work:
+    """Forward, and backward to weights and inputs but not to the image; activations pass four times."""
+    forward = sum(2 * outputs * products for outputs, products in LAYERS)
+    first = 2 * LAYERS[0][0] * LAYERS[0][1]
+    parameters = 3 * 9 * 32 + 32 * 9 * 64 + 64 * 9 * 64 + 1024 * 64 + 640 + 32 + 64 + 64 + 64 + 10
+    trained = setting.samples_a_round
+    # A step reads parameters, gradients and momentum and writes parameters and momentum.
+    steps = setting.participants * setting.steps * 5 * parameters
+    return Work(
+        setting.name,
+        "forward and backward",
+        trained * (3 * forward - first),
+        4 * (trained * (math.prod(setting.shape) + 4 * ACTIVATIONS) + steps),
+    )
+
+
+WORK = (softmax_directly(A), softmax_by_gram(A), convolutions(B))
+
+
+def _best(function: Callable[[], object], repeats: int = 7) -> float:
+    """The shortest of several times: a peak is what the hardware can do, not what it does beside others."""
+    function()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def peaks() -> dict[str, float]:
+    """Largest sgemm rate and memory bandwidth (a = b + s c, 192 MB) found with all cores."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    flops = 0.0
+    for size in (1024, 2048):
+        one, other = torch.rand(size, size), torch.rand(size, size)
+        out = torch.empty(size, size)
+        flops = max(flops, 2 * size**3 / _best(lambda one=one, other=other, out=out: torch.mm(one, other, out=out)))
+    a, b, c = (torch.zeros(16_000_000) for _ in range(3))
+    seconds = _best(lambda: torch.add(b, c, alpha=3.0, out=a))
+    return {"sgemm_flops": flops, "bytes_a_second": 3 * 4 * a.numel() / seconds}
+
+
+def main() -> None:
+    """Print the peaks, or the roofline of the last results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peaks", action="store_true", help="measure the peaks only")
+    if parser.parse_args().peaks:
+        print(json.dumps(peaks()))
+        return
+    from summary import read_results, roofline_rows, show
+
+    results = read_results(RESULTS)
+    show("Roofline", *roofline_rows(results))
+
+
+if __name__ == "__main__":
+    main()

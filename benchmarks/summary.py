@@ -1,0 +1,272 @@
+"""From the results file to tables and the figure.
+
+python benchmarks/summary.py            write the tables of docs/performance.md and the figure anew
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from environments import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+PAGE = ROOT / "docs" / "performance.md"
+FIGURE = ROOT / "docs" / "images" / "speed.png"
+Rows = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One contestant on one workload; `problem` says why there is no figure."""
+
+    key: str
+    title: str
+    workload: str
+    peer: bool
+    threads: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    check: dict[str, float] = field(default_factory=dict)
+    rounds_a_second: tuple[float, ...] = ()
+    problem: str | None = None
+
+    def with_run(self, found: dict[str, Any]) -> Measured:
+        """With another repeat."""
+        if "problem" in found:
+            return replace(self, problem=found["problem"])
+        return replace(self, rounds_a_second=(*self.rounds_a_second, 1 / found["seconds_a_round"]))
+
+    @property
+    def median(self) -> float:
+        """The median of the repeats."""
+        return statistics.median(self.rounds_a_second)
+
+    def said(self) -> str:
+        """How the check went, in words."""
+        if self.problem:
+            return self.problem
+        return f"{self.threads} threads, loss {self.check['loss']:.4f}, moved {self.check['moved']:.4f}"
+
+    @property
+    def version(self) -> str:
+        """Its own version, torch's for what is ours or plain."""
+        name, version = next(iter(self.versions.items()), ("", ""))
+        return version if self.peer else f"{name} {version}"
+
+
+@dataclass(frozen=True)
+class Results:
+    """One run of the comparison."""
+
+    date: str
+    commit: str
+    hardware: dict[str, Any]
+    repeats: int
+    seconds: float
+    data: dict[str, str]
+    peaks: dict[str, float]
+    measured: tuple[Measured, ...]
+
+    def of(self, workload: str) -> list[Measured]:
+        """The contestants on a workload, fastest first, those without a figure last."""
+        rows = [one for one in self.measured if one.workload == workload]
+        return sorted(rows, key=lambda one: (one.problem is not None, -one.median if not one.problem else 0.0))
+
+    @property
+    def where(self) -> str:
+        """Hardware, date and commit in a sentence."""
+        machine = f"{self.hardware['cores']} cores of {self.hardware['processor']}, {self.hardware['system']}"
+        return f"{machine}, Python {self.hardware['python']}; {self.date}, commit {self.commit}"
+
+
+def write_results(results: Results, path: Path) -> None:
+    """As JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
+
+
+def read_results(path: Path = RESULTS) -> Results:
+    """As `write_results` wrote them."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    rows = tuple(
+        Measured(**{**one, "rounds_a_second": tuple(one["rounds_a_second"])}) for one in values.pop("measured")
+    )
+    return Results(**values, measured=rows)
+
+
+def headline_rows(results: Results) -> tuple[list[str], Rows]:
+    """Rounds a second with their spread, against the plain loop and against the fastest peer."""
+    heads = ["workload", "contestant", "version", "threads", "rounds/s", "min..max", "x plain", "x fastest peer"]
+    rows = []
+    for workload in results.data:
+        found = results.of(workload)
+        good = [one for one in found if not one.problem]
+        plain = next((one.median for one in good if one.key == "plain"), None)
+        peer = max((one.median for one in good if one.peer), default=None)
+        for one in found:
+            if one.problem:
+                rows.append([workload, one.title, one.version, "", one.problem, "", "", ""])
+                continue
+            spread = f"{_short(min(one.rounds_a_second))}..{_short(max(one.rounds_a_second))}"
+            ratios = [f"{one.median / base:.2f}" if base else "" for base in (plain, peer)]
+            rows.append([workload, one.title, one.version, str(one.threads), _short(one.median), spread, *ratios])
+    return heads, rows
+
+
+def roofline_rows(results: Results) -> tuple[list[str], Rows]:
+    """Operations and bytes of a round, the rounds a second they allow at most, and how near the fastest of ours is."""
+    from roofline import WORK
+
+    heads = ["workload", "form", "GFLOP", "MB", "FLOP/byte", "limit", "rounds/s at most", "ours of it"]
+    rows: Rows = []
+    if not results.peaks:
+        return heads, rows
+    flops, bandwidth = results.peaks["sgemm_flops"], results.peaks["bytes_a_second"]
+    for work in WORK:
+        if work.setting not in results.data:
+            continue
+        most = 1 / work.bound(flops, bandwidth)
+        ours = next((one.median for one in results.of(work.setting) if one.key == "ours" and not one.problem), None)
+        limit = "arithmetic" if work.operations / flops > work.bytes / bandwidth else "memory"
+        rows.append(
+            [
+                work.setting,
+                work.form,
+                f"{work.operations / 1e9:.3g}",
+                f"{work.bytes / 1e6:.3g}",
+                f"{work.operations / work.bytes:.0f}",
+                limit,
+                _short(most),
+                f"{ours / most:.1%}" if ours else "",
+            ]
+        )
+    return heads, rows
+
+
+def cost_of_tracking(results: Results) -> str:
+    """What tracking adds to a round, from the medians."""
+    parts = []
+    for workload in results.data:
+        found = {one.key: one.median for one in results.of(workload) if not one.problem}
+        if {"ours", "ours-tracking"} <= found.keys():
+            parts.append(f"{100 * (found['ours'] / found['ours-tracking'] - 1):+.0f} % on {workload}")
+    return "Tracking (Psi of every client, kept models) adds to a round: " + ", ".join(parts) + "." if parts else ""
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def show(title: str, heads: list[str], rows: Rows) -> None:
+    """Print a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < 3 else "right")
+    grouped = len({row[0] for row in rows}) < len(rows)
+    for before, row in zip([None, *rows], rows, strict=False):
+        if grouped and before and before[0] != row[0]:
+            table.add_section()
+        table.add_row(*row)
+    Console(width=140).print(table)
+
+
+def draw(results: Results, path: Path) -> None:
+    """Bars of rounds a second, ours in another colour, the spread of the repeats as a line."""
+    from sifu.report.style import BLUE, FAINT, GREY, ORANGE, figure_bytes, figure_style, headline, new_figure
+
+    with figure_style():
+        figure = new_figure(0.9 + 2.4 * len(results.data))
+        panels = figure.subplots(len(results.data), 1, squeeze=False)[:, 0]
+        for axes, workload in zip(panels, results.data, strict=True):
+            found = [one for one in results.of(workload) if not one.problem][::-1]
+            for place, one in enumerate(found):
+                colour = BLUE if one.key.startswith("ours") else GREY if one.key == "plain" else ORANGE
+                low, high = min(one.rounds_a_second), max(one.rounds_a_second)
+                axes.barh(place, one.median, color=colour, height=0.7)
+                axes.plot([low, high], [place, place], color="black", linewidth=1)
+                axes.annotate(_short(one.median), (high, place), (4, 0), textcoords="offset points", va="center")
+            axes.set_yticks(range(len(found)), [one.title for one in found])
+            axes.set_xlim(0, 1.12 * max(max(one.rounds_a_second) for one in found))
+            axes.set_title(f"{workload}: {_title(workload)}", loc="left")
+            axes.tick_params(length=0)
+            axes.grid(True, axis="x", color=FAINT, linewidth=0.6)
+            axes.set_axisbelow(True)
+        panels[-1].set_xlabel(
+            f"rounds a second, training only: median of {results.repeats} interleaved runs, line: min to max\n"
+            f"{results.hardware['cores']} cores, {results.date}, commit {results.commit}"
+        )
+        headline(figure, _message(results))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(figure_bytes(figure, "png"))
+
+
+def _title(workload: str) -> str:
+    from workloads import SETTINGS
+
+    return SETTINGS[workload].title
+
+
+def _message(results: Results) -> str:
+    """The figure's message: how many times the fastest peer."""
+    parts = []
+    for workload in results.data:
+        good = [one for one in results.of(workload) if not one.problem]
+        peer = max((one.median for one in good if one.peer), default=None)
+        ours = next((one.median for one in good if one.key == "ours-tracking"), None)
+        if peer and ours:
+            parts.append(f"{ours / peer:.1f}x on {workload}")
+    return "sifu with tracking, against the fastest peer: " + ", ".join(parts) if parts else "Rounds a second"
+
+
+def markdown(heads: list[str], rows: Rows) -> str:
+    """A table of the docs."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def blocks(results: Results) -> dict[str, str]:
+    """The parts of the page that come from the results, by the name in their markers."""
+    real = ", ".join(f"{name} {source}" for name, source in results.data.items())
+    measured = f"Measured on {results.where}. {results.repeats} repeats of {results.seconds:g} s. Data: {real}."
+    peaks = ""
+    if results.peaks:
+        peaks = (
+            f"Peaks measured in the same run: sgemm {results.peaks['sgemm_flops'] / 1e9:.0f} GFLOP/s, "
+            f"memory {results.peaks['bytes_a_second'] / 1e9:.1f} GB/s."
+        )
+    return {
+        "cpu": "\n\n".join([measured, markdown(*headline_rows(results)), cost_of_tracking(results)]),
+        "roofline": "\n\n".join([peaks, markdown(*roofline_rows(results))]),
+    }
+
+
+def filled(page: str, parts: dict[str, str]) -> str:
+    """The page with the text between `<!-- NAME -->` and `<!-- end NAME -->` replaced."""
+    for name, text in parts.items():
+        page = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)",
+            lambda found, text=text: f"{found[1]}{text}\n{found[2]}",
+            page,
+            flags=re.S,
+        )
+    return page
+
+
+def main() -> None:
+    """Write the page's tables and the figure."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    results = read_results()
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(results)), encoding="utf-8")
+    draw(results, FIGURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A method of your own in one file: go half of the way back to the initial model, then on without the client.
+
+    python examples/new_method.py
+
+It is a heuristic: nothing bounds what the client left in that model. So it must not certify, and cannot: its first
+premise fails, and the level follows from the premises alone. docs/new-method.md explains every line.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import sifu
+from sifu.core.certificate import Protection
+from sifu.core.engine import Engine
+from sifu.core.layout import Vector
+from sifu.core.premises import Premise
+from sifu.core.rollback import Exposure
+from sifu.core.terms import RequestTerms
+from sifu.methods.in_place import plan_in_place
+from sifu.methods.method import Method, Start, heuristic_premises
+from sifu.methods.plan import Plan
+from sifu.methods.registry import METHODS
+from sifu.methods.view import RunView
+
+
+class Halfway(Method):
+    """The mean of the initial and the current model, trained on without the client."""
+
+    name: ClassVar[str] = "halfway"
+    summary: ClassVar[str] = "go half of the way back to the initial model: an example, proves nothing"
+    certifies: ClassVar[bool] = False
+    protection: ClassVar[Protection] = "nothing"
+    starts_from: ClassVar[Start] = "current"
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """What the request would do; changes nothing."""
+        subjects = view.new_subjects(terms, view.next_order)
+        exposures = view.exposures([*subjects, *view.earlier_subjects()])
+        premises = self.premises(view, view.indices(terms.clients), exposures, view.path.tip, terms)
+        return plan_in_place(self, view, terms, subjects, exposures, premises)
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """What a certificate would rest on; the level follows from it."""
+        return heuristic_premises(view, clients, self.name)
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+        """The model retraining starts from."""
+        first = view.reader.load_model(view.path.nodes[0].node)
+        current = view.reader.load_model(view.reader.tip)
+        return ((first + current) / 2.0).astype(current.dtype)
+
+
+METHODS[Halfway.name] = Halfway  # in the package, this is the line of registry.py
+
+
+def main(folder: Path) -> sifu.Run:
+    """Train, forget by the new method and by sifu, verify."""
+    spec = {"data": {"clients": 40}, "stop": {"target": 0.8, "max_rounds": 60}}
+    run = sifu.train(spec, run=folder)
+    for client, method in (("client-003", "halfway"), ("client-007", "sifu")):
+        (outcome,) = run.forget([client], method=method)
+        print(f"{method}: {outcome.rounds} rounds, level {outcome.level}, {outcome.cost.bytes_sent / 1e6:.1f} MB sent")
+    print("verified:", run.verify().holds)
+    return run
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(temporary) / "run")

@@ -1,0 +1,100 @@
+"""DP: training itself clips every update and adds noise to it, so a request just goes on without the client.
+
+The run must have been trained that way (`server.clip`, `server.noise`). Two accountings are stated. The paper's looks
+at one update in one round. The honest one composes every round the client really took part in, over the whole
+recorded history (`sifu.core.composition` derives it and says why sampling is not counted); it alone decides the
+level, so a budget that it exceeds certifies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from sifu.core.certificate import Protection
+from sifu.core.composition import TrainingNoise, composed_ratio, promise_of
+from sifu.core.engine import Engine
+from sifu.core.errors import InputError
+from sifu.core.layout import Vector
+from sifu.core.premises import Premise, training_noise_premises
+from sifu.core.rollback import Exposure, Subject
+from sifu.core.terms import RequestTerms
+from sifu.methods.in_place import plan_in_place
+from sifu.methods.method import Method, Start
+from sifu.methods.plan import Plan
+from sifu.methods.view import RunView
+
+
+class Dp(Method):
+    """The current model of a training with clipped and noised updates."""
+
+    name: ClassVar[str] = "dp"
+    summary: ClassVar[str] = "rely on the clipping and noise of training, go on without the client"
+    certifies: ClassVar[bool] = True
+    protection: ClassVar[Protection] = "training noise"
+    starts_from: ClassVar[Start] = "current"
+
+    def check_run(self, view: RunView) -> None:
+        """Refuse a run whose training added no noise."""
+        facts = view.facts
+        if facts.clip == 0.0 or facts.noise == 0.0:
+            raise InputError(
+                f"method dp needs a run trained with clipped and noised updates; this one has server.clip = "
+                f"{facts.clip:g} and server.noise = {facts.noise:g}. Train with both above 0, for example "
+                "server.clip = 0.5 and server.noise = 1.0"
+            )
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """Nothing is undone and nothing added; the noise of training has to be enough."""
+        self.check_run(view)
+        subjects = view.new_subjects(terms, view.next_order)
+        new = view.exposures(subjects)
+        exposures = [*new, *view.exposures(view.earlier_subjects())]
+        premises = self.premises(view, view.indices(terms.clients), new, view.path.tip, terms)
+        promised = self.training_noise(view, subjects, terms)
+        note = (
+            f"epsilon at delta {terms.delta:g}: {promised.epsilon_one_round:.4g} for one round, as the paper counts; "
+            f"{promised.epsilon_composed:.4g} for the {promised.counted_rounds} rounds together, which is what holds"
+        )
+        return plan_in_place(self, view, terms, subjects, exposures, premises, training_noise=promised, notes=(note,))
+
+    def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise:
+        """Every recorded round of each subject composed; the largest of them counts."""
+        each = [self._composed(view, one.clients) for one in subjects]
+        ratio, rounds = max(one[0] for one in each), max(one[1] for one in each)
+        facts = view.facts
+        return promise_of(ratio, rounds, facts.clip, facts.noise, terms.epsilon, terms.delta, terms.calibration)
+
+    def _composed(self, view: RunView, clients: Sequence[int]) -> tuple[float, int]:
+        """mu of all rounds a set took part in, cut off later or not, and how many there were."""
+        own: dict[int, int] = {}
+        rows = view.reader.participation(clients)
+        for node, samples in zip(rows.nodes.tolist(), rows.samples.tolist(), strict=True):
+            own[node] = own.get(node, 0) + samples
+        sums = np.array([view.round_sums[node] for node in own], dtype=np.int64).reshape(-1, 3)
+        mine = np.array(list(own.values()), dtype=np.int64)
+        return composed_ratio(mine, sums[:, 0], sums[:, 1].astype(float), sums[:, 2], view.facts.noise), len(own)
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """Those of noise in training; the loss need not be regular."""
+        subjects = [one.subject for one in exposures if set(one.subject.clients) <= set(clients)]
+        return training_noise_premises(
+            view.facts,
+            self.training_noise(view, subjects, terms),
+            epsilon=terms.epsilon,
+            noise=view.spec.privacy.noise,
+            rate_source=view.rate_source(clients),
+        )
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+        """The current model as it is."""
+        return view.reader.load_model(view.reader.tip)

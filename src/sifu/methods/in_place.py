@@ -1,0 +1,57 @@
+"""The plan of a request that goes on from the current model: fine_tuning, last and dp share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sifu.core.calibration import hidden_sensitivity
+from sifu.core.composition import TrainingNoise
+from sifu.core.premises import Premise, level_of
+from sifu.core.rollback import Exposure, Subject
+from sifu.core.terms import RequestTerms
+from sifu.methods.method import Method
+from sifu.methods.noise_choice import predict_rounds
+from sifu.methods.noised import planned_charges
+from sifu.methods.plan import Plan
+from sifu.methods.view import RunView
+
+
+def plan_in_place(
+    method: Method,
+    view: RunView,
+    terms: RequestTerms,
+    subjects: tuple[Subject, ...],
+    exposures: Sequence[Exposure],
+    premises: tuple[Premise, ...],
+    noise_std: float = 0.0,
+    training_noise: TrainingNoise | None = None,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """Nothing is undone; `exposures` are those of the new subjects first, then of everyone owed something."""
+    tip = view.path.tip
+    node, rounds = view.path.nodes[tip].node, view.path.rounds_until(tip)
+    untouched = all(one.psi_to_hide(tip) == 0.0 for one in exposures)
+    charged = method.protection == "noise"
+    return Plan(
+        terms=terms,
+        order=view.next_order,
+        subjects=subjects,
+        source_node=node,
+        source_depth=tip,
+        source_rounds=rounds,
+        wanted_node=node,
+        tip_rounds=rounds,
+        noise_std=noise_std,
+        multiplier=terms.multiplier,
+        psi=max(one.psi_to_hide(tip) for one in exposures if one.subject in subjects),
+        psi_star=hidden_sensitivity(noise_std, terms.multiplier),
+        charges=planned_charges(exposures, subjects, tip, noise_std) if charged else (),
+        premises=premises,
+        level=level_of(premises, exact=untouched),
+        predicted_rounds=predict_rounds(view, tip, noise_std),
+        scratch_rounds=predict_rounds(view, 0, 0.0),
+        notes=notes,
+        protection=method.protection,
+        untouched=untouched,
+        training_noise=training_noise,
+    )

@@ -1,0 +1,48 @@
+"""What every method shares that hides clients by noise of its own: premises, charges, the noised model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sifu.core.layout import Vector
+from sifu.core.noise import add_noise, noise_source
+from sifu.core.premises import Premise, collect_premises
+from sifu.core.rollback import Exposure, Subject, charge, largest_psi_on_the_way
+from sifu.core.terms import RequestTerms
+from sifu.methods.plan import Plan, PlannedCharge
+from sifu.methods.view import RunView
+
+
+def noised_premises(
+    view: RunView, clients: Sequence[int], exposures: Sequence[Exposure], depth: int, terms: RequestTerms
+) -> tuple[Premise, ...]:
+    """Every premise of a noised release (DESIGN section 7)."""
+    return collect_premises(
+        view.facts,
+        view.regularities.measured,
+        accounting=view.spec.privacy.accounting,
+        calibration=terms.calibration,
+        epsilon=terms.epsilon,
+        noise=view.spec.privacy.noise,
+        largest_psi=largest_psi_on_the_way(exposures, depth),
+        rate_source=view.rate_source(clients),
+    )
+
+
+def planned_charges(
+    exposures: Sequence[Exposure], new: Sequence[Subject], depth: int, noise_std: float
+) -> tuple[PlannedCharge, ...]:
+    """What noise at `depth` costs every new subject, and every earlier one with something to hide there."""
+    return tuple(
+        PlannedCharge(one.subject, psi, charge(psi, noise_std))
+        for one in exposures
+        for psi in [one.psi_to_hide(depth)]
+        if psi > 0.0 or one.subject in new
+    )
+
+
+def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
+    """The model plus N(0, sigma^2 I) from the run's source of noise."""
+    if plan.noise_std == 0.0:
+        return model
+    return add_noise(model, plan.noise_std, noise_source(view.spec.privacy.noise, view.spec.seed, plan.order))

@@ -1,0 +1,37 @@
+"""Noisy Scratch: a fresh initial model plus the noise that sifu would have used.
+
+A control: what sifu gains over it comes from the history, what it gains over Scratch comes from a larger initial
+scale. Nobody's data touched the model it starts from, so it is exact like Scratch; noise cannot hurt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from sifu.core.calibration import hidden_sensitivity
+from sifu.core.engine import Engine
+from sifu.core.layout import Vector
+from sifu.core.terms import RequestTerms
+from sifu.methods.noised import noised_model
+from sifu.methods.plan import Plan
+from sifu.methods.scratch import Scratch
+from sifu.methods.sifu import Sifu
+from sifu.methods.view import RunView
+
+
+class NoisyScratch(Scratch):
+    """Scratch from a noised initial model."""
+
+    name: ClassVar[str] = "noisy_scratch"
+    summary: ClassVar[str] = "a fresh model plus sifu's noise, without the client: exact, a control"
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """Scratch with the noise asked for; with auto, the noise sifu would really add (none if it would add none)."""
+        noise_std = Sifu().plan(view, terms).noise_std if terms.sigma == "auto" else terms.sigma
+        star = hidden_sensitivity(noise_std, terms.multiplier)
+        return replace(super().plan(view, terms), noise_std=noise_std, psi_star=star)
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+        """A fresh model of this branch plus N(0, sigma^2 I)."""
+        return noised_model(view, plan, engine.initial_model(plan.order))

@@ -1,0 +1,204 @@
+"""One forward and backward pass of a `ConvNet` over a few samples, written out, in buffers that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sifu.sim.networks import ConvLayer, ConvNet
+from sifu.sim.tiles import inside, padded_shape, tiles_kind, tiles_of, weight_order
+
+_masked = torch.ops.aten.threshold_backward.grad_input
+Parameters = list[tuple[Tensor, Tensor]]
+"""Weight and bias of every layer: views into a flat vector in pass order."""
+
+
+def pass_order(network: ConvNet) -> Tensor:
+    """Places in the module's flat vector, in the order a pass uses: `vector[pass_order(network)]`.
+
+    Convolutions have weights (3, 3, in, out), and the first linear layer takes (row, column, channel) features.
+    """
+    last = network.convolution_layers[-1]
+    order = []
+    for number, layer in enumerate(network.layers):
+        if isinstance(layer, ConvLayer):
+            weight = weight_order(layer)
+        else:
+            weight = torch.arange(layer.features_out * layer.features_in)
+            if number == len(network.convolution_layers):
+                shape = (layer.features_out, last.channels_out, last.height_out, last.width_out)
+                weight = weight.view(shape).permute(0, 2, 3, 1).reshape(-1)
+        order += [layer.weight_at + weight, torch.arange(layer.bias_at, layer.end)]
+    return torch.cat(order)
+
+
+def parameter_views(network: ConvNet, flat: Tensor) -> Parameters:
+    """The layers' parameters as views of a flat vector in pass order."""
+    views = []
+    for layer in network.layers:
+        shape = layer.weight_shape
+        weight = flat[layer.weight_at : layer.bias_at]
+        views.append(
+            (weight.view((3, 3, shape[1], shape[0]) if len(shape) == 4 else shape), flat[layer.bias_at : layer.end])
+        )
+    return views
+
+
+def prepare(network: ConvNet, parameters: Parameters) -> list[Tensor]:
+    """The convolutions' weights as their tiles want them; needed once for a model."""
+    convolutions = zip(network.convolution_layers, parameters, strict=False)
+    return [tiles_kind(layer).prepare(weight) for layer, (weight, _) in convolutions]
+
+
+def padded_images(network: ConvNet, images: Tensor) -> Tensor:
+    """Images (n, channels, height, width) as the first convolution takes them."""
+    first = network.convolution_layers[0]
+    padded = torch.zeros((images.shape[0], *padded_shape(first)), dtype=images.dtype)
+    inside(first, padded).copy_(images.permute(0, 2, 3, 1))
+    return padded
+
+
+class ConvPass:
+    """The buffers for `samples` samples at a time, and what is done in them."""
+
+    def __init__(self, network: ConvNet, samples: int, dtype: torch.dtype) -> None:
+        self._network = network
+        self._tiles = [
+            tiles_kind(layer)(layer, samples, dtype, wants_input_gradient=number > 0)
+            for number, layer in enumerate(network.convolution_layers)
+        ]
+        self._features = [torch.empty((samples, layer.features_in), dtype=dtype) for layer in network.linear_layers]
+        self._feature_gradients = [torch.empty_like(one) for one in self._features]
+        self._kept = [torch.empty_like(one) for one in self._features[1:]]
+        self.scores = torch.empty((samples, network.outputs), dtype=dtype)
+        self._samples = torch.arange(samples)
+        last = network.convolution_layers[-1]
+        image = (samples, last.height_out, last.width_out, last.channels_out)
+        following = list(zip(network.convolution_layers[1:], self._tiles[1:], strict=True))
+        targets = [inside(layer, tiles.images) for layer, tiles in following] + [self._features[0].view(image)]
+        gradients = [inside(layer, tiles.gradient) for layer, tiles in following if tiles.gradient is not None]
+        gradients.append(self._feature_gradients[0].view(image))
+        self._rectified = [
+            (_Pooled if layer.pool else _Plain)(layer, tiles.planes, target, gradient)
+            for layer, tiles, target, gradient in zip(
+                network.convolution_layers, self._tiles, targets, gradients, strict=True
+            )
+        ]
+
+    def forward(self, data: Tensor, rows: Tensor, parameters: Parameters, prepared: Sequence[Tensor]) -> None:
+        """Fill `scores` for some rows of the `padded_images`, without dropout."""
+        self._convolve(data, rows, parameters, prepared)
+        self._score(parameters, [None] * len(self._kept))
+
+    def gradient(
+        self,
+        data: Tensor,
+        rows: Tensor,
+        labels: Tensor,
+        batch: int,
+        kept: Sequence[np.ndarray | None],
+        parameters: Parameters,
+        prepared: Sequence[Tensor],
+        gradients: Parameters,
+    ) -> None:
+        """Write the rows' part of the gradient of the mean loss over a batch of `batch` samples into `gradients`.
+
+        `kept` has for each hidden layer the units that dropout keeps, or None without dropout.
+        """
+        self._convolve(data, rows, parameters, prepared)
+        self._score(parameters, kept)
+        torch.softmax(self.scores, 1, out=self.scores)
+        self.scores[self._samples, labels] -= 1.0
+        slope = self.scores.div_(batch)
+        first = len(self._tiles)
+        for number in reversed(range(len(self._network.linear_layers))):
+            weight, _ = parameters[first + number]
+            weight_gradient, bias_gradient = gradients[first + number]
+            torch.mm(slope.t(), self._features[number], out=weight_gradient)
+            torch.sum(slope, 0, out=bias_gradient)
+            slope = torch.mm(slope, weight, out=self._feature_gradients[number])
+            if number:
+                if kept[number - 1] is not None:
+                    slope.mul_(self._kept[number - 1])
+                _masked(slope, self._features[number], 0.0, grad_input=slope)
+        for number in reversed(range(first)):
+            weight_gradient, bias_gradient = gradients[number]
+            self._rectified[number].backward(bias_gradient)
+            self._tiles[number].backward(prepared[number], weight_gradient)
+
+    def _convolve(self, data: Tensor, rows: Tensor, parameters: Parameters, prepared: Sequence[Tensor]) -> None:
+        torch.index_select(data, 0, rows, out=self._tiles[0].images)
+        for number, tiles in enumerate(self._tiles):
+            tiles.forward(prepared[number])
+            self._rectified[number].forward(parameters[number][1])
+
+    def _score(self, parameters: Parameters, kept: Sequence[np.ndarray | None]) -> None:
+        linear = self._network.linear_layers
+        for number, (weight, bias) in enumerate(parameters[len(self._tiles) :]):
+            hidden = linear[number].hidden
+            out = self._features[number + 1] if hidden else self.scores
+            torch.addmm(bias, self._features[number], weight.t(), out=out)
+            if not hidden:
+                continue
+            out.clamp_min_(0.0)
+            mask = kept[number]
+            if mask is not None:
+                self._kept[number].copy_(torch.from_numpy(mask)).mul_(1.0 / (1.0 - linear[number].dropout))
+                out.mul_(self._kept[number])
+
+
+class _Pooled:
+    """Bias, ReLU and the maximum of each tile, from `planes` into `target`.
+
+    Bias comes after the maximum: adding a number changes no order, and a quarter is left to add it to. The maximum is
+    a tournament in which the earlier place wins a tie, as torch's first maximum does; played again backward, it sends
+    the gradient to the winner. A maximum that ReLU sets to zero sends none.
+    """
+
+    def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
+        self._target, self._target_gradient = target, target_gradient
+        self._left, self._right = planes[:, 0], planes[:, 1]
+        self._pairs = torch.empty_like(planes[0])
+        self._upper, self._lower = self._pairs[0], self._pairs[1]
+        self._top = torch.empty_like(planes[0, 0])
+        self._top_rows = self._top.view(-1, layer.channels_out)
+
+    def forward(self, bias: Tensor) -> None:
+        torch.maximum(self._left, self._right, out=self._pairs)
+        torch.maximum(self._upper, self._lower, out=self._top)
+        torch.clamp_min(self._top.add_(bias), 0.0, out=self._target)
+
+    def backward(self, bias_gradient: Tensor) -> None:
+        _masked(self._target_gradient, self._top, 0.0, grad_input=self._top)
+        torch.sum(self._top_rows, 0, out=bias_gradient)
+        self._upper.ge_(self._lower).mul_(self._top)
+        torch.sub(self._top, self._upper, out=self._lower)
+        self._left.ge_(self._right).mul_(self._pairs)
+        torch.sub(self._pairs, self._left, out=self._right)
+
+
+class _Plain:
+    """Bias and ReLU without pooling, from `planes` into `target`; what sticks out of the image is left out."""
+
+    def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
+        self._planes, self._target, self._target_gradient = planes, target, target_gradient
+        rows, columns = tiles_of(layer)
+        samples, outputs = planes.shape[2], layer.channels_out
+        self._image = torch.zeros((samples, 2 * rows, 2 * columns, outputs), dtype=planes.dtype)
+        self._by_plane = self._image.view(samples, rows, 2, columns, 2, outputs).permute(2, 4, 0, 1, 3, 5)
+        self._inner = self._image[:, : layer.height, : layer.width]
+        self._outer = (self._image[:, layer.height :], self._image[:, :, layer.width :])
+
+    def forward(self, bias: Tensor) -> None:
+        torch.add(self._planes, bias, out=self._by_plane)
+        torch.clamp_min(self._inner, 0.0, out=self._target)
+
+    def backward(self, bias_gradient: Tensor) -> None:
+        _masked(self._target_gradient, self._inner, 0.0, grad_input=self._inner)
+        for outer in self._outer:
+            outer.zero_()
+        torch.sum(self._image.view(-1, self._image.shape[-1]), 0, out=bias_gradient)
+        self._planes.copy_(self._by_plane)
