@@ -50,6 +50,7 @@ def test_a_run_leaves_a_row_for_every_request_and_no_run_folders(finished: Path)
         assert row["rounds"] >= 1
         assert row["clients"] == 2
         assert 0.0 <= row["accuracy_forgotten_after"] <= 1.0
+        assert row["extra_rounds"] == 0
         assert row["local_steps"] == row["rounds"] * 4 * 2  # four clients a round, two steps each
         assert row["bytes_sent"] == row["rounds"] * 4 * 2 * 650 * 4
     assert {row["level"] for row in rows if row["method"] == "sifu"} <= {"none", "exact"}
@@ -107,6 +108,27 @@ def test_what_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch
     again = Bench(options(tmp_path / "out")).run()
     assert not again.failures
     assert ("sifu", "ours") in {(row["method"], row["preset"]) for row in again.table.rows}
+
+
+def test_a_training_that_diverges_is_a_result_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sifu.api import Run
+    from sifu.core.errors import RoundRejectedError
+    from sifu.experiments.figures import write_figures
+
+    plain = Run.forget
+
+    def diverging(self: Run, clients: Any, request: str, **terms: Any) -> Any:
+        if request == "request-2" and terms["method"] == "sifu":
+            raise RoundRejectedError("NaN")
+        return plain(self, clients, request, **terms)
+
+    monkeypatch.setattr(Run, "forget", diverging)
+    result = Bench(options(tmp_path / "out", presets=("paper",))).run()
+    assert not result.failures
+    rows = [row for row in result.table.rows if row["method"] == "sifu"]
+    assert [row["level"] == "diverged" for row in rows] == [False, True, True]
+    assert [(row["rounds"], row["reached"]) for row in rows[1:]] == [(6, False)] * 2
+    write_figures(tmp_path / "out")
 
 
 def test_watermarks_are_measured_before_and_after(tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def _total(course: Course) -> float:
     return float(course.total)
 
 
-def _forgotten(course: Course) -> float:
-    return float(course.rows[-1]["accuracy_forgotten_after"])
+def _forgotten(course: Course) -> float | None:
+    return course.forgotten
 
 
 def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
@@ -217,7 +217,10 @@ def _accuracy_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -
         found = by_line(here, line)
         if not found:
             continue
-        mean, low, high = spread([_forgotten(one) for one in found])
+        known = [value for one in found if (value := one.forgotten) is not None]
+        if not known:
+            continue
+        mean, low, high = spread(known)
         whisker(axes, place, low, high)
         axes.plot(mean, place, "o", color=colour_of(line), markersize=6, zorder=5)
         if line.method == "scratch":
@@ -259,7 +262,9 @@ def _limit_dots(
         for one in found:
             scratch = beside(one)
             if float(one.variant["limit"]) == limit and scratch is not None:
-                gaps.append(abs(one.rows[-1][column] - scratch.rows[-1][column]))
+                values = one.rows[-1][column], scratch.rows[-1][column]
+                if None not in values:
+                    gaps.append(abs(values[0] - values[1]))
         if gaps:
             points.append((statistics.fmean(gaps), 3.5 + 2.2 * number, 0.45 + 0.55 * number / max(len(limits) - 1, 1)))
     if points:
@@ -268,10 +273,14 @@ def _limit_dots(
         axes.plot(value, place, "o", color=colour_of(line), markersize=size, alpha=shade, zorder=5, markeredgewidth=0)
 
 
-def _set_dots(axes: Axes, place: int, line: Line, found: Sequence[Course], value: Callable[[Course], float]) -> None:
+def _set_dots(
+    axes: Axes, place: int, line: Line, found: Sequence[Course], value: Callable[[Course], float | None]
+) -> None:
     by_set: dict[str, list[float]] = {}
     for one in found:
-        by_set.setdefault(one.variant.get("set", "0"), []).append(value(one))
+        known = value(one)
+        if known is not None:
+            by_set.setdefault(one.variant.get("set", "0"), []).append(known)
     means = [statistics.fmean(values) for values in by_set.values()]
     if not means:
         return

@@ -109,7 +109,7 @@ def _along_sigma(
     sigmas = [factor * table_sigma for factor in factors]
     for axes, value in (
         (top, lambda one: float(one.total)),
-        (bottom, lambda one: float(one.rows[-1]["accuracy_forgotten_after"])),
+        (bottom, lambda one: float("nan") if one.forgotten is None else one.forgotten),
     ):
         points = [spread([value(one) for one in by_factor[factor]]) for factor in factors]
         axes.plot(sigmas, [one[0] for one in points], "-", color=colour, linewidth=1.8, zorder=4)
@@ -129,7 +129,7 @@ def _level(
     top: Axes, bottom: Axes, found: Sequence[Course], line: Line, style: tuple[int, tuple[float, ...]], labelled: bool
 ) -> None:
     rounds = statistics.fmean(one.total for one in found)
-    accuracy = statistics.fmean(one.rows[-1]["accuracy_forgotten_after"] for one in found)
+    known = [value for one in found if (value := one.forgotten) is not None]
     colour = SCRATCH if line.method == "scratch" else colour_of(line)
     if line.preset == "ours" and line.method == "last":
         return  # the same end of the scale; one line is enough
@@ -138,7 +138,8 @@ def _level(
     top.axhline(
         rounds, color=colour, linestyle=style, linewidth=1.4, label=name + missed if labelled else None, zorder=2
     )
-    bottom.axhline(accuracy, color=colour, linestyle=style, linewidth=1.4, zorder=2)
+    if known:
+        bottom.axhline(statistics.fmean(known), color=colour, linestyle=style, linewidth=1.4, zorder=2)
 
 
 @styled

@@ -71,6 +71,12 @@ class Course:
         return sum(self.rounds)
 
     @property
+    def forgotten(self) -> float | None:
+        """Accuracy on everyone forgotten, after the last request; None where training diverged."""
+        value: float | None = self.rows[-1]["accuracy_forgotten_after"]
+        return value
+
+    @property
     def reached(self) -> bool:
         """Whether every request reached the target."""
         return all(row["reached"] for row in self.rows)

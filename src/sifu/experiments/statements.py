@@ -116,8 +116,8 @@ def _forget_gap(rows: Sequence[Row], method: str) -> float | None:
     gaps = []
     for one in courses:
         scratch = beside(one) if one.first["method"] == method else None
-        if scratch is not None:
-            gaps.append(one.rows[-1]["accuracy_forgotten_after"] - scratch.rows[-1]["accuracy_forgotten_after"])
+        if scratch is not None and one.forgotten is not None and scratch.forgotten is not None:
+            gaps.append(one.forgotten - scratch.forgotten)
     return statistics.fmean(gaps) if gaps else None
 
 

@@ -45,10 +45,15 @@ def _one(
         "rounds": round(statistics.fmean(one.total for one in found), 1),
         "Scratch / it": statistics.fmean(ratios) if ratios else None,
         "reached": f"{sum(one.reached for one in found)}/{len(found)}",
-        "retain": statistics.fmean(one.rows[-1]["accuracy_retain_after"] or math.nan for one in found),
-        "forgotten": statistics.fmean(one.rows[-1]["accuracy_forgotten_after"] for one in found),
+        "retain": _mean([one.rows[-1]["accuracy_retain_after"] for one in found]),
+        "forgotten": _mean([one.forgotten for one in found]),
         "level": ", ".join(levels),
     }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _distances(rows: Sequence[Row]) -> list[dict[str, Any]]:

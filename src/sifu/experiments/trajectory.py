@@ -19,6 +19,7 @@ import numpy as np
 
 from sifu.api import Outcome, Run, open_run, train
 from sifu.core.engine import Engine
+from sifu.core.errors import RoundRejectedError
 from sifu.experiments.costs import request_cost, training_cost
 from sifu.experiments.table import Row, Table
 from sifu.experiments.work import Training, Trajectory
@@ -26,6 +27,8 @@ from sifu.methods.training import ProgressCallback
 from sifu.store.files import write_atomically
 
 BEFOREHAND = "bench.json"
+DIVERGED = "diverged"
+"""The level of rows whose training ended in NaN or Inf: there is no model, and so no accuracy either."""
 TRAINING = "training"
 """The method of the rows that say what training took."""
 
@@ -127,10 +130,34 @@ class TrajectoryRun:
                     **self.trajectory.terms,
                     **self._limit(training_rounds),
                 )[-1]
+            except RoundRejectedError:
+                self._record_divergence(number, len(requests), training_rounds, known)
+                return
             finally:
                 known["seconds"] = round(known["seconds"] + time.monotonic() - started, 3)
                 self._remember(number, known)
             self.table.add(place | self._measure(run, outcome, gone, training_rounds) | known)
+
+    def _record_divergence(self, first: int, last: int, training_rounds: int, known: Mapping[str, Any]) -> None:
+        """Training ended in NaN or Inf (noise too large): this request and those behind it never reach the target.
+
+        They count with the largest number of rounds, as the paper counts whoever misses the target.
+        """
+        stop = self.trajectory.spec.stop
+        for number in range(first, last + 1):
+            self.table.add(
+                self.trajectory.place(self.experiment, number)
+                | {
+                    "clients": self.trajectory.requests.clients,
+                    "rounds": self._limit(training_rounds).get("max_rounds", stop.max_rounds),
+                    "extra_rounds": 0,
+                    "reached": False,
+                    "training_rounds": training_rounds,
+                    "target": stop.target,
+                    "level": DIVERGED,
+                }
+                | (dict(known) if number == first else {})
+            )
 
     def _limit(self, training_rounds: int) -> dict[str, Any]:
         limit = self.trajectory.limit
