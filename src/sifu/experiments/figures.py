@@ -12,7 +12,7 @@ from sifu.experiments.draw_noise import draw_scale, draw_sigma
 from sifu.experiments.provenance import read_record
 from sifu.experiments.settings import Experiment, load_experiment
 from sifu.experiments.table import Row, read_table
-from sifu.report.style import figure_bytes
+from sifu.report.style import VERMILLION, figure_bytes
 from sifu.store.files import write_atomically
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def write_figures(folder: Path) -> list[Path]:
     asked = read_record(folder)["asked"]
     experiment = load_experiment(asked["experiment"], asked["scale"])
     figure = DRAW[experiment.draw](experiment, read_table(folder / "results.csv"))
+    if asked["scale"] == "smoke":
+        words = "smoke run: everything is shrunk, the numbers mean nothing"
+        figure.text(0.995, 0.002, words, ha="right", va="bottom", color=VERMILLION, fontsize=8, fontweight="bold")
     written = []
     for kind in ("png", "svg"):
         path = folder / f"{experiment.name}.{kind}"

@@ -42,9 +42,9 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
 
 
 COSTS_OPENING = (
-    "Mean over seeds, all requests together. Traffic: a model to each participant of a round and one back. On disk: what "
-    "the method keeps beyond the current model to answer the next request: models to go back to, or client updates; the "
-    "largest over the requests."
+    "Mean over seeds, all requests together. Traffic: a model to each participant of a round and one back. "
+    "On disk: what the method keeps beyond the current model to answer the next request (models to go back to, "
+    "or client updates), the largest over the requests."
 )
 
 
