@@ -168,12 +168,19 @@ class SimulatedFederation:
         *,
         want_gram: bool = False,
         want_updates: bool = False,
+        absent: ClientIndices | None = None,
     ) -> RoundResult:
-        """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32."""
+        """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32.
+
+        `absent` clients are drawn like everyone and then left out, their slots not refilled: the counterfactual
+        that Psi bounds the distance to.
+        """
         start = self._checked_model(model)
         participants = self._facts.participation.draw(
             self._checked_clients(active, "active"), place_key(self._participation_key, position.branch, position.round)
         )
+        if absent is not None:
+            participants = np.setdiff1d(participants, absent)
         samples = self._samples[participants]
         if participants.size == 0:
             gram = np.zeros((0, 0)) if want_gram else None
