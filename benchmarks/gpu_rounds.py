@@ -140,6 +140,7 @@ def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
 
 def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
     """The largest relative difference between the losses of the CPU's and the GPU's run of B."""
+
     def make() -> SimulatedFederation:
         return SimulatedFederation(
             clients, ModuleModel(CIFAR10), B, participation=Participation("fixed", count=5), dtype="float32", seed=1

@@ -127,11 +127,17 @@ class Lanes:
         return failures
 
     def _run_group(self, group: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
-        from sifu.sim.lanes import lane_engines  # type: ignore[import-not-found, unused-ignore]
+        from sifu.sim.lanes import lane_engines
 
-        specs = [unit.spec for unit in group]
+        clients = [self._cache.clients(unit.spec) for unit in group]
+        # Lanes of one seed differ in what is asked of them, not in who takes part: they share a federation.
+        federations: dict[int, Any] = {}
         try:
-            engines = lane_engines(specs, [self._cache.clients(spec) for spec in specs], self._device)
+            for unit, data in zip(group, clients, strict=True):
+                if unit.spec.seed not in federations:
+                    federations[unit.spec.seed] = engine_from_spec(unit.spec, data)[0]
+            shared = [federations[unit.spec.seed] for unit in group]
+            engines = lane_engines(shared, clients, self._device)
         except Exception as error:
             return [Failure.of(unit, error) for unit in group]
         return in_threads(list(zip(group, engines, strict=True)), work, self.stop)
@@ -201,6 +207,6 @@ def cuda_with_lanes() -> str | None:
 
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
-    if importlib.util.find_spec("sifu.sim.lanes") is None:
-        return "this version has no lanes"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
     return None

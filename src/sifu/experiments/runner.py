@@ -267,7 +267,7 @@ class Bench:
                     with one_at_a_time:
                         return engine.evaluate(model, clients).accuracy
 
-                self._marks = {key: check}  # one federation at a time is enough
+                self._marks[key] = check
             return self._marks[key]
 
     # -- distances ---------------------------------------------------------------------------------------

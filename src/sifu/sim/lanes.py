@@ -91,7 +91,9 @@ def _gather(clients: Sequence[Sequence[ClientData]], most: int) -> _LaneData:
     return _LaneData(everyone, np.stack(tables), np.stack(sizes), most)
 
 
-def _shared(federations: Sequence[SimulatedFederation], most: int) -> tuple[LocalTraining, Participation, int, int, bool]:
+def _shared(
+    federations: Sequence[SimulatedFederation], most: int
+) -> tuple[LocalTraining, Participation, int, int, bool]:
     first = federations[0]
     training, participation = first.training, first.facts.participation
     batch = most if training.batch_size is None else min(training.batch_size, most)

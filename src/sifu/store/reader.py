@@ -126,6 +126,7 @@ class RunReader:
     def __init__(self, folder: Path, connection: sqlite3.Connection | None = None) -> None:
         self.folder = folder
         self.connection = connection or open_database(folder)
+        self._nodes: tuple[tuple[int, int], list[NodeRow]] | None = None
 
     def close(self) -> None:
         """Close the database."""
@@ -192,12 +193,21 @@ class RunReader:
         return tuple(ClientProfile(*row) for row in rows)
 
     def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
-        """Nodes by number, the cut ones too."""
+        """Nodes by number, the cut ones too; all of them are read once as long as nothing is written."""
+        if first > 0 or last is not None:
+            return self._read_nodes(first, 2**62 if last is None else last)
+        # data_version changes when another connection writes, total_changes when this one does.
+        version = (int(self.query("PRAGMA data_version")[0][0]), self.connection.total_changes)
+        if self._nodes is None or self._nodes[0] != version:
+            self._nodes = (version, self._read_nodes(0, 2**62))
+        return list(self._nodes[1])
+
+    def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
         rows = self.query(
             "SELECT node, parent, kind, branch, position, samples, request_order, factor_sum, factor_max, "
             "averagedness_sum, averagedness_max, mean_shift, rounding, noise_std, distance FROM nodes "
             "WHERE node BETWEEN ? AND ? ORDER BY node",
-            (first, 2**62 if last is None else last),
+            (first, last),
         )
         return [NodeRow.of(row) for row in rows]
 

@@ -358,7 +358,11 @@ class ConvProgram:
         source = self.images
         for number in range(len(layout.convolutions)):
             shape = self._bordered(number, lanes * batch)
-            out = torch.zeros(shape, device=self.device) if self._border(number) else torch.empty(shape, device=self.device)
+            out = (
+                torch.zeros(shape, device=self.device)
+                if self._border(number)
+                else torch.empty(shape, device=self.device)
+            )
             self._convolve(number, source, rows, models, out, None)
             source = out
         for number, place in enumerate(layout.hidden):

@@ -76,9 +76,7 @@ def convolve(
         tap = k // CI
         at = corner[:, None] + (((tap // 3) * W + tap % 3) * CI + k % CI)[None, :]
         inside = k < 9 * CI
-        tile = tl.load(
-            weights + k[:, None] * CO + co[None, :], mask=inside[:, None] & (co[None, :] < CO), other=0.0
-        )
+        tile = tl.load(weights + k[:, None] * CO + co[None, :], mask=inside[:, None] & (co[None, :] < CO), other=0.0)
         acc0 = tl.dot(_patch(at, inside[None, :], CI, BK), tile, acc0, input_precision=PRECISION)
         if POOL:
             acc1 = tl.dot(_patch(at + CI, inside[None, :], CI, BK), tile, acc1, input_precision=PRECISION)
@@ -151,9 +149,7 @@ def convolution_weight_gradient(
             part3 = tl.where(won == 3, gradient, 0.0)
             acc = tl.dot(_patch(at + (W + 1) * CI, taps, CI, BKW), part3, acc, input_precision=PRECISION)
     target = partial + (part * slots + g) * conv_size
-    tl.store(
-        target + weight_at + k[:, None] * CO + co[None, :], acc, mask=in_k[:, None] & (co[None, :] < CO)
-    )
+    tl.store(target + weight_at + k[:, None] * CO + co[None, :], acc, mask=in_k[:, None] & (co[None, :] < CO))
     if tl.program_id(0) == 0:
         tl.store(target + bias_at + co, bias, mask=co < CO)
 
@@ -216,9 +212,7 @@ def convolution_input_gradient(
             mask=inside[:, None] & (ci[None, :] < CI), other=0.0,
         )  # fmt: skip
         acc = tl.dot(_patch(at, inside[None, :], CO, BK), tile, acc, input_precision=PRECISION)
-    tl.store(
-        out + (g * BATCH * H * W + m)[:, None] * CI + ci[None, :], acc, mask=real[:, None] & (ci[None, :] < CI)
-    )
+    tl.store(out + (g * BATCH * H * W + m)[:, None] * CI + ci[None, :], acc, mask=real[:, None] & (ci[None, :] < CI))
 
 
 @triton.jit

@@ -26,7 +26,9 @@ NEVER = StopSpec(target=0.0, min_rounds=0, max_rounds=2**62, evaluate_every=2**6
 class LaneEngine:
     """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
 
-    def __init__(self, federation: SimulatedFederation, group: LaneGroup, lane: int, entries: NDArray[np.int64]) -> None:
+    def __init__(
+        self, federation: SimulatedFederation, group: LaneGroup, lane: int, entries: NDArray[np.int64]
+    ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
         self._entries = torch.from_numpy(entries).to(group.device)
         self._samples = np.array([one.samples for one in federation.clients], dtype=np.int64)
@@ -122,9 +124,7 @@ class LaneEngine:
         """How `model` does on the data of each of `clients`."""
         return self._evaluation(self._group.evaluate(self._lane, self._to_device(model)), np.asarray(clients))
 
-    def _evaluation(
-        self, found: tuple[NDArray[np.int64], NDArray[np.float64]], clients: ClientIndices
-    ) -> Evaluation:
+    def _evaluation(self, found: tuple[NDArray[np.int64], NDArray[np.float64]], clients: ClientIndices) -> Evaluation:
         return Evaluation(clients, self._samples[clients], found[0][clients], found[1][clients])
 
     def _job(
@@ -195,5 +195,3 @@ class LaneEngine:
     def _from_device(self, model: Tensor) -> NDArray[np.floating]:
         found: NDArray[np.floating] = model[..., self._entries].cpu().numpy()
         return found
-
-

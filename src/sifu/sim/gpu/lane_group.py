@@ -97,7 +97,12 @@ class LaneGroup:
     """Runs the jobs of its lanes."""
 
     def __init__(
-        self, source: LaneSource, rows: Tensor, sizes: Tensor, seeds: Sequence[int], clips: Sequence[tuple[float, float]]
+        self,
+        source: LaneSource,
+        rows: Tensor,
+        sizes: Tensor,
+        seeds: Sequence[int],
+        clips: Sequence[tuple[float, float]],
     ) -> None:
         self.source, self.device, self.size = source, rows.device, source.size
         self._tables = LaneTables(
@@ -242,12 +247,12 @@ class LaneGroup:
 
     def _deliver(self, program: Program, schedule: Schedule, jobs: list[Job], rounds: int) -> None:
         models = program.history[: rounds + 1, : len(jobs)].clone()
-        updates = program.params.clone() if any(job.want_updates(job.position.round + rounds - 1) for job in jobs) else None
+        updates = (
+            program.params.clone() if any(job.want_updates(job.position.round + rounds - 1) for job in jobs) else None
+        )
         evaluated: list[dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]] = [{} for _ in jobs]
         for ahead in range(1, rounds + 1):
-            looked = [
-                place for place, job in enumerate(jobs) if is_evaluated(job.stop, job.position.round + ahead)
-            ]
+            looked = [place for place, job in enumerate(jobs) if is_evaluated(job.stop, job.position.round + ahead)]
             if looked:
                 found = self._evaluate(models[ahead, looked], [jobs[place].lane for place in looked])
                 for place, one in zip(looked, found, strict=True):

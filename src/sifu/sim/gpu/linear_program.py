@@ -65,7 +65,9 @@ class LinearProgram:
         self.clip, self.noise = make(lanes, kind=torch.float64), make(lanes, kind=torch.float64)
         self.noise_seeds = make(chunk, self.groups, kind=torch.int64)
         self._clients = make(chunk, self.groups, kind=torch.int64)
-        self._row_weights = make(1 if everyone and self._steps_apart == 1 else chunk, self._steps_apart, self.groups, rows)
+        self._row_weights = make(
+            1 if everyone and self._steps_apart == 1 else chunk, self._steps_apart, self.groups, rows
+        )
         self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._real_entries = torch.ones(self.size, dtype=dtype, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -172,7 +174,9 @@ class LinearProgram:
             samples, targets, gram = self._take(self._clients.index_select(0, self.counter)[0])
         at = torch.zeros_like(self.counter) if self._row_weights.shape[0] == 1 else self.counter
         row_weights = self._row_weights.index_select(0, at)[0][..., None]
-        start = theta.view(self.lanes, 1, *self._shape).expand(-1, self.slots, -1, -1).reshape(self.groups, *self._shape)
+        start = (
+            theta.view(self.lanes, 1, *self._shape).expand(-1, self.slots, -1, -1).reshape(self.groups, *self._shape)
+        )
         if gram is None:
             local = self._between_features(samples, targets, row_weights, start, steps)
         else:
