@@ -54,14 +54,15 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
 
 def _check_body(body: dict[str, Any]) -> Iterator[str]:
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
+    names = {one.name for one in fields(Premise)}
+    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
+    heuristic = any(one.name == "method" and one.status == "failed" for one in premises)
     exact = body["sigma"] == 0.0
-    reached = 0.0 if exact else delta_reached(body["epsilon"], multiplier)
+    reached = float(heuristic) if exact else delta_reached(body["epsilon"], multiplier)
     if not agree(body["noise_multiplier"], multiplier):
         yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
     if not agree(body["delta_reached"], reached):
         yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
-    names = {one.name for one in fields(Premise)}
-    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
     level = level_of(premises, exact=exact)
     if body["level"] != level:
         yield f"level says {body['level']!r}, the premises allow {level!r}"
@@ -70,7 +71,7 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
             cost = charge(float(one["psi"]), body["sigma"])
             if not agree(one["charge"], cost):
                 yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
-            if cost > one["budget"] * (1.0 + TOLERANCE):
+            if not heuristic and cost > one["budget"] * (1.0 + TOLERANCE):
                 yield f"the charge of {', '.join(one['clients'])} is above its budget"
-        if float(body["psi"]) > body["psi_star"] * (1.0 + TOLERANCE):
+        if not heuristic and float(body["psi"]) > body["psi_star"] * (1.0 + TOLERANCE):
             yield f"psi {body['psi']!r} is above psi_star {body['psi_star']!r}"

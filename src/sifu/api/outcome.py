@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sifu.api.certification import RecordedRequest
-from sifu.core.calibration import delta_reached, hidden_sensitivity
+from sifu.api.certification import RecordedRequest, rolled_back_payload
+from sifu.api.terms import terms_of
+from sifu.core.calibration import hidden_sensitivity
 from sifu.store.reader import EvaluationRow, RequestRow, RunReader
 
 
@@ -15,7 +16,9 @@ class Outcome:
 
     `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` the
     rounds of retraining, `scratch_rounds` those of training from scratch where it was compared. `accuracy` is on
-    the training data of the active clients, and `target` what it should have reached (0: no target).
+    the training data of the active clients, and `target` what it should have reached (0: no target). Of `rounds`,
+    `extra_rounds` were spent before retraining (FedEraser's calibration), with `extra_local_steps` of all clients
+    together and `extra_bytes` sent both ways.
     """
 
     request: str
@@ -35,6 +38,9 @@ class Outcome:
     target: float
     accuracy_forgotten_before: float | None
     accuracy_forgotten_after: float | None
+    extra_rounds: int = 0
+    extra_local_steps: int = 0
+    extra_bytes: int = 0
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
@@ -54,7 +60,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         found: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
         return found.accuracy if found else None
 
-    exact = recorded.noise_std == 0.0
+    extra = rolled_back_payload(reader, row.request)["extra"]
     return Outcome(
         request=row.request,
         clients=row.clients,
@@ -62,7 +68,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         level=row.level or "none",
         epsilon=row.epsilon,
         delta=row.delta,
-        delta_reached=0.0 if exact else delta_reached(row.epsilon, recorded.multiplier),
+        delta_reached=recorded.delta_reached,
         sigma=recorded.noise_std,
         psi=max((one.psi for one in statements), default=0.0),
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
@@ -70,7 +76,10 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         rounds=final.node.position if final else 0,
         scratch_rounds=scratch.rounds if scratch else None,
         accuracy=accuracy((row.final_node, "active")),
-        target=recorded.view.spec.stop.target,
+        target=terms_of(row).stop(recorded.view.spec.stop).target,
         accuracy_forgotten_before=before[0].accuracy if before else None,
         accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
+        extra_rounds=extra["rounds"],
+        extra_local_steps=extra["local_steps"],
+        extra_bytes=extra["bytes_sent"],
     )

@@ -88,6 +88,8 @@ class CertificateFacts:
     accounting: Accounting
     participation: str
     retention: Retention
+    heuristic: bool
+    keeps_updates: bool
     noise: NoiseSource
     noise_std: float
     psi_star: float
@@ -174,7 +176,10 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
-    if facts.method == "scratch":
+    if facts.heuristic:
+        erased = "Every model after the initial one was erased."
+        remains = "The initial model remains. What was made from stored updates may still hold the client's part."
+    elif facts.method == "scratch":
         erased, remains = "Every model of the history was erased.", "No model from before this request remains."
     elif facts.retention == "strict":
         erased = "Every kept model that held the client's part was erased."
@@ -185,6 +190,9 @@ def public_form(facts: CertificateFacts) -> dict[str, Any]:
             "Models up to that point stay with the operator, unreleased and without noise, for later requests; they "
             "may hold the client's part."
         )
+    if facts.keeps_updates:
+        erased += " Every stored update of the client was erased."
+        remains += " Updates of other clients are stored with the operator, unreleased."
     return _common(facts) | {
         "form": "public",
         "premises": [{"name": one.name, "status": one.status, "statement": one.statement} for one in facts.premises],

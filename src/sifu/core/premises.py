@@ -24,8 +24,9 @@ RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
 
 
-BEFORE_TRAINING = ("preprocessing", "hyper-parameters")
-"""The premises that matter even where no forgotten client ever touched the model."""
+BEFORE_TRAINING = ("preprocessing", "hyper-parameters", "method")
+"""The premises that matter even where no noise was needed: what came before training, and whether the method proves
+anything at all."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,15 @@ def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -
         "forgotten clients; what it reveals of them is assumed not to matter.",
     }
     return Premise("hyper-parameters", "assumed" if rate_source == "forgotten" else "met", statements[rate_source])
+
+
+def heuristic_premise(method: str) -> Premise:
+    """A heuristic proves nothing, whatever else holds: its level is always `none`."""
+    return Premise(
+        "method",
+        "failed",
+        f"{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",
+    )
 
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 
 from sifu.core.errors import InputError
+from sifu.methods.fed_accum import FedAccum
+from sifu.methods.fed_eraser import FedEraser
 from sifu.methods.method import Method
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
@@ -12,6 +14,8 @@ from sifu.methods.sifu import Sifu
 METHODS: dict[str, type[Method]] = {
     Sifu.name: Sifu,
     Scratch.name: Scratch,
+    FedEraser.name: FedEraser,
+    FedAccum.name: FedAccum,
 }
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from sifu.core.calibration import Calibration, hidden_sensitivity
 from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.premises import Premise, hyper_parameters_premise, level_of, preprocessing_premise
 from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
+from sifu.methods.method import Start
 from sifu.methods.noise_choice import predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
 from sifu.methods.view import RunView
@@ -63,6 +63,6 @@ class Scratch:
             hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
         )
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """A fresh model of this branch."""
-        return engine.initial_model(plan.order)
+        return Start(engine.initial_model(plan.order))

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from sifu.core.calibration import Calibration, hidden_sensitivity
 from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.noise import add_noise, noise_source
 from sifu.core.premises import Premise, collect_premises, level_of
 from sifu.core.rollback import Exposure, choose_node, largest_psi, largest_psi_on_the_way
 from sifu.core.terms import RequestTerms
+from sifu.methods.method import Start
 from sifu.methods.noise_choice import NoiseChoice, choose_noise, predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
 from sifu.methods.view import RunView
@@ -55,6 +55,11 @@ class Sifu:
             notes.append(
                 f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
                 f"round {view.path.rounds_until(node.depth)} is the latest kept one before it"
+            )
+        if view.path.unbounded_from <= view.path.tip:
+            notes.append(
+                "a heuristic's model lies on this history: nobody's influence is known after it, so only the initial "
+                "model can be gone back to"
             )
         if terms.scope == "latest":
             notes.append("scope latest counts the latest release only; whoever keeps several releases learns more")
@@ -107,9 +112,10 @@ class Sifu:
             rate_source=view.rate_source(clients),
         )
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The source node's model plus N(0, sigma^2 I); nothing is added where nothing needs hiding."""
         model = view.reader.load_model(plan.source_node or 0)
         if plan.noise_std == 0.0:
-            return model
-        return add_noise(model, plan.noise_std, noise_source(view.spec.privacy.noise, view.spec.seed, plan.order))
+            return Start(model)
+        noise = noise_source(view.spec.privacy.noise, view.spec.seed, plan.order)
+        return Start(add_noise(model, plan.noise_std, noise))

@@ -23,6 +23,7 @@ from sifu.core.terms import RequestTerms
 from sifu.core.tracking import SensitivityTracker, summarise_round
 from sifu.store.reader import ModelRow, RequestRow, RunReader, readable
 from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.updates import UpdatesRow
 
 Floats = NDArray[np.float64]
 ACTIVE = "active"
@@ -142,6 +143,13 @@ class RunView:
         return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
 
     @cached_property
+    def stored_updates(self) -> list[UpdatesRow]:
+        """Clients' updates of kept rounds, in the order of the active history."""
+        depth_of = self.path.depth_of
+        rows = [row for row in self.reader.updates().values() if row.node in depth_of]
+        return sorted(rows, key=lambda row: (depth_of[row.node], row.part))
+
+    @cached_property
     def forgotten(self) -> set[int]:
         """Clients whose request was carried out, or is being carried out."""
         return {client for subject in self.reader.subjects() for client in subject.clients}
@@ -244,6 +252,8 @@ class RunView:
         bounds = np.searchsorted(rows.nodes, [row.node.node for row in self.rows])
         ends = np.searchsorted(rows.nodes, [row.node.node for row in self.rows], side="right")
         for row, start, stop in zip(self.rows, bounds, ends, strict=True):
+            if row.node.kind == "heuristic":
+                tracker.lose_track()
             if row.node.kind == "round":
                 who = rows.clients[start:stop]
                 _, scalars = summarise_round(

@@ -1,0 +1,59 @@
+"""FedAccum: the stored updates of the remaining clients, added up again from the initial model.
+
+    theta' = theta + g sum_i w_i U_i        for every kept round, w_i the weights of its remaining participants
+
+FedEraser without its calibration: no client does anything for it, so it takes no rounds. Then training goes on without
+the clients. A heuristic: the stored updates were made from models that held the forgotten clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from sifu.core.calibration import Calibration
+from sifu.core.engine import Engine
+from sifu.core.premises import Premise, heuristic_premise
+from sifu.core.rollback import Exposure
+from sifu.core.terms import RequestTerms
+from sifu.methods.method import RoundUpdates, Start
+from sifu.methods.plan import Plan
+from sifu.methods.replay import clients_gone, initial_model, load, move, plan_replay, rounds_to_replay
+from sifu.methods.view import RunView
+
+
+class FedAccum:
+    """Replay without calibration."""
+
+    name: ClassVar[str] = "fed_accum"
+    summary: ClassVar[str] = "add the kept updates of the others up again from the initial model; proves nothing"
+    certifies: ClassVar[bool] = False
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """From the initial model through every kept round."""
+        return plan_replay(view, terms, "the updates of {rounds} kept rounds are added up again")
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        calibration: Calibration,
+        epsilon: float,
+    ) -> tuple[Premise, ...]:
+        """A heuristic, and that is all there is to say."""
+        return (heuristic_premise(self.name),)
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
+        """The sum; the updates that went into it stay for the next request."""
+        kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
+        model = initial_model(view).astype(np.float64)
+        replayed = []
+        for one in kept:
+            updates = RoundUpdates(one.clients, load(view, one))
+            model = move(view, model, updates)
+            replayed.append(updates)
+        return Start(model.astype(engine.layout.dtype), replayed=tuple(replayed))
