@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sifu.api.certification import RecordedRequest, updates_to_erase
 from sifu.api.integrity import payload_of
 from sifu.api.terms import terms_of
 from sifu.core.errors import RunDamagedError
-from sifu.methods.replay import KeptRound, promises_broken, rounds_to_replay
+from sifu.methods.method import RoundUpdates
+from sifu.methods.replay import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.methods.view import RunView
 from sifu.store import files
 from sifu.store.lock import is_locked
@@ -34,6 +37,7 @@ def check_updates(reader: RunReader) -> Iterator[str]:
         for client in sorted(set(row.clients) & view.forgotten):
             yield f"updates: {row.file} holds an update of {view.clients[client].name}, which was forgotten"
     yield from _check_recorded_updates(reader, view)
+    yield from _check_replayed_model(reader, view)
     if busy:
         return
     ever = {one["file"] for event in reader.events() for one in payload_of(event).get("updates", [])}
@@ -49,6 +53,21 @@ def check_updates(reader: RunReader) -> Iterator[str]:
         if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
             continue
         yield f"updates: {path.relative_to(reader.folder)} should not be there: it is in no record, or was erased"
+
+
+def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
+    """A heuristic's model is the initial one moved by the updates stored as its parts."""
+    depth = view.path.unbounded_from
+    if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
+        return
+    made = view.path.nodes[depth].node
+    model = initial_model(view).astype(np.float64)
+    for row in (row for row in view.stored_updates if row.node == made):
+        clients = np.array(sorted(row.clients), dtype=np.int64)
+        model = move(view, model, RoundUpdates(clients, load(view, KeptRound(row, clients))))
+    found = reader.load_model(made).astype(np.float64)
+    if np.linalg.norm(found - model) > 1e-6 * np.linalg.norm(found):
+        yield f"updates: the model of node {made} is not the initial one moved by the updates stored with it"
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:

@@ -70,8 +70,13 @@ def charge(psi: float, noise_std: float) -> float:
 
 
 def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
-    """Whether an edge added at or after the subject's request lies on the path to `depth`."""
-    return any(edge <= depth and order >= subject.order for edge, order in path.noise_depths)
+    """Whether an edge added at or after the subject's request lies on the path to `depth`.
+
+    A path that begins at a fresh model made then is covered whole: the subject took part in nothing on it.
+    """
+    return path.nodes[0].order >= subject.order or any(
+        edge <= depth and order >= subject.order for edge, order in path.noise_depths
+    )
 
 
 class Exposure:
