@@ -93,10 +93,10 @@ def test_killed_runs_with_stored_updates_end_like_uninterrupted_ones(tmp_path: P
     assert check_all_equal(tmp_path) == 3
 
 
-@pytest.mark.parametrize("every", [97, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [211, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int) -> None:
     result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, every_call=every, first_call=150, seed=5)
-    assert result["kills"] >= 6
+    assert result["kills"] >= 3
     check_all_equal(tmp_path)
 
 
