@@ -169,7 +169,8 @@ def print_plan(plan: Plan) -> None:
     if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
         facts.add_row("retrain", f"perhaps {plan.predicted_rounds} rounds; training took {plan.scratch_rounds}")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
-    facts.add_row("covers", covers)
+    if plan.level != "none":
+        facts.add_row("covers", covers)
     facts.add_row("level", level_text(plan.level))
     if plan.noise_std and plan.level != "none":
         facts.add_row("delta at most", number(delta_reached(terms.epsilon, plan.multiplier), 5))
