@@ -242,8 +242,9 @@ def blocks(results: Results) -> dict[str, str]:
             f"Peaks measured in the same run: sgemm {results.peaks['sgemm_flops'] / 1e9:.0f} GFLOP/s, "
             f"memory {results.peaks['bytes_a_second'] / 1e9:.1f} GB/s."
         )
+    figure = f"![Rounds a second of sifu and its peers]({FIGURE.relative_to(PAGE.parent).as_posix()})"
     return {
-        "cpu": "\n\n".join([measured, markdown(*headline_rows(results)), cost_of_tracking(results)]),
+        "cpu": "\n\n".join([measured, markdown(*headline_rows(results)), cost_of_tracking(results), figure]),
         "roofline": "\n\n".join([peaks, markdown(*roofline_rows(results))]),
     }
 

@@ -24,11 +24,21 @@ from sifu.version import __version__
 
 
 def open_run(
-    folder: str | Path, *, model: Any = None, clients: Any = None, data_folder: str | Path | None = None
+    folder: str | Path,
+    *,
+    model: Any = None,
+    clients: Any = None,
+    data_folder: str | Path | None = None,
+    engine: Engine | None = None,
 ) -> Run:
-    """An existing run. `model` and `clients` are needed to go on with one that was made from Python."""
+    """An existing run. `model` and `clients` are needed to go on with one that was made from Python.
+
+    `engine` is used instead of building one; it must be of the same model and clients.
+    """
 
     def make_engine(spec: Spec) -> Engine:
+        if engine is not None:
+            return engine
         data = clients if clients is not None else clients_from_spec(spec, data_folder)
         return engine_from_spec(spec, as_clients(data, spec), as_model(model))[0]
 
@@ -45,12 +55,13 @@ def train(
     download: bool = False,
     progress: ProgressCallback | None = None,
     data_progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
 ) -> Run:
     """FedAvg with tracking into the folder `run`; continues a run that was not finished.
 
     `spec` is a Spec, a mapping, or the path of a TOML file. Python users may bring their own: `model` a
     function that makes a torch module (or a `sifu.sim` model), `clients` a mapping from names to (x, y)
-    arrays or to torch data sets.
+    arrays or to torch data sets. `engine` is used instead of building one from the spec.
     """
     if spec is None:
         spec = Spec()
@@ -69,11 +80,14 @@ def train(
         spec = replace(spec, data=replace(spec.data, name=PYTHON))
     folder = Path(run)
     if (folder / DATABASE).exists():
-        existing = open_run(folder, model=model, clients=clients, data_folder=data_folder)
+        existing = open_run(folder, model=model, clients=clients, data_folder=data_folder, engine=engine)
         _check_same_spec(existing, spec)
         return existing.train(progress)
-    data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
-    engine, resolved = engine_from_spec(spec, as_clients(data, spec), as_model(model))
+    if engine is None:
+        data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
+        engine, resolved = engine_from_spec(spec, as_clients(data, spec), as_model(model))
+    else:
+        resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
     check_names([one.name for one in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     # Remember where the data lay, so that a later command finds them from wherever it is called.

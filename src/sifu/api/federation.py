@@ -26,9 +26,11 @@ def clients_from_spec(
     data_folder: str | Path | None = None,
     download: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    fresh_marks: bool = False,
 ) -> tuple[Any, ...]:
-    """The clients' data a spec describes."""
-    from sifu.data import from_dataset, given_names, load, partition
+    """The clients' data a spec describes; with `fresh_marks`, watermarks are drawn anew."""
+    from sifu.data import from_dataset, given_names, load, partition, watermarked
 
     data = spec.data
     if data.name == PYTHON:
@@ -60,6 +62,8 @@ def clients_from_spec(
         identity=dataset.identity_train,
         given=given,
     )
+    if data.watermark:
+        dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
     flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
     return from_dataset(dataset, indices, spec.model.dtype, flat, data.normalise, names=names)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import os
 import sys
@@ -11,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sifu.cli.bench import bench
+from sifu.cli.options import DataOption, Format, FormatOption
 from sifu.core.errors import InputError, SifuError, VerificationError
 from sifu.version import __version__
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench)
 
 
 def _show_version(asked: bool) -> None:
@@ -42,21 +44,10 @@ def options(
     """What stands before the command."""
 
 
-class Format(enum.StrEnum):
-    """How results are printed."""
-
-    text = "text"
-    json = "json"
-
-
-FormatOption = Annotated[
-    Format, typer.Option("--format", help="text for people; json prints one JSON object on stdout.")
-]
 RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
 ClientsOption = Annotated[
     str, typer.Option("--clients", help="Names of the clients to forget, separated by commas.", metavar="A,B")
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")]
 EpsilonOption = Annotated[float | None, typer.Option("--epsilon", help="Budget; 1 is strong, 10 is weak.")]
 DeltaOption = Annotated[float | None, typer.Option("--delta", help="Budget; 0.01 or smaller is usual.")]
 SigmaOption = Annotated[str | None, typer.Option("--sigma", help="Noise: auto, or a number.", metavar="auto|X")]

@@ -54,7 +54,7 @@ class RoundsProgress:
             self._seen.append((rounds, accuracy))
         total = self._expected(rounds, target, most)
         speed = len(self._seen) and rounds / max(time.monotonic() - self._started, 1e-3)
-        left = f", about {_duration((total - rounds) / speed)} left" if speed and total > rounds else ""
+        left = f", about {duration((total - rounds) / speed)} left" if speed and total > rounds else ""
         text = f"round {rounds}"
         if target > 0 and not math.isnan(accuracy):
             text += f", {100 * accuracy:.1f} % of {100 * target:g} %"
@@ -72,7 +72,8 @@ class RoundsProgress:
         return min(most, rounds + 1 + math.ceil(math.log(error_now / goal) / speed))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words a person reads."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -42,6 +42,7 @@ class DataSpec:
     )
     folder: str = _key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
     file: str = _key("", "the file of name = npz")
+    watermark: int = _key(0, "pixels of every image of a client set to the maximum, at places of the client's own")
     preprocessing: Literal["unknown", "fixed"] = _key(
         "unknown", "own data only: fixed declares that no client's data shaped it (no mean or scale of the data)"
     )
@@ -243,6 +244,7 @@ def _check_ranges(spec: Spec) -> None:
     demand(0 <= spec.seed < 2**63, "seed", "a number outside that" if spec.seed >= 2**63 else spec.seed, "in 0 to 2^63")
     demand(spec.data.clients >= 2, "data.clients", spec.data.clients, "at least 2")
     demand(spec.data.samples_per_client >= 0, "data.samples_per_client", spec.data.samples_per_client, "0 or more")
+    demand(spec.data.watermark >= 0, "data.watermark", spec.data.watermark, "0 or more")
     demand(spec.data.alpha > 0, "data.alpha", spec.data.alpha, "positive")
     demand(
         spec.local.rate == "auto" or 0 < spec.local.rate <= 1e200, "local.rate", spec.local.rate, "positive, or auto"

@@ -8,6 +8,7 @@ from sifu.data.dataset import Dataset, Scale, scale_features
 from sifu.data.federation import ClientData, from_arrays, from_dataset, from_torch
 from sifu.data.partition import KINDS, given_names, partition
 from sifu.data.sources import NAMES, load
+from sifu.data.watermark import watermarked
 
 __all__ = [
     "KINDS",
@@ -22,4 +23,5 @@ __all__ = [
     "load",
     "partition",
     "scale_features",
+    "watermarked",
 ]

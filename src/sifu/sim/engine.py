@@ -152,6 +152,10 @@ class SimulatedFederation:
         """What every round does, and what is proven about it."""
         return self._facts
 
+    def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
+        """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
+        return self._rounding.of_round(length, participants) if self._rounding and participants.size else 0.0
+
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, another one for each branch (unless a linear model starts from zeros)."""
         return self._model.initial(self._seed, branch, self._layout.dtype)
@@ -164,12 +168,19 @@ class SimulatedFederation:
         *,
         want_gram: bool = False,
         want_updates: bool = False,
+        absent: ClientIndices | None = None,
     ) -> RoundResult:
-        """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32."""
+        """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32.
+
+        `absent` clients are drawn like everyone and then left out, their slots not refilled: the counterfactual
+        that Psi bounds the distance to.
+        """
         start = self._checked_model(model)
         participants = self._facts.participation.draw(
             self._checked_clients(active, "active"), place_key(self._participation_key, position.branch, position.round)
         )
+        if absent is not None:
+            participants = np.setdiff1d(participants, absent)
         samples = self._samples[participants]
         if participants.size == 0:
             gram = np.zeros((0, 0)) if want_gram else None
@@ -181,7 +192,7 @@ class SimulatedFederation:
         with np.errstate(over="ignore", invalid="ignore"):
             new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
-        rounding = self._rounding.of_round(norm_up(exact_start), participants) if self._rounding else 0.0
+        rounding = self.rounding_allowance(norm_up(exact_start), participants)
         updates = None
         if want_updates:
             updates = self.local_updates(start, position, participants, self._training.steps)

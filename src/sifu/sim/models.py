@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,6 +24,8 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.randomness import keyed_generator
 from sifu.sim.networks import CONV_NETS, ConvNet, LinearScores, image_shape, mlp
 from sifu.sim.objectives import OBJECTIVES, Objective, ObjectiveName
+
+_SEEDING = threading.Lock()
 
 TORCH_TYPES = {"float64": torch.float64, "float32": torch.float32}
 """The element types a model may have."""
@@ -131,7 +134,8 @@ class ModuleModel:
         return nn.utils.parameters_to_vector(module.parameters()).detach().numpy().copy()
 
     def _seeded(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        # torch's generator belongs to the whole process: two threads must not make models at once.
+        with _SEEDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.factory()
 

@@ -53,7 +53,7 @@ class Objective:
             return scores.argmax(dim=-1) == encoded.argmax(dim=-1)
         if self.name == "logistic":
             return (scores[..., 0] > 0) == (encoded[..., 0] > 0.5)
-        return torch.zeros(scores.shape[:-1], dtype=torch.bool)
+        return torch.zeros(scores.shape[:-1], dtype=torch.bool, device=scores.device)
 
 
 def _softmax(scores: Tensor) -> Tensor:

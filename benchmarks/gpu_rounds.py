@@ -1,0 +1,185 @@
+"""Rounds on a GPU: one run, ten seeds at once, linear models in float64; with tracking on, as a run would do it.
+
+    python benchmarks/gpu_rounds.py [--data FOLDER] [--out FILE.json]
+
+Every figure is wall time between two synchronised instants, over whole chunks, after a warm-up that compiles and
+captures everything. Data are random unless a folder with cifar10.npz is given; speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sifu.core.engine import Engine, Position
+from sifu.core.participation import Participation
+from sifu.core.retention import crosses_a_level
+from sifu.core.spec import StopSpec
+from sifu.core.streaming import RoundsWanted, stream_rounds
+from sifu.core.tracking import SensitivityTracker, summarise_round
+from sifu.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
+from sifu.sim.lanes import lane_engines
+from sifu.sim.networks import ConvNet, Convolution
+
+CIFAR10 = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
+B = LocalTraining(rate=0.01, steps=5, batch_size=20, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class RandomClient:
+    """A client with random data."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+def random_clients(count: int, samples: int, shape: tuple[int, ...], classes: int, dtype: str) -> tuple:
+    """Clients whose labels depend a little on their samples."""
+    generator = np.random.default_rng(7)
+    made = []
+    for number in range(count):
+        x = generator.standard_normal((samples, *shape)).astype(dtype)
+        y = np.abs(x.reshape(samples, -1)[:, : 8 * classes].reshape(samples, classes, -1).sum(axis=2)).argmax(axis=1)
+        made.append(RandomClient(f"client-{number}", x, y))
+    return tuple(made)
+
+
+def real_clients(folder: str) -> tuple:
+    """CIFAR-10 over 100 clients of 100 samples each."""
+    from sifu.data import from_dataset, load, partition
+
+    dataset = load("cifar10", folder)
+    indices = partition("dirichlet", dataset.y_train, 100, 100, np.random.default_rng(1), alpha=0.1)
+    return from_dataset(dataset, indices, "float32", False, "standard")
+
+
+def take(engine: Engine, rounds: int, tracked: bool, evaluate_every: int = 2**40) -> list[float]:
+    """Stream rounds as a recorded run does: Psi of everyone, a model fetched where somebody crosses a level."""
+    clients = len(engine.clients)
+    active = np.arange(clients)
+    start = engine.initial_model(0)
+    wanted = RoundsWanted(StopSpec(0.0, 0, rounds, evaluate_every), start.astype(np.float64))
+    tracker, levels = SensitivityTracker(clients), np.geomspace(1e-4, 1e3, 73)
+    ones, none = np.ones(clients), np.zeros(clients)
+    losses, previous = [], lambda: start
+    for done in stream_rounds(engine, start, Position(0, 0), active, wanted):
+        if tracked:
+            who = done.participants
+            _, scalars = summarise_round(
+                who, done.samples, done.drifts, done.mean_shift, done.rounding,
+                factors=ones[who], averagedness=none[who], server_rate=1.0,
+            )  # fmt: skip
+            before = tracker.total(who)
+            tracker.update(scalars)
+            if crosses_a_level(levels[::24], before, tracker.total(who)):
+                previous()
+        previous = done.fetch_model
+        if done.evaluation is not None:
+            losses.append(done.evaluation.loss)
+    return losses
+
+
+def together(engines: list, work: Callable[[Engine], object]) -> float:
+    """Seconds that a thread for each engine takes; engines are closed."""
+    failed: list[BaseException] = []
+
+    def run(engine: Engine) -> None:
+        try:
+            work(engine)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(engine,)) for engine in engines]
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    if failed:
+        raise failed[0]
+    return time.perf_counter() - began
+
+
+def conv_milliseconds(clients: tuple, lanes: int, precision: str, tracked: bool, rounds: int) -> float:
+    """Milliseconds a round and lane of workload B."""
+    federations = [
+        SimulatedFederation(
+            clients, ModuleModel(CIFAR10), B, participation=Participation("fixed", count=5), dtype="float32", seed=seed
+        )
+        for seed in range(lanes)
+    ]
+    engines = lane_engines(federations, [clients] * lanes, "cuda", precision)
+    together(engines, lambda engine: take(engine, 120, tracked))
+    found = min(together(engines, lambda engine: take(engine, rounds, tracked)) for _ in range(3))
+    for engine in engines:
+        engine.close()
+    return found / rounds / lanes * 1000
+
+
+def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
+    """MNIST's shape, everyone taking part, float64, K = 10, tracking on."""
+    clients = random_clients(count, samples, (784,), 10, "float64")
+    federation = SimulatedFederation(clients, LinearModel("softmax", 784, 10), LocalTraining(0.001, 10))
+    engines = lane_engines([federation], [clients], "cuda")
+    together(engines, lambda engine: take(engine, 120, True))
+    found = min(together(engines, lambda engine: take(engine, rounds, True)) for _ in range(3))
+    engines[0].close()
+    return rounds / found
+
+
+def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
+    """The largest relative difference between the losses of the CPU's and the GPU's run of B."""
+    def make() -> SimulatedFederation:
+        return SimulatedFederation(
+            clients, ModuleModel(CIFAR10), B, participation=Participation("fixed", count=5), dtype="float32", seed=1
+        )
+
+    engines = lane_engines([make()], [clients], "cuda", precision)
+    ours = take(engines[0], rounds, False, evaluate_every=5)
+    engines[0].close()
+    theirs = take(make(), rounds, False, evaluate_every=5)
+    return float(np.max(np.abs(np.array(ours) / np.array(theirs) - 1.0)))
+
+
+def main() -> None:
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder with cifar10.npz; random data otherwise")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--rounds", type=int, default=1200)
+    asked = parser.parse_args()
+    clients = real_clients(asked.data) if asked.data else random_clients(100, 100, (3, 32, 32), 10, "float32")
+    figures: dict[str, float | str] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for precision in ("tf32", "tf32x3", "float32"):
+        for lanes in (1, 10):
+            for tracked in (True, False) if precision == "tf32" else (True,):
+                name = f"B, {lanes} lane{'s' if lanes > 1 else ''}, {precision}, tracking {'on' if tracked else 'off'}"
+                figures[f"{name}: ms a round and lane"] = conv_milliseconds(
+                    clients, lanes, precision, tracked, asked.rounds // (1 if lanes == 1 else 4)
+                )
+                print(name, figures[f"{name}: ms a round and lane"], flush=True)
+    for samples in (10, 60):
+        name = f"1,000 clients x {samples}, all, float64, K=10, tracking on: rounds a second"
+        figures[name] = linear_rounds_a_second(1000, samples, asked.rounds)
+        print(name, figures[name], flush=True)
+    for precision in ("float32", "tf32"):
+        name = f"B, loss of 60 rounds against the CPU, {precision}: largest relative difference"
+        figures[name] = loss_curves(clients, precision, 60)
+        print(name, figures[name], flush=True)
+    if asked.out:
+        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""`sifu bench`: the paper's experiments, one command a figure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sifu.cli.options import DataOption, Format, FormatOption
+from sifu.core.errors import InputError
+
+if TYPE_CHECKING:
+    from sifu.experiments.runner import Result
+
+bench = typer.Typer(
+    name="bench",
+    help="The paper's experiments: list, run, plot, and a page of results.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="An experiment, see sifu bench list.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Folder of the results.", show_default="bench-NAME", metavar="DIR")
+]
+
+
+@bench.command("list")
+def list_experiments(format: FormatOption = Format.text) -> None:
+    """What can be run."""
+    from sifu.cli.commands import table
+    from sifu.cli.output import out, print_json
+    from sifu.experiments.settings import experiment_names, load_experiment
+
+    found = [load_experiment(name) for name in experiment_names()]
+    if format is Format.json:
+        print_json(
+            {
+                "experiments": [
+                    {
+                        "name": one.name,
+                        "title": one.title,
+                        "question": one.question,
+                        "paper_figure": one.paper_figure,
+                        "datasets": one.datasets,
+                        "methods": one.methods,
+                        "variants": one.grid,
+                    }
+                    for one in found
+                ]
+            }
+        )
+        return
+    shown = table("experiment", "what it asks", "in the paper")
+    for one in found:
+        shown.add_row(one.name, one.question, one.paper_figure or "not in it")
+    out.print(shown)
+    out.print("Run one with: sifu bench run NAME (--scale smoke for a first look)")
+
+
+@bench.command("run")
+def run_experiment(
+    name: NameArgument,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", help="How many (3) or which ones (4,7).", show_default="3, smoke 1", metavar="N|LIST"),
+    ] = None,
+    datasets: Annotated[str | None, typer.Option("--datasets", help="Only these.", metavar="A,B")] = None,
+    methods: Annotated[str | None, typer.Option("--methods", help="Only these.", metavar="A,B")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="The paper's rules, ours, or both.", metavar="paper|ours|both"),
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", help="smoke shrinks everything.", metavar="smoke|paper")] = "paper",
+    max_rounds: Annotated[
+        int | None, typer.Option("--max-rounds", help="Stop trainings and requests after this many rounds.")
+    ] = None,
+    out: OutOption = None,
+    data: DataOption = None,
+    device: Annotated[str, typer.Option("--device", help="Where to compute.", metavar="auto|cpu|cuda")] = "auto",
+    lanes: Annotated[int | None, typer.Option("--lanes", help="Runs computed at once on a GPU.")] = None,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of what is done.")] = False,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures at the end.")] = True,
+    format: FormatOption = Format.text,
+) -> None:
+    """Run an experiment; continues one that was interrupted.
+
+    Every finished request is a row of DIR/results.csv. Ctrl-C loses nothing: run the same command again.
+    """
+    from sifu.cli.bench_progress import BenchProgress
+    from sifu.experiments.runner import Bench, Options, default_seeds, parse_names, parse_seeds
+    from sifu.experiments.settings import SCALES
+
+    if scale not in SCALES:
+        raise InputError(f"--scale must be smoke or paper, found {scale!r}")
+    if max_rounds is not None and max_rounds < 1:
+        raise InputError(f"--max-rounds must be at least 1, found {max_rounds}")
+    folder = out or Path(f"bench-{name}")
+    options = Options(
+        name=name,
+        out=folder,
+        seeds=tuple(default_seeds(scale)) if seeds is None else parse_seeds(seeds),
+        scale=scale,
+        datasets=parse_names(datasets),
+        methods=parse_names(methods),
+        presets=() if preset in (None, "both") else parse_names(preset),
+        max_rounds=max_rounds,
+        data=data,
+        device=device,
+        lanes=lanes,
+        keep_runs=keep_runs,
+        command=("sifu", *sys.argv[1:]),
+    )
+    as_json = format is Format.json
+    with BenchProgress(quiet=as_json) as progress:
+        result = Bench(options, progress).run()
+    figures = _plot(folder) if plots and result.table.rows else []
+    _show(result, folder, figures, as_json)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+@bench.command("plot")
+def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOption = Format.text) -> None:
+    """Draw the figures of an experiment from its results."""
+    from sifu.cli.output import out as console
+    from sifu.cli.output import print_json
+    from sifu.experiments.provenance import read_record
+
+    folder = out or Path(f"bench-{name}")
+    found = read_record(folder)["asked"]["experiment"]
+    if found != name:
+        raise InputError(f"{folder} holds results of {found}, not of {name}")
+    figures = _plot(folder)
+    if format is Format.json:
+        print_json({"experiment": name, "figures": [str(path) for path in figures]})
+    else:
+        for path in figures:
+            console.print(f"Wrote {path}", markup=False)
+
+
+@bench.command("page")
+def results_page(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DIR...]", help="Result folders.", show_default="every bench-*")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the page.", metavar="DIR")] = Path("results"),
+    format: FormatOption = Format.text,
+) -> None:
+    """One page of results: figures, tables, what the paper says and what was measured."""
+    from sifu.cli.output import out as console
+    from sifu.cli.output import print_json
+    from sifu.experiments.page import write_page
+
+    chosen = folders or sorted(path for path in Path().glob("bench-*") if path.is_dir())
+    if not chosen:
+        raise InputError("there are no results here: make some with sifu bench run NAME, or name their folders")
+    page = write_page(chosen, out)
+    if format is Format.json:
+        print_json({"page": str(page), "results": [str(folder) for folder in chosen]})
+    else:
+        console.print(f"Wrote {page}", markup=False)
+
+
+def _plot(folder: Path) -> list[Path]:
+    from sifu.experiments.figures import write_figures
+
+    return write_figures(folder)
+
+
+def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> None:
+    from sifu.cli.output import err, print_json
+    from sifu.cli.output import out as console
+    from sifu.experiments.summary import summary_rows
+
+    rows: list[dict[str, Any]] = summary_rows(result.experiment, result.table.rows)
+    if as_json:
+        print_json(
+            {
+                "experiment": result.experiment.name,
+                "out": str(folder),
+                "table": str(result.table.path),
+                "rows": len(result.table.rows),
+                "summary": rows,
+                "figures": [str(path) for path in figures],
+                "notes": result.notes,
+                "failures": [{"unit": one.unit.name, "error": one.error} for one in result.failures],
+            }
+        )
+    else:
+        _print_summary(rows)
+        console.print(f"{len(result.table.rows)} rows in {result.table.path}", markup=False)
+        for path in figures:
+            console.print(f"Wrote {path}", markup=False)
+        for note in result.notes:
+            console.print(f"Note: {note}.", style="yellow", markup=False)
+    for one in result.failures:
+        err.print(f"failed: {one.unit.name}: {one.error} (see {folder / 'failures.txt'})", style="red", markup=False)
+
+
+def _print_summary(rows: list[dict[str, Any]]) -> None:
+    from sifu.cli.commands import table
+    from sifu.cli.output import out as console
+
+    if not rows:
+        return
+    columns = list(rows[0])
+    shown = table(*(name if isinstance(rows[0][name], str) else f"-{name}" for name in columns))
+    for row in rows:
+        shown.add_row(*(_cell(row[name]) for name in columns))
+    console.print(shown)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,22 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(enum.StrEnum):
+    """How results are printed."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="text for people; json prints one JSON object on stdout.")
+]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")]

@@ -1,0 +1,31 @@
+"""What training cost, in the columns of a request: local steps, traffic, and what lies on disk for later requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sifu.api import Outcome
+from sifu.store.reader import RunReader
+
+
+def training_cost(reader: RunReader) -> dict[str, int]:
+    """The first training: a model to every participant of every round and one back, and the models that were kept."""
+    steps_of = np.array([one.local_steps for one in reader.clients()], dtype=np.int64)
+    took_part = reader.participation().clients
+    layout = reader.layout
+    return {
+        "local_steps": int(steps_of[took_part].sum()),
+        "bytes_sent": int(2 * took_part.size * layout.size * np.dtype(layout.dtype).itemsize),
+        "bytes_kept": sum(row.bytes for row in reader.models().values() if row.node != reader.tip),
+    }
+
+
+def request_cost(outcome: Outcome) -> dict[str, int]:
+    """A request, as it was recorded; rounds that are no rounds of the history (calibration) are counted apart."""
+    cost = outcome.cost
+    return {
+        "extra_rounds": max(cost.rounds - outcome.rounds, 0),
+        "local_steps": cost.local_steps,
+        "bytes_sent": cost.bytes_sent,
+        "bytes_kept": cost.bytes_kept,
+    }

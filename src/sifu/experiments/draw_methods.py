@@ -1,0 +1,327 @@
+"""Methods side by side: rounds, accuracy on the forgotten, watermarks, limited time, different requests."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from sifu.experiments.panels import (
+    SHADES,
+    by_line,
+    colour_of,
+    faint_zero,
+    footnote,
+    mark_missed,
+    method_grid,
+    percent_axis,
+    reference,
+    title,
+    whisker,
+)
+from sifu.experiments.reading import (
+    Course,
+    Line,
+    courses_of,
+    datasets_of,
+    fewer_than_scratch,
+    lines_of,
+    scratch_beside,
+    spread,
+    title_of,
+)
+from sifu.experiments.settings import Experiment
+from sifu.experiments.table import Row
+from sifu.report.style import INK, new_figure, say_instead, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ON_FORGOTTEN = "accuracy on the forgotten"
+
+
+@styled
+def draw_rounds(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+    """Rounds of the requests, and what the final model still knows of the forgotten clients."""
+    courses = courses_of(rows)
+    if not courses:
+        return nothing_yet()
+    requests = len(courses[0].rows)
+    measures = [f"rounds of {requests} requests" if requests > 1 else "rounds", ON_FORGOTTEN]
+    figure, panels = method_grid(lines_of(courses), datasets_of(rows), title_of, measures)
+    for column, dataset in enumerate(datasets_of(rows)):
+        here = [one for one in courses if one.first["dataset"] == dataset]
+        _rounds_panel(panels[0][column], here, lines_of(courses))
+        _accuracy_panel(panels[1][column], here, lines_of(courses))
+    title(figure, rounds_message(experiment, courses))
+    footnote(
+        figure,
+        [
+            "Bars: rounds of request 1, 2, 3 (dark to light), mean over seeds; whiskers: least and largest "
+            "seed; dashed: "
+            "Scratch. Missed: the target accuracy was not reached.",
+            "The paper: SIFU takes 52 % fewer rounds than Scratch on average, FedEraser 12 % more; only SIFU "
+            "and FedEraser "
+            "come near Scratch on the forgotten.",
+            measured_sentence(courses),
+        ],
+    )
+    return figure
+
+
+@styled
+def draw_watermark(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+    """As above, and how much of the accuracy is owed to a client's own mark, before and after its request."""
+    courses = courses_of(rows)
+    if not courses:
+        return nothing_yet()
+    lines, datasets = lines_of(courses), datasets_of(rows)
+    measures = [f"rounds of {len(courses[0].rows)} requests", ON_FORGOTTEN, "success of the mark"]
+    figure, panels = method_grid(lines, datasets, title_of, measures)
+    for column, dataset in enumerate(datasets):
+        here = [one for one in courses if one.first["dataset"] == dataset]
+        _rounds_panel(panels[0][column], here, lines)
+        _accuracy_panel(panels[1][column], here, lines)
+        _mark_panel(panels[2][column], here, lines)
+    title(figure, rounds_message(experiment, courses))
+    footnote(
+        figure,
+        [
+            "Success of a mark: accuracy on a client's images with its own mark, less accuracy on the same "
+            "images with a "
+            "fresh mark. Hollow: before the request; filled: after it. Zero: the mark means nothing to the model.",
+            "The paper: on every data set with a CNN, SIFU outperforms every other method; FedEraser forgets "
+            "but is even "
+            "more costly than Scratch.",
+            measured_sentence(courses),
+        ],
+    )
+    return figure
+
+
+@styled
+def draw_time_limited(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+    """|accuracy - accuracy of a full Scratch| on forget and retain sets, for each time limit."""
+    courses = courses_of(rows)
+    limited = [one for one in courses if "limit" in one.variant]
+    if not limited:
+        return nothing_yet("no request with a time limit has been carried out yet")
+    beside = scratch_beside(courses)
+    lines, datasets = lines_of(limited), datasets_of(rows)
+    limits = sorted({float(one.variant["limit"]) for one in limited})
+    measures = {
+        "|forget - Scratch's|": "accuracy_forget_after",
+        "|retain - Scratch's|": "accuracy_retain_after",
+    }
+    figure, panels = method_grid(lines, datasets, title_of, list(measures))
+    for row, column_name in enumerate(measures.values()):
+        for column, dataset in enumerate(datasets):
+            axes = panels[row][column]
+            percent_axis(axes)
+            faint_zero(axes)
+            for place, line in enumerate(lines):
+                found = by_line([one for one in limited if one.first["dataset"] == dataset], line)
+                _limit_dots(axes, place, line, found, limits, beside, column_name)
+            axes.set_xlim(left=-0.03, right=max(axes.get_xlim()[1], 0.1))
+    title(figure, "Near zero on both: forgotten like Scratch, useful like Scratch, in a fraction of the time")
+    shown = ", ".join(f"{100 * limit:.0f} %" for limit in limits)
+    footnote(
+        figure,
+        [
+            f"Dots from small to large: {shown} of the rounds of training; mean over seeds. Compared with "
+            "Scratch trained to "
+            "its target without a limit.",
+            "The paper: SIFU is the only method with a good trade-off on every network; Fine-Tuning and "
+            "FedAccum do not "
+            "forget, FedEraser and Last lose accuracy on the rest.",
+        ],
+    )
+    return figure
+
+
+@styled
+def draw_request_sets(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+    """Ten different first requests: rounds and accuracy on the forgotten, a dot for each."""
+    courses = courses_of(rows)
+    if not courses:
+        return nothing_yet()
+    lines, datasets = lines_of(courses), datasets_of(rows)
+    figure, panels = method_grid(lines, datasets, title_of, ["rounds of one request", ON_FORGOTTEN])
+    for column, dataset in enumerate(datasets):
+        for place, line in enumerate(lines):
+            found = by_line([one for one in courses if one.first["dataset"] == dataset], line)
+            for row, value in enumerate((_total, _forgotten)):
+                _set_dots(panels[row][column], place, line, found, value)
+        panels[0][column].set_xlim(left=0)
+        percent_axis(panels[1][column])
+        panels[1][column].set_xlim(-0.03, 1.03)
+    title(figure, "Whoever asks: " + rounds_message(experiment, courses))
+    footnote(
+        figure,
+        [
+            "A dot for each of the ten requests (mean over seeds), a bar at their mean.",
+            "The paper: SIFU is consistently faster than Scratch and near it on the forgotten, whichever "
+            "clients ask. DP "
+            "seems fast since its costly training is not shown.",
+            measured_sentence(courses),
+        ],
+    )
+    return figure
+
+
+def _total(course: Course) -> float:
+    return float(course.total)
+
+
+def _forgotten(course: Course) -> float | None:
+    return course.forgotten
+
+
+def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
+    longest = max((one.total for one in here), default=1)
+    scratch = [one.total for one in here if one.first["method"] == "scratch"]
+    # Whoever runs into the largest number of rounds would squeeze everyone else into a corner: cut such bars.
+    limit = 1.05 * (min(longest, 2.5 * statistics.fmean(scratch)) if scratch else longest)
+    for place, line in enumerate(lines):
+        found = by_line(here, line)
+        if not found:
+            continue
+        start, colour = 0.0, colour_of(line)
+        mean, low, high = spread([one.total for one in found])
+        for number in range(len(found[0].rows)):
+            part = statistics.fmean(one.rounds[number] for one in found)
+            shade = 1.0 if mean > limit else SHADES[min(number, len(SHADES) - 1)]
+            axes.barh(place, part, left=start, height=0.66, color=colour, alpha=shade, zorder=2)
+            start += part
+        whisker(axes, place, low, high)
+        missed = sum(not one.reached for one in found)
+        text = f"missed {missed}/{len(found)}" if missed else ""
+        if mean > limit:
+            text = f"{text + ', ' if text else ''}{mean:,.0f} rounds"
+        if text:
+            mark_missed(axes, place, max(mean, high), text, limit)
+        if line.method == "scratch":
+            reference(axes, mean)
+    axes.set_xlim(0, limit)
+    axes.xaxis.set_major_formatter(_thousands())
+    axes.locator_params(axis="x", nbins=4)
+
+
+def _thousands() -> Callable[[float, float], str]:
+    return lambda value, _: f"{value / 1000:g}k" if value >= 10000 else f"{value:,.0f}"
+
+
+def _accuracy_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
+    for place, line in enumerate(lines):
+        found = by_line(here, line)
+        if not found:
+            continue
+        known = [value for one in found if (value := one.forgotten) is not None]
+        if not known:
+            continue
+        mean, low, high = spread(known)
+        whisker(axes, place, low, high)
+        axes.plot(mean, place, "o", color=colour_of(line), markersize=6, zorder=5)
+        if line.method == "scratch":
+            reference(axes, mean)
+    axes.set_xlim(-0.04, 1.04)
+    percent_axis(axes)
+    axes.set_xticks([0, 0.5, 1.0])
+
+
+def _mark_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
+    faint_zero(axes)
+    for place, line in enumerate(lines):
+        marks = [row for one in by_line(here, line) for row in one.rows if row["mark_after"] is not None]
+        if not marks:
+            continue
+        before = statistics.fmean(row["mark_before"] for row in marks)
+        after, low, high = spread([row["mark_after"] for row in marks])
+        axes.plot([before, after], [place, place], color=colour_of(line), linewidth=1.2, alpha=0.6, zorder=2)
+        axes.plot(before, place, "o", markersize=6, markerfacecolor="white", markeredgecolor=colour_of(line), zorder=5)
+        whisker(axes, place, low, high)
+        axes.plot(after, place, "o", color=colour_of(line), markersize=6, zorder=6)
+    axes.margins(x=0.12)
+    percent_axis(axes)
+    axes.locator_params(axis="x", nbins=4)
+
+
+def _limit_dots(
+    axes: Axes,
+    place: int,
+    line: Line,
+    found: Sequence[Course],
+    limits: Sequence[float],
+    beside: Callable[[Course], Course | None],
+    column: str,
+) -> None:
+    points = []
+    for number, limit in enumerate(limits):
+        gaps = []
+        for one in found:
+            scratch = beside(one)
+            if float(one.variant["limit"]) == limit and scratch is not None:
+                values = one.rows[-1][column], scratch.rows[-1][column]
+                if None not in values:
+                    gaps.append(abs(values[0] - values[1]))
+        if gaps:
+            points.append((statistics.fmean(gaps), 3.5 + 2.2 * number, 0.45 + 0.55 * number / max(len(limits) - 1, 1)))
+    if points:
+        axes.plot([one[0] for one in points], [place] * len(points), color=colour_of(line), linewidth=1.0, alpha=0.5)
+    for value, size, shade in points:
+        axes.plot(value, place, "o", color=colour_of(line), markersize=size, alpha=shade, zorder=5, markeredgewidth=0)
+
+
+def _set_dots(
+    axes: Axes, place: int, line: Line, found: Sequence[Course], value: Callable[[Course], float | None]
+) -> None:
+    by_set: dict[str, list[float]] = {}
+    for one in found:
+        known = value(one)
+        if known is not None:
+            by_set.setdefault(one.variant.get("set", "0"), []).append(known)
+    means = [statistics.fmean(values) for values in by_set.values()]
+    if not means:
+        return
+    axes.plot(means, [place] * len(means), "o", color=colour_of(line), markersize=4.5, alpha=0.55, zorder=3, mew=0)
+    mean = statistics.fmean(means)
+    axes.plot([mean, mean], [place - 0.3, place + 0.3], color=INK, linewidth=1.6, zorder=5)
+    if line.method == "scratch":
+        reference(axes, mean)
+
+
+def rounds_message(experiment: Experiment, courses: Sequence[Course]) -> str:
+    """How SIFU does against Scratch, in a sentence."""
+    parts = []
+    for preset, words in (("paper", "by the paper's rules"), ("ours", "by ours")):
+        ratios = fewer_than_scratch(courses, lambda one, preset=preset: one.line == Line("sifu", preset))  # type: ignore[misc]
+        if ratios:
+            mean = statistics.fmean(ratios.values())
+            parts.append(f"{_saved(mean)} {words}")
+    return f"SIFU against Scratch: {', '.join(parts)}" if parts else experiment.title
+
+
+def _saved(ratio: float) -> str:
+    """How many rounds fewer or more than Scratch.
+
+    >>> _saved(0.48), _saved(1.12), _saved(1.0)
+    ('52 % fewer rounds', '12 % more rounds', 'as many rounds')
+    """
+    percents = round(100 * (1.0 - ratio))
+    return "as many rounds" if percents == 0 else f"{abs(percents)} % {'fewer' if percents > 0 else 'more'} rounds"
+
+
+def measured_sentence(courses: Sequence[Course]) -> str:
+    """What was measured here, in the paper's own measure."""
+    parts = []
+    for line in lines_of(courses):
+        ratios = fewer_than_scratch(courses, lambda one, line=line: one.line == line)  # type: ignore[misc]
+        if ratios and line.method in ("sifu", "noisy_scratch", "fed_eraser"):
+            parts.append(f"{line.label} {_saved(statistics.fmean(ratios.values()))}")
+    return f"Here, against Scratch: {'; '.join(parts)} (mean over data sets and seeds)." if parts else ""
+
+
+def nothing_yet(sentence: str = "no request has been carried out yet") -> Figure:
+    """A sentence instead of an empty figure."""
+    return say_instead(new_figure(1.6), f"Nothing to show: {sentence}.")

@@ -1,0 +1,206 @@
+"""Where engines come from: one after the other on a CPU, many at once as lanes of one program on a GPU.
+
+A unit of work has a `spec`; `work(unit, engine)` does it. What goes wrong with one unit is recorded and the others go
+on. An interrupt stops all of them at their next round, and every finished round is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.core.engine import Engine
+from sifu.core.errors import InputError
+from sifu.core.spec import Spec
+
+
+class Unit(Protocol):
+    """Something that needs an engine."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def spec(self) -> Spec: ...
+
+
+AnyUnit = TypeVar("AnyUnit", bound=Unit)
+DEFAULT_LANES = 48
+MOST_KEPT = 8
+"""Federations whose data stay in memory."""
+
+
+@dataclass(frozen=True)
+class Failure(Generic[AnyUnit]):
+    """A unit that could not be finished, and why."""
+
+    unit: AnyUnit
+    error: str
+    trace: str
+
+    @staticmethod
+    def of(unit: AnyUnit, error: BaseException) -> Failure[AnyUnit]:
+        """From the exception that ended it."""
+        return Failure(unit, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+
+
+class StoppedError(Exception):
+    """Raised in a unit's thread at its next round after an interrupt."""
+
+
+class ClientCache:
+    """The clients' data of specs, loaded once."""
+
+    def __init__(self, data_folder: Path | None) -> None:
+        self._folder = data_folder
+        self._kept: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def clients(self, spec: Spec, *, fresh_marks: bool = False) -> Any:
+        """The clients of a spec."""
+        key = (spec.seed, spec.data, spec.model.kind, spec.model.dtype, fresh_marks)
+        with self._lock:
+            if key not in self._kept:
+                if len(self._kept) >= MOST_KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = clients_from_spec(spec, self._folder, fresh_marks=fresh_marks)
+            return self._kept[key]
+
+
+class EngineSource(Protocol):
+    """Decides which engine a unit gets, and what runs at the same time."""
+
+    stop: threading.Event
+
+    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
+        """Do all the units; returns those that failed."""
+        ...
+
+
+class OneByOne:
+    """Engines of this process, one unit after the other; units of the same federation share one."""
+
+    def __init__(self, cache: ClientCache) -> None:
+        self._cache = cache
+        self._last: tuple[Any, Engine] | None = None
+        self.stop = threading.Event()
+
+    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
+        """One after the other, in this thread."""
+        failures = []
+        for unit in units:
+            try:
+                work(unit, self._engine(unit.spec))
+            except Exception as error:
+                failures.append(Failure.of(unit, error))
+        return failures
+
+    def _engine(self, spec: Spec) -> Engine:
+        key = (spec.seed, *same_program(spec))
+        if self._last is None or self._last[0] != key:
+            self._last = None
+            self._last = (key, engine_from_spec(spec, self._cache.clients(spec))[0])
+        return self._last[1]
+
+
+class Lanes:
+    """Engines that run as lanes of one batched program, a thread for each unit (see `sifu.sim.lanes`)."""
+
+    def __init__(self, cache: ClientCache, device: str, lanes: int) -> None:
+        self._cache, self._device, self._lanes = cache, device, lanes
+        self.stop = threading.Event()
+
+    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
+        """Units of one federation's shape at a time, at most `lanes` of them at once."""
+        groups: dict[Any, list[AnyUnit]] = {}
+        for unit in units:
+            groups.setdefault(same_program(unit.spec), []).append(unit)
+        failures: list[Failure[AnyUnit]] = []
+        for group in groups.values():
+            for first in range(0, len(group), self._lanes):
+                failures += self._run_group(group[first : first + self._lanes], work)
+        return failures
+
+    def _run_group(self, group: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
+        from sifu.sim.lanes import lane_engines  # type: ignore[import-not-found, unused-ignore]
+
+        specs = [unit.spec for unit in group]
+        try:
+            engines = lane_engines(specs, [self._cache.clients(spec) for spec in specs], self._device)
+        except Exception as error:
+            return [Failure.of(unit, error) for unit in group]
+        return in_threads(list(zip(group, engines, strict=True)), work, self.stop)
+
+
+def in_threads(
+    pairs: Sequence[tuple[AnyUnit, Engine]], work: Callable[[AnyUnit, Engine], None], stop: threading.Event
+) -> list[Failure[AnyUnit]]:
+    """A thread for each unit; an engine is closed as soon as its unit is done, so that nobody waits for it."""
+    failures: list[Failure[AnyUnit]] = []
+
+    def one(unit: AnyUnit, engine: Engine) -> None:
+        try:
+            work(unit, engine)
+        except StoppedError:
+            pass
+        except BaseException as error:
+            failures.append(Failure.of(unit, error))
+        finally:
+            close = getattr(engine, "close", None)
+            if close is not None:
+                close()
+
+    threads = [threading.Thread(target=one, args=pair, name=pair[0].name, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    try:
+        _join(threads)
+    except KeyboardInterrupt:
+        stop.set()
+        _join(threads)
+        raise
+    return failures
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)  # a join without a limit would hold back Ctrl-C
+
+
+def same_program(spec: Spec) -> tuple[Any, ...]:
+    """What must agree for two runs to be lanes of one program; seeds, budgets and stop rules may differ."""
+    return (spec.data, spec.model, spec.local, spec.server)
+
+
+def engine_source(device: str, lanes: int | None, cache: ClientCache) -> tuple[EngineSource, str]:
+    """The source for `auto`, `cpu` or `cuda`, and the device it uses."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"the device is auto, cpu or cuda, found {device!r}")
+    if lanes is not None and lanes < 1:
+        raise InputError(f"--lanes must be at least 1, found {lanes}")
+    if device != "cpu":
+        available = cuda_with_lanes()
+        if device == "cuda" and available is not None:
+            raise InputError(f"--device cuda cannot be used here: {available}")
+        if available is None:
+            return Lanes(cache, "cuda", lanes or DEFAULT_LANES), "cuda"
+    return OneByOne(cache), "cpu"
+
+
+def cuda_with_lanes() -> str | None:
+    """Why a GPU cannot be used, or None if it can."""
+    import importlib.util
+
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    if importlib.util.find_spec("sifu.sim.lanes") is None:
+        return "this version has no lanes"
+    return None

@@ -1,0 +1,46 @@
+"""Figures of the experiments: they read results only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sifu.experiments.draw_distance import draw_psi_alpha
+from sifu.experiments.draw_methods import draw_request_sets, draw_rounds, draw_time_limited, draw_watermark
+from sifu.experiments.draw_noise import draw_scale, draw_sigma
+from sifu.experiments.provenance import read_record
+from sifu.experiments.settings import Experiment, load_experiment
+from sifu.experiments.table import Row, read_table
+from sifu.report.style import VERMILLION, figure_bytes
+from sifu.store.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DRAW: dict[str, Callable[[Experiment, Sequence[Row]], Figure]] = {
+    "rounds": draw_rounds,
+    "watermark": draw_watermark,
+    "time_limited": draw_time_limited,
+    "request_sets": draw_request_sets,
+    "sigma": draw_sigma,
+    "scale": draw_scale,
+    "psi_alpha": draw_psi_alpha,
+}
+"""How an experiment is drawn, by the `draw` of its file."""
+
+
+def write_figures(folder: Path) -> list[Path]:
+    """Draw the figure of the results in a folder, as PNG and SVG."""
+    asked = read_record(folder)["asked"]
+    experiment = load_experiment(asked["experiment"], asked["scale"])
+    figure = DRAW[experiment.draw](experiment, read_table(folder / "results.csv"))
+    if asked["scale"] == "smoke":
+        words = "smoke run: everything is shrunk, the numbers mean nothing"
+        figure.text(0.995, 0.002, words, ha="right", va="bottom", color=VERMILLION, fontsize=8, fontweight="bold")
+    written = []
+    for kind in ("png", "svg"):
+        path = folder / f"{experiment.name}.{kind}"
+        write_atomically(path, figure_bytes(figure, kind))
+        written.append(path)
+    return written

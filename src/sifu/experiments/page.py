@@ -1,0 +1,149 @@
+"""The page of results: figures, tables, where they came from, and the paper's statements beside what was measured."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sifu.experiments.figures import write_figures
+from sifu.experiments.provenance import read_record
+from sifu.experiments.reading import courses_of, datasets_of, lines_of, title_of
+from sifu.experiments.settings import Experiment, load_experiment
+from sifu.experiments.statements import verdicts
+from sifu.experiments.summary import summary_rows
+from sifu.experiments.table import Row, read_table
+from sifu.store.files import write_atomically
+
+PAGE = "README.md"
+LONGEST_TABLE = 120
+
+
+def write_page(folders: Sequence[Path], out: Path) -> Path:
+    """`out`/README.md with the figures and tables of the result folders copied beside it."""
+    out.mkdir(parents=True, exist_ok=True)
+    tables: dict[str, list[Row]] = {}
+    sections = []
+    for folder in folders:
+        found = read_record(folder)
+        experiment = load_experiment(found["asked"]["experiment"], found["asked"]["scale"])
+        rows = read_table(folder / "results.csv")
+        tables[experiment.name] = rows
+        sections.append(_section(experiment, found, rows, folder, out))
+    parts = ["# Results", _opening(), "## The paper and what was measured", statements_table(tables)]
+    cost = costs_table(next((tables[name] for name in ("sequential", "watermark") if name in tables), []))
+    if cost:
+        parts += ["## Storage and traffic", COSTS_OPENING, cost]
+    path = out / PAGE
+    write_atomically(path, ("\n\n".join([*parts, *sections]) + "\n").encode())
+    return path
+
+
+COSTS_OPENING = (
+    "Mean over seeds, all requests together. Traffic: a model to each participant of a round and one back. "
+    "On disk: what the method keeps beyond the current model to answer the next request (models to go back to, "
+    "or client updates), the largest over the requests."
+)
+
+
+def _opening() -> str:
+    return (
+        "Made by `sifu bench page` from tables that `sifu bench run` wrote. `paper` and `ours` are the two "
+        "presets: the paper's rules "
+        "(population weights, classical calibration, latest release), and ours (weights of the round, exact "
+        "calibration, all releases, "
+        "sigma chosen at the request). Accuracies are on the clients' training data, as in the paper."
+    )
+
+
+def statements_table(tables: dict[str, list[Row]]) -> str:
+    """The paper says, we measured, same or not, and why."""
+    lines = ["| the paper says | we measured | same? | why |", "|---|---|---|---|"]
+    for statement, verdict in verdicts(tables):
+        says = f"*(we add)* {statement.says}" if statement.ours else statement.says
+        lines.append(f"| {says} | {verdict.measured} | {verdict.word} | {verdict.why} |")
+    return "\n".join(lines)
+
+
+def costs_table(rows: Sequence[Row]) -> str:
+    """Rounds, local steps, traffic and storage of each method, side by side."""
+    courses = courses_of(rows)
+    if not courses:
+        return ""
+    lines = [
+        "| data | method | rounds | local steps | sent | on disk | seconds |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for dataset in datasets_of(rows):
+        here = [one for one in courses if one.first["dataset"] == dataset]
+        for line in lines_of(here):
+            found = [one for one in here if one.line == line]
+
+            def mean(name: str, found: Sequence[Any] = found) -> float:
+                return statistics.fmean(sum(row[name] or 0 for row in one.rows) for one in found)
+
+            kept = statistics.fmean(max(row["bytes_kept"] or 0 for row in one.rows) for one in found)
+            rounds = statistics.fmean(one.total for one in found)
+            lines.append(
+                f"| {title_of(dataset)} | {line.label} | {rounds:,.0f} | {mean('local_steps'):,.0f} | "
+                f"{_bytes(mean('bytes_sent'))} | {_bytes(kept)} | {mean('seconds'):,.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def _bytes(count: float) -> str:
+    """A number of bytes as people read it.
+
+    >>> _bytes(512), _bytes(3_400_000), _bytes(2.5e10)
+    ('512 B', '3.4 MB', '25.0 GB')
+    """
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _section(experiment: Experiment, found: dict[str, Any], rows: Sequence[Row], folder: Path, out: Path) -> str:
+    name = experiment.name
+    write_figures(folder)
+    for source, target in ((f"{name}.png", f"{name}.png"), ("results.csv", f"{name}.csv")):
+        if (folder / source).resolve() != (out / target).resolve():
+            shutil.copyfile(folder / source, out / target)
+    where = f"In the paper: {experiment.paper_figure}." if experiment.paper_figure else "Not in the paper."
+    smoke = (
+        "\n\n**A smoke run: everything is shrunk, and the numbers mean nothing.**"
+        if found["asked"]["scale"] == "smoke"
+        else ""
+    )
+    sessions = "\n".join(
+        f"* `{one['command']}` on {one['hardware']}, {one['date']}, commit {one['commit']}, "
+        + ", ".join(f"{package} {version}" for package, version in one["versions"].items())
+        for one in found["sessions"]
+    )
+    return "\n\n".join(
+        [
+            f"## {experiment.title}",
+            f"{experiment.question} {where}{smoke}",
+            f"![{experiment.title}]({name}.png)",
+            f"Every row: [{name}.csv]({name}.csv). Made with:\n\n{sessions}",
+            _markdown(summary_rows(experiment, rows)),
+        ]
+    )
+
+
+def _markdown(rows: Sequence[dict[str, Any]]) -> str:
+    if not rows:
+        return "No rows yet."
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for row in rows[:LONGEST_TABLE]]
+    more = len(rows) - LONGEST_TABLE
+    return "\n".join(lines) + (f"\n\n{more} more lines can be computed from the table." if more > 0 else "")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,135 @@
+"""Panels that several figures share: a line for each method, a column for each data set."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sifu.experiments.reading import Course, Line
+from sifu.report.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    only_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SCRATCH = "#8b93a1"
+COLOURS = {
+    "scratch": SCRATCH,
+    "noisy_scratch": PURPLE,
+    "fed_eraser": ORANGE,
+    "fed_accum": "#9a6a1f",
+    "fine_tuning": SKY,
+    "last": VERMILLION,
+    "dp": "#7a4d73",
+}
+SHADES = (1.0, 0.66, 0.38)
+PANEL_WIDTH, LABEL_WIDTH = 1.85, 1.45
+
+
+def colour_of(line: Line) -> str:
+    """SIFU stands out, in blue by the paper's rules and green by ours."""
+    if line.method == "sifu":
+        return BLUE if line.preset == "paper" else GREEN
+    return COLOURS.get(line.method, INK)
+
+
+def method_grid(
+    lines: Sequence[Line], datasets: Sequence[str], titles: Callable[[str], str], rows: Sequence[str]
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a column for each data set and a row of panels for each measure."""
+    from matplotlib.figure import Figure
+
+    height = 0.95 + len(rows) * (0.62 + 0.235 * len(lines)) + 0.75
+    width = max(LABEL_WIDTH + PANEL_WIDTH * len(datasets), 7.6)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid = figure.subplots(len(rows), len(datasets), sharey=True, squeeze=False)
+    for row, measure in enumerate(rows):
+        for column, dataset in enumerate(datasets):
+            axes = grid[row][column]
+            only_ticks(axes, grid="x")
+            axes.spines["left"].set_visible(False)
+            axes.set_ylim(len(lines) - 0.5, -0.5)
+            if column == 0:
+                axes.set_yticks(range(len(lines)), [line.label for line in lines])
+                for label, line in zip(axes.get_yticklabels(), lines, strict=True):
+                    label.set_color(colour_of(line) if line.method == "sifu" else INK)
+                    label.set_fontweight("bold" if line.method == "sifu" else "normal")
+            axes.tick_params(axis="x", labelsize=7.5)
+            if row == 0:
+                axes.set_title(titles(dataset), fontweight="bold", loc="left")
+            axes.set_xlabel(measure, fontsize=7.5)
+    return figure, [list(row) for row in grid]
+
+
+def by_line(courses: Sequence[Course], line: Line) -> list[Course]:
+    """The courses of one line."""
+    return [one for one in courses if one.line == line]
+
+
+def whisker(axes: Axes, place: float, low: float, high: float) -> None:
+    """The spread over seeds."""
+    if high > low:
+        axes.plot([low, high], [place, place], color=INK, linewidth=1.0, solid_capstyle="butt", zorder=4)
+        for end in (low, high):
+            axes.plot([end, end], [place - 0.13, place + 0.13], color=INK, linewidth=1.0, zorder=4)
+
+
+def mark_missed(axes: Axes, place: float, end: float, text: str, limit: float) -> None:
+    """Say that the target was missed: inside the bar, or beside it where it is too short."""
+    inside = end > 0.45 * limit
+    axes.annotate(
+        text,
+        (0.0 if inside else end, place),
+        xytext=(4, 0),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        fontsize=6.5,
+        color="white" if inside else GREY,
+        fontweight="bold" if inside else "normal",
+        zorder=6,
+    )
+
+
+def reference(axes: Axes, value: float, **options: Any) -> None:
+    """A line at Scratch's own value."""
+    axes.axvline(value, color=SCRATCH, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, **options)
+
+
+def percent_axis(axes: Axes, axis: str = "x") -> None:
+    """Shares as percentages."""
+    from matplotlib.ticker import PercentFormatter
+
+    getattr(axes, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def footnote(figure: Figure, sentences: Sequence[str]) -> None:
+    """The paper's own statement and ours, under the figure."""
+    width = int(figure.get_figwidth() * 15.2)
+    text = "\n".join("\n".join(textwrap.wrap(one, width)) for one in sentences if one)
+    figure.supxlabel(text, x=0.008, ha="left", fontsize=8, color=GREY, parse_math=False)
+
+
+def title(figure: Figure, message: str) -> None:
+    """The message of the figure above it."""
+    width = int(figure.get_figwidth() * 10.6)
+    figure.suptitle(
+        "\n".join(textwrap.wrap(message, width)), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False
+    )
+
+
+def faint_zero(axes: Axes) -> None:
+    """A quiet line at zero."""
+    axes.axvline(0.0, color=FAINT, linewidth=1.0, zorder=1)

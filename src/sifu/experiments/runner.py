@@ -1,0 +1,386 @@
+"""Running an experiment: trainings, then trajectories, data set by data set; resumable at any instant.
+
+The table says what is done. What is missing is done; a unit half done goes on from its run folder.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api import Run
+from sifu.api.federation import engine_from_spec
+from sifu.core.engine import Engine
+from sifu.core.errors import InputError, RoundRejectedError
+from sifu.core.randomness import keyed_generator
+from sifu.core.spec import Spec
+from sifu.core.terms import RequestTerms
+from sifu.experiments.counterfactual import measure_distances
+from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
+from sifu.experiments.provenance import provenance, record
+from sifu.experiments.requests import choose_requests
+from sifu.experiments.settings import Experiment, Scale, load_experiment, run_spec, shared_settings
+from sifu.experiments.table import DISTANCE_COLUMNS, REQUEST_COLUMNS, Table
+from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_row
+from sifu.experiments.work import Training, Trajectory, Work, combinations, plan_work, variant_text
+from sifu.methods.registry import METHODS
+from sifu.methods.training import Progress
+
+TABLE = "results.csv"
+RUNS = "runs"
+FAILURES = "failures.txt"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `sifu bench run` was asked for; empty lists take what the experiment says."""
+
+    name: str
+    out: Path
+    seeds: tuple[int, ...]
+    scale: Scale = "paper"
+    datasets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+    max_rounds: int | None = None
+    data: Path | None = None
+    device: str = "auto"
+    lanes: int | None = None
+    keep_runs: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a progress display shows: units done of all, and what one of them is doing."""
+
+    done: int
+    total: int
+    unit: str
+    text: str
+    finished: bool = False
+
+
+@dataclass
+class Result:
+    """What came of a run of an experiment."""
+
+    experiment: Experiment
+    table: Table
+    notes: list[str]
+    failures: list[Failure[Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DistanceUnit:
+    """One training with and without some clients."""
+
+    dataset: str
+    seed: int
+    variant: str
+    spec: Spec = field(compare=False, hash=False)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return f"{self.dataset} seed {self.seed} {self.variant}"
+
+
+class Bench:
+    """One experiment in one folder."""
+
+    def __init__(self, options: Options, report: Callable[[Update], None] | None = None) -> None:
+        self.options = options
+        self.experiment = load_experiment(options.name, options.scale)
+        self.report = report or (lambda update: None)
+        self.cache = ClientCache(options.data)
+        self._marks: dict[Any, MarkCheck] = {}
+        self._chosen: dict[Any, list[list[str]]] = {}
+        self._lock = threading.Lock()
+        self._done, self._total = 0, 0
+
+    def run(self) -> Result:
+        """Do what is missing; returns the table, what was left out, and what failed."""
+        options = self.options
+        source, device = engine_source(
+            "cpu" if self.experiment.kind == "distance" else options.device, options.lanes, self.cache
+        )
+        work = self.work() if self.experiment.kind == "requests" else Work((), ())
+        self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
+        options.out.mkdir(parents=True, exist_ok=True)
+        asked = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
+        record(options.out, asked, provenance(device, options.command))
+        columns = DISTANCE_COLUMNS if self.experiment.kind == "distance" else REQUEST_COLUMNS
+        result = Result(self.experiment, Table(options.out / TABLE, columns), [])
+        if self.experiment.kind == "distance":
+            self._run_distances(source, result)
+        else:
+            self._run_requests(work, source, result)
+        self._write_failures(result)
+        return result
+
+    # -- what is chosen ----------------------------------------------------------------------------------
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The data sets to run."""
+        for name in self.options.datasets:
+            shared_settings().dataset(name)
+        return self.options.datasets or self.experiment.datasets
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """The presets to run, in the experiment's order."""
+        known = tuple(shared_settings().presets)
+        for name in self.options.presets:
+            if name not in known:
+                raise InputError(f"preset {name!r} is not known: write {', '.join(known)} or both")
+        return self.options.presets or self.experiment.presets
+
+    @property
+    def over(self) -> dict[str, Any]:
+        """What the command line lays over every spec."""
+        most = self.options.max_rounds
+        return {} if most is None else {"stop": {"max_rounds": most}}
+
+    def work(self) -> Work:
+        """Every trajectory of the experiment as it was asked for."""
+        methods = self.options.methods or self.experiment.methods
+        strange = [name for name in self.options.methods if name not in METHODS and name not in self.experiment.methods]
+        if strange:
+            raise InputError(f"method {strange[0]!r} is not known: write some of {', '.join(METHODS)}")
+        return plan_work(
+            self.experiment,
+            datasets=self.datasets,
+            seeds=self.options.seeds,
+            methods=methods,
+            presets=self.presets,
+            scale=self.options.scale,
+            known_methods=METHODS,
+            has_time_limit=requests_can_be_limited(),
+            over=self.over,
+        )
+
+    # -- requests ----------------------------------------------------------------------------------------
+
+    def _run_requests(self, work: Work, source: EngineSource, result: Result) -> None:
+        result.notes += work.notes
+        missing = [one for one in work.trajectories if not self._is_done(one, result.table)]
+        self._done = sum(one.requests.count for one in work.trajectories) - sum(one.requests.count for one in missing)
+        self._total = sum(one.requests.count for one in work.trajectories)
+        for dataset in self.datasets:
+            trajectories = [one for one in missing if one.training.dataset == dataset]
+            trainings = tuple(dict.fromkeys(one.training for one in trajectories))
+            failed = source.run(trainings, lambda unit, engine: self._train(unit, engine, source, result.table))
+            result.failures += failed
+            lost = {one.unit for one in failed}
+            ready = [one for one in trajectories if one.training not in lost]
+            ready.sort(
+                key=lambda one: (one.training.seed, one.training.name)
+            )  # units of one federation share an engine
+            result.failures += source.run(
+                ready, lambda unit, engine: self._carry_out(unit, engine, source, result.table)
+            )
+            if not self.options.keep_runs and not any(
+                isinstance(one.unit, Trajectory) and one.unit.training.dataset == dataset for one in result.failures
+            ):
+                for training in trainings:
+                    shutil.rmtree(self._folder(training), ignore_errors=True)
+
+    def _is_done(self, one: Trajectory, table: Table) -> bool:
+        return all(table.has(one.place(self.experiment.name, k)) for k in range(1, one.requests.count + 1))
+
+    def _folder(self, unit: Training | Trajectory) -> Path:
+        folder = self.options.out / RUNS
+        folder.mkdir(exist_ok=True)
+        return folder / unit.name
+
+    def _train(self, unit: Training, engine: Engine, source: EngineSource, table: Table) -> None:
+        started = time.monotonic()
+        progress = self._progress_of(unit.name, source)
+        run = train_run(unit, self._folder(unit), engine, progress, self.options.data)
+        table.add(training_row(unit, run, self.experiment.name, time.monotonic() - started))
+
+    def _carry_out(self, unit: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
+        requests = self._requests_of(unit)
+        folder = self._folder(unit)
+        marks = self._fresh_marks(unit.spec) if unit.spec.data.watermark else None
+        before = sum(table.has(unit.place(self.experiment.name, k)) for k in range(1, len(requests) + 1))
+        progress = self._progress_of(unit.name, source)
+        TrajectoryRun(
+            unit, folder, self._folder(unit.training), engine, table, self.experiment.name, progress, marks
+        ).carry_out(requests)
+        with self._lock:
+            self._done += len(requests) - before
+            update = Update(
+                self._done, self._total, unit.name, self._summary(unit, table, len(requests)), finished=True
+            )
+        self.report(update)
+        if not self.options.keep_runs:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _requests_of(self, unit: Trajectory) -> list[list[str]]:
+        """Who asks; the clients' data are looked at once for all methods."""
+        key = (unit.spec.seed, unit.spec.data, unit.requests, unit.request_set)
+        with self._lock:
+            if key not in self._chosen:
+                clients = self.cache.clients(unit.spec)
+                self._chosen[key] = choose_requests(clients, unit.spec, unit.requests, unit.request_set)
+            return self._chosen[key]
+
+    def _summary(self, unit: Trajectory, table: Table, requests: int) -> str:
+        wanted = unit.place(self.experiment.name, 0)
+        rows = [row for row in table.rows if all(row[key] == wanted[key] for key in wanted if key != "request")]
+        rounds = [row["rounds"] + (row["extra_rounds"] or 0) for row in rows]
+        missed = sum(not row["reached"] for row in rows)
+        text = f"{' + '.join(map(str, rounds))} rounds"
+        return text + (f", {missed} of {requests} below the target" if missed else "")
+
+    def _progress_of(self, name: str, source: EngineSource) -> Callable[[Progress], None]:
+        def show(update: Progress) -> None:
+            if source.stop.is_set():
+                raise StoppedError
+            text = f"{update.phase}, round {update.rounds}"
+            if not np.isnan(update.accuracy):
+                text += f", {100 * update.accuracy:.1f} %"
+            self.report(Update(self._done, self._total, name, text))
+
+        return show
+
+    def _fresh_marks(self, spec: Spec) -> MarkCheck:
+        """Accuracy with fresh marks instead of the clients' own, on an engine of its own."""
+        key = (spec.seed, spec.data, spec.model)
+        with self._lock:
+            if key not in self._marks:
+                engine, _ = engine_from_spec(spec, self.cache.clients(spec, fresh_marks=True))
+                one_at_a_time = threading.Lock()
+
+                def check(model: np.ndarray, clients: np.ndarray) -> float:
+                    with one_at_a_time:
+                        return engine.evaluate(model, clients).accuracy
+
+                self._marks = {key: check}  # one federation at a time is enough
+            return self._marks[key]
+
+    # -- distances ---------------------------------------------------------------------------------------
+
+    def _run_distances(self, source: EngineSource, result: Result) -> None:
+        units = []
+        for dataset in self.datasets:
+            for seed in self.options.seeds:
+                for variant in combinations(self.experiment.grid or {}):
+                    spec, notes = distance_spec(self.experiment, dataset, seed, self.options.scale, variant)
+                    result.notes += [note for note in notes if note not in result.notes]
+                    units.append(DistanceUnit(dataset, seed, variant_text(variant), spec))
+        last = self._last_measurement
+        missing = [one for one in units if not result.table.has(self._distance_place(one, last))]
+        self._done, self._total = len(units) - len(missing), len(units)
+        result.failures += source.run(missing, lambda unit, engine: self._measure(unit, engine, result.table))
+
+    @property
+    def _last_measurement(self) -> int:
+        """The number of the last row of a unit: it says that the unit is done."""
+        one = self.experiment.distance
+        return -(-one.rounds // one.every) * one.clients
+
+    def _distance_place(self, unit: DistanceUnit, number: int) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment.name,
+            "dataset": unit.dataset,
+            "seed": unit.seed,
+            "preset": "",
+            "method": "",
+            "variant": unit.variant,
+            "request": number,
+        }
+
+    def _measure(self, unit: DistanceUnit, engine: Engine, table: Table) -> None:
+        wanted = self.experiment.distance
+        everyone = np.arange(len(engine.clients))
+        chosen = keyed_generator(unit.seed, "taken out").choice(everyone, size=wanted.clients, replace=False)
+        started, number = time.monotonic(), 0
+        try:
+            for model, measured in measure_distances(engine, sorted(chosen), wanted.rounds, wanted.every):  # type: ignore[arg-type]
+                accuracy = engine.evaluate(model, everyone).accuracy
+                for one in measured:
+                    number += 1
+                    table.add(
+                        self._distance_place(unit, number)
+                        | {
+                            "client": one.client,
+                            "round": one.round,
+                            "distance": one.distance,
+                            "psi_round": one.psi_round,
+                            "psi_population": one.psi_population,
+                            "accuracy": accuracy,
+                            "seconds": round(time.monotonic() - started, 3),
+                        }
+                    )
+            text = f"{number} measurements"
+        except RoundRejectedError:
+            # Hyper-parameters that diverge are part of the question; nothing is left to measure from here on.
+            table.add(self._distance_place(unit, self._last_measurement))
+            text = f"diverged after {number // max(wanted.clients, 1) * wanted.every} rounds"
+        self._done += 1
+        self.report(Update(self._done, self._total, unit.name, text, finished=True))
+
+    def _write_failures(self, result: Result) -> None:
+        path = self.options.out / FAILURES
+        if result.failures:
+            path.write_text("\n".join(f"{one.unit.name}\n{one.trace}" for one in result.failures), encoding="utf-8")
+        else:
+            path.unlink(missing_ok=True)
+
+
+def distance_spec(
+    experiment: Experiment, dataset: str, seed: int, scale: Scale, variant: dict[str, Any]
+) -> tuple[Spec, tuple[str, ...]]:
+    """The spec of a training with varied hyper-parameters."""
+    base, _ = run_spec(experiment, dataset, "paper", seed, scale)
+    local: dict[str, Any] = {}
+    if "rate_factor" in variant and base.local.rate != "auto":
+        local["rate"] = base.local.rate * variant["rate_factor"]
+    local |= {key: variant[key] for key in ("momentum", "steps") if key in variant}
+    return run_spec(experiment, dataset, "paper", seed, scale, {"local": local})
+
+
+def requests_can_be_limited() -> bool:
+    """Whether a request takes `max_rounds` in this version."""
+    return "max_rounds" in inspect.signature(Run.forget).parameters or "max_rounds" in RequestTerms.__dataclass_fields__
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`3` is seeds 1, 2, 3; `4,7` is these.
+
+    >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("5,")
+    ((1, 2, 3), (4, 7), (5,))
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise InputError(f"--seeds {text!r} is not understood: write how many (3), or which ones (4,7)")
+    if "," not in text:
+        count = int(parts[0])
+        if not 1 <= count <= 1000:
+            raise InputError(
+                f"--seeds {count}: 1 to 1000 seeds can be run; write a list to name them, for example 2024,"
+            )
+        return tuple(range(1, count + 1))
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def parse_names(text: str | None) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+
+
+def default_seeds(scale: Scale) -> Sequence[int]:
+    """Three seeds at paper scale, one for a smoke run."""
+    return (1, 2, 3) if scale == "paper" else (1,)

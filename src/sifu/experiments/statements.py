@@ -1,0 +1,260 @@
+"""What the paper says, what was measured here, whether it is the same, and why.
+
+Each statement is a sentence of the paper (or ours) and a function from the tables to a verdict; a statement whose
+experiment was not run says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sifu.experiments.reading import (
+    Course,
+    Line,
+    courses_of,
+    datasets_of,
+    fewer_than_scratch,
+    gains_by_clients,
+    scratch_beside,
+    shape_words,
+    title_of,
+)
+from sifu.experiments.summary import largest_ratio
+from sifu.experiments.table import Row
+
+Tables = Mapping[str, Sequence[Row]]
+PAPER_SIFU, OUR_SIFU = Line("sifu", "paper"), Line("sifu", "ours")
+HARDER = ("cifar10", "cifar100")
+NEAR = 0.10
+"""Two accuracies, or two shares of rounds, that differ by no more than this are called alike."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured; `same` is None where there is nothing to compare with."""
+
+    measured: str
+    same: bool | None
+    why: str = ""
+
+    @property
+    def word(self) -> str:
+        """Same or not, as it stands in the table."""
+        return "-" if self.same is None else "same" if self.same else "not the same"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence, the experiment it is checked with, and how."""
+
+    says: str
+    experiment: str
+    check: Callable[[Sequence[Row]], Verdict | None]
+    ours: bool = False
+
+
+def verdicts(tables: Tables) -> list[tuple[Statement, Verdict]]:
+    """Every statement with what the tables say about it."""
+    result = []
+    for one in STATEMENTS:
+        rows = tables.get(one.experiment)
+        found = one.check(rows) if rows else None
+        result.append((one, found or Verdict(f"not measured: run sifu bench run {one.experiment}", None)))
+    return result
+
+
+def _against_scratch(rows: Sequence[Row], line: Line) -> dict[str, float]:
+    return fewer_than_scratch(courses_of(rows), lambda one: one.line == line)
+
+
+def _per_dataset(values: Mapping[str, float], text: Callable[[float], str]) -> str:
+    return ", ".join(f"{title_of(name)} {text(value)}" for name, value in values.items())
+
+
+def _change(ratio: float) -> str:
+    percents = round(100 * (ratio - 1.0))
+    return f"{percents:+d} %"
+
+
+def _sifu_halves(rows: Sequence[Row]) -> Verdict | None:
+    ratios = _against_scratch(rows, PAPER_SIFU)
+    if not ratios:
+        return None
+    mean = statistics.fmean(ratios.values())
+    same = 0.35 <= mean <= 0.65
+    why = "" if same else "see the size of the noise and the share of Noisy Scratch below"
+    return Verdict(f"{_change(mean)} rounds on average ({_per_dataset(ratios, _change)})", same, why)
+
+
+def _eraser_costs_more(rows: Sequence[Row]) -> Verdict | None:
+    ratios = _against_scratch(rows, Line("fed_eraser", "paper"))
+    if not ratios:
+        return None
+    mean = statistics.fmean(ratios.values())
+    why = "" if mean > 1.0 else "the paper does not state the interval between kept rounds; see updates_every"
+    return Verdict(f"{_change(mean)} rounds, calibration counted ({_per_dataset(ratios, _change)})", mean > 1.0, why)
+
+
+def _do_not_forget(rows: Sequence[Row]) -> Verdict | None:
+    gaps = {name: gap for name in ("fine_tuning", "fed_accum") if (gap := _forget_gap(rows, name)) is not None}
+    if not gaps:
+        return None
+    shown = ", ".join(
+        f"{'Fine-Tuning' if name == 'fine_tuning' else 'FedAccum'} {100 * gap:+.0f} points"
+        for name, gap in gaps.items()
+    )
+    same = all(gap > NEAR for gap in gaps.values())
+    why = "" if same else "clients' data are alike here, so a model without them does well on them, too"
+    return Verdict(f"accuracy on the forgotten less Scratch's: {shown}", same, why)
+
+
+def _forget_gap(rows: Sequence[Row], method: str) -> float | None:
+    courses = courses_of(rows)
+    beside = scratch_beside(courses)
+    gaps = []
+    for one in courses:
+        scratch = beside(one) if one.first["method"] == method else None
+        if scratch is not None and one.forgotten is not None and scratch.forgotten is not None:
+            gaps.append(one.forgotten - scratch.forgotten)
+    return statistics.fmean(gaps) if gaps else None
+
+
+def _fail_on_harder(rows: Sequence[Row]) -> Verdict | None:
+    parts, failed = [], []
+    for method, name in (("last", "Last"), ("dp", "DP")):
+        found = [
+            one for one in courses_of(rows) if one.line == Line(method, "paper") and one.first["dataset"] in HARDER
+        ]
+        if found:
+            missed = sum(not one.reached for one in found)
+            parts.append(f"{name} missed the target in {missed} of {len(found)}")
+            failed.append(2 * missed >= len(found))
+    if not parts:
+        return None
+    return Verdict(", ".join(parts) + " runs on CIFAR-10 and CIFAR-100", all(failed))
+
+
+def _sigma_ends(rows: Sequence[Row]) -> Verdict | None:
+    courses = courses_of(rows)
+    beside = scratch_beside(courses)
+    low, high = [], []
+    for one in courses:
+        if one.line != PAPER_SIFU or "sigma_factor" not in one.variant:
+            continue
+        factors = [float(other.variant["sigma_factor"]) for other in courses if "sigma_factor" in other.variant]
+        factor, scratch, last = float(one.variant["sigma_factor"]), beside(one), _last_beside(courses, one)
+        if factor == min(factors) and scratch is not None:
+            low.append(one.total / max(scratch.total, 1))
+        if factor == max(factors) and last is not None:
+            high.append(one.rows[0]["node"] == last.rows[0]["node"] if last.rows[0]["node"] is not None else False)
+    if not low:
+        return None
+    text = f"lowest sigma: {_change(statistics.fmean(low))} rounds against Scratch"
+    same = abs(statistics.fmean(low) - 1.0) <= NEAR
+    if high:
+        text += f"; highest sigma: goes back to the same model as Last in {sum(high)} of {len(high)} runs"
+        same = same and 2 * sum(high) >= len(high)
+    return Verdict(text, same)
+
+
+def _last_beside(courses: Sequence[Course], one: Course) -> Course | None:
+    for other in courses:
+        place = [other.first[key] == one.first[key] for key in ("dataset", "seed", "preset")]
+        if other.first["method"] == "last" and all(place):
+            return other
+    return None
+
+
+def _bound_holds(accounting: str) -> Callable[[Sequence[Row]], Verdict | None]:
+    def check(rows: Sequence[Row]) -> Verdict | None:
+        measured = [row for row in rows if row["distance"] and row[accounting]]
+        if not measured:
+            return None
+        broken = sum(row["distance"] > row[accounting] for row in measured)
+        text = (
+            f"alpha above Psi in {broken:,} of {len(measured):,} measurements, at most "
+            f"{largest_ratio(measured, accounting):.2g} times Psi ({len(datasets_of(measured))} data sets)"
+        )
+        why = ""
+        if broken:
+            why = (
+                "a client's share of the whole federation is used although only some clients were averaged"
+                if accounting == "psi_population"
+                else "B = 1 is an assumption: with momentum, or rates above 2/beta, a round may expand distances"
+            )
+        return Verdict(text, broken == 0, why)
+
+    return check
+
+
+def _share_of_the_control(rows: Sequence[Row]) -> Verdict | None:
+    control, sifu = _against_scratch(rows, Line("noisy_scratch", "paper")), _against_scratch(rows, PAPER_SIFU)
+    both = [name for name in control if name in sifu]
+    if not both:
+        return None
+    saved = statistics.fmean(1.0 - sifu[name] for name in both)
+    by_scale = statistics.fmean(1.0 - control[name] for name in both)
+    share = f", {100 * by_scale / saved:.0f} % of what SIFU saves" if saved > 0.0 else ""
+    return Verdict(
+        f"a fresh model plus the same noise takes {_change(1.0 - by_scale)} rounds{share} "
+        f"({_per_dataset({name: control[name] for name in both}, _change)})",
+        None,
+        "this part is owed to a larger initial scale, not to the history",
+    )
+
+
+def _both_accountings(rows: Sequence[Row]) -> Verdict | None:
+    ours = _against_scratch(rows, OUR_SIFU)
+    if not ours:
+        return None
+    mean = statistics.fmean(ours.values())
+    return Verdict(
+        f"{_change(mean)} rounds on average ({_per_dataset(ours, _change)})",
+        None,
+        "honest weights make Psi about (M-1)/(m-1) times larger, so a request goes back further",
+    )
+
+
+def _scale_pays(rows: Sequence[Row]) -> Verdict | None:
+    courses = courses_of(rows)
+    beside = scratch_beside(courses)
+    sifu = [one for one in courses if one.first["method"] == "sifu"]
+    parts = []
+    for shape, epsilon in dict.fromkeys((one.variant["requests"], one.variant["epsilon"]) for one in sifu):
+        here = [one for one in sifu if (one.variant["requests"], one.variant["epsilon"]) == (shape, epsilon)]
+        gains = gains_by_clients(here, beside, auto=False)
+        if gains:
+            most = max(gains, key=lambda clients: gains[clients][0])
+            parts.append(
+                f"{shape_words(shape).lower()} at epsilon {epsilon}: up to {gains[most][0]:.1f} times fewer rounds "
+                f"({most:,} clients)"
+            )
+    if not parts:
+        return None
+    levels = sorted({row["level"] for one in sifu for row in one.rows})
+    return Verdict("; ".join(parts) + f"; level {', '.join(levels)}", None, "Psi falls like 1/clients")
+
+
+STATEMENTS = (
+    Statement("SIFU takes 52 % fewer rounds than Scratch on average", "sequential", _sifu_halves),
+    Statement("FedEraser takes 12 % more rounds than Scratch on average", "sequential", _eraser_costs_more),
+    Statement("Fine-Tuning and FedAccum do not forget", "sequential", _do_not_forget),
+    Statement("DP and Last do not reach the target on the harder data sets", "sequential", _fail_on_harder),
+    Statement("with low sigma SIFU is Scratch, with high sigma it is Last", "sigma", _sigma_ends),
+    Statement(
+        "Psi >= alpha with B = 1 (population weights, as in the authors' code)",
+        "psi-alpha",
+        _bound_holds("psi_population"),
+    ),
+    Statement("Psi >= alpha with B = 1 (weights of the round)", "psi-alpha", _bound_holds("psi_round")),
+    Statement(
+        "how much of the gain does a larger initial scale explain?", "sequential", _share_of_the_control, ours=True
+    ),
+    Statement(
+        "SIFU with honest weights, exact noise, all releases covered", "sequential", _both_accountings, ours=True
+    ),
+    Statement("where does certified unlearning pay?", "scale", _scale_pays, ours=True),
+)
+"""The paper's statements first, then what we add."""

@@ -1,0 +1,81 @@
+"""An experiment's result in one small table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from sifu.experiments.reading import Course, Line, courses_of, datasets_of, lines_of, scratch_beside, title_of
+from sifu.experiments.settings import Experiment
+from sifu.experiments.table import Row
+
+
+def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One line for each data set, method and variant (or each data set, for distances)."""
+    return _distances(rows) if experiment.kind == "distance" else _requests(rows)
+
+
+def _requests(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    courses = courses_of(rows)
+    beside = scratch_beside(courses)
+    result = []
+    for dataset in datasets_of(rows):
+        here = [one for one in courses if one.first["dataset"] == dataset]
+        for line in lines_of(here):
+            for variant in dict.fromkeys(one.first["variant"] for one in here if one.line == line):
+                found = [one for one in here if one.line == line and one.first["variant"] == variant]
+                result.append(_one(dataset, line, variant, found, [beside(one) for one in found]))
+    if not any(row["variant"] for row in result):
+        result = [{key: value for key, value in row.items() if key != "variant"} for row in result]
+    return result
+
+
+def _one(
+    dataset: str, line: Line, variant: str, found: Sequence[Course], scratch: Sequence[Course | None]
+) -> dict[str, Any]:
+    ratios = [other.total / one.total for one, other in zip(found, scratch, strict=True) if other and one.total]
+    levels = sorted({row["level"] for one in found for row in one.rows})
+    return {
+        "data": title_of(dataset),
+        "method": line.label,
+        "variant": variant,
+        "seeds": len(found),
+        "rounds": round(statistics.fmean(one.total for one in found), 1),
+        "Scratch / it": statistics.fmean(ratios) if ratios else None,
+        "reached": f"{sum(one.reached for one in found)}/{len(found)}",
+        "retain": _mean([one.rows[-1]["accuracy_retain_after"] for one in found]),
+        "forgotten": _mean([one.forgotten for one in found]),
+        "level": ", ".join(levels),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _distances(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    result = []
+    for dataset in datasets_of(rows):
+        measured = [row for row in rows if row["dataset"] == dataset and row["distance"]]
+        if not measured:
+            continue
+        result.append(
+            {
+                "data": title_of(dataset),
+                "settings": len({row["variant"] for row in measured}),
+                "measurements": len(measured),
+                "above Psi (round)": sum(row["distance"] > row["psi_round"] for row in measured),
+                "above Psi (population)": sum(row["distance"] > row["psi_population"] for row in measured),
+                "largest alpha/Psi (round)": largest_ratio(measured, "psi_round"),
+                "largest alpha/Psi (population)": largest_ratio(measured, "psi_population"),
+            }
+        )
+    return result
+
+
+def largest_ratio(rows: Sequence[Row], psi: str) -> float:
+    """The largest alpha / Psi; above 1 the bound was broken."""
+    return max((row["distance"] / row[psi] for row in rows if row[psi]), default=math.nan)

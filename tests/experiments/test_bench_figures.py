@@ -1,0 +1,104 @@
+"""Figures, statements and the page, from made-up tables whose answers are known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bench_rows import made_up_rows, write_results
+
+from sifu.experiments.figures import write_figures
+from sifu.experiments.page import write_page
+from sifu.experiments.reading import courses_of, fewer_than_scratch, lines_of
+from sifu.experiments.settings import experiment_names
+from sifu.experiments.statements import STATEMENTS, verdicts
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_every_experiment_has_a_figure_and_the_same_table_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+    folder = write_results(name, tmp_path / name, made_up_rows(name, seeds=2))
+    first = [path.read_bytes() for path in write_figures(folder)]
+    assert [path.suffix for path in write_figures(folder)] == [".png", ".svg"]
+    assert first == [path.read_bytes() for path in write_figures(folder)]
+    assert len(first[0]) > 20_000
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_a_table_without_rows_says_so(name: str, tmp_path: Path) -> None:
+    write_figures(write_results(name, tmp_path / name, []))
+
+
+def verdict_of(says: str, name: str, rows: list[dict[str, object]]) -> str:
+    return next(verdict.word for one, verdict in verdicts({name: rows}) if one.says.startswith(says))
+
+
+def test_statements_recognise_the_papers_own_results() -> None:
+    rows = made_up_rows("sequential")
+    for says in ("SIFU takes 52 %", "FedEraser takes 12 %", "Fine-Tuning and FedAccum", "DP and Last"):
+        assert verdict_of(says, "sequential", rows) == "same"
+    distances = made_up_rows("psi-alpha")
+    assert verdict_of("Psi >= alpha with B = 1 (weights of the round)", "psi-alpha", distances) == "same"
+    assert verdict_of("Psi >= alpha with B = 1 (population", "psi-alpha", distances) == "not the same"
+
+
+def test_statements_recognise_the_opposite() -> None:
+    rows = made_up_rows("sequential")
+    for row in rows:
+        row["accuracy_forgotten_after"] = 0.1
+        row["reached"] = True
+        if row["method"] in ("sifu", "fed_eraser"):
+            row["rounds"] = {"sifu": row["training_rounds"], "fed_eraser": 10}[row["method"]]
+    for says in ("SIFU takes 52 %", "FedEraser takes 12 %", "Fine-Tuning and FedAccum", "DP and Last"):
+        assert verdict_of(says, "sequential", rows) == "not the same"
+
+
+def test_what_was_not_measured_is_said_to_be() -> None:
+    assert all("not measured" in verdict.measured for _, verdict in verdicts({}))
+    partly = [row for row in made_up_rows("sequential") if row["method"] in ("sifu", "scratch")]
+    found = dict(
+        zip((one.says for one in STATEMENTS), (verdict for _, verdict in verdicts({"sequential": partly})), strict=True)
+    )
+    assert "not measured" in found["FedEraser takes 12 % more rounds than Scratch on average"].measured
+
+
+def test_the_share_of_the_control_is_what_it_is() -> None:
+    rows = [row for row in made_up_rows("sequential", seeds=1) if row["request"] == 1]
+    rounds = {"scratch": 100, "noisy_scratch": 70, "sifu": 50}
+    chosen = [row | {"rounds": rounds[str(row["method"])]} for row in rows if row["method"] in rounds]
+    text = next(
+        v.measured for one, v in verdicts({"sequential": chosen}) if one.says.startswith("how much of the gain")
+    )
+    assert "-30 % rounds, 60 % of what SIFU saves" in text
+
+
+def test_half_finished_trajectories_are_left_out() -> None:
+    rows = made_up_rows("sequential", seeds=1)
+    half = [row for row in rows if not (row["method"] == "sifu" and row["dataset"] == "mnist" and row["request"] == 3)]
+    found = [one for one in courses_of(half) if one.first["method"] == "sifu"]
+    assert {one.first["dataset"] for one in found} == {"fashion_mnist", "cifar10", "cifar100", "celeba"}
+
+
+def test_ratios_are_to_scratch_of_the_same_seed() -> None:
+    rows = [row for row in made_up_rows("sequential", seeds=2) if row["dataset"] == "mnist" and row["request"] == 1]
+    for row in rows:
+        row["rounds"] = {"scratch": 100, "sifu": 40}.get(str(row["method"]), 7) * int(str(row["seed"]))
+    courses = courses_of(rows)
+    assert lines_of(courses)[0].method == "scratch"
+    assert fewer_than_scratch(courses, lambda one: one.first["method"] == "sifu") == {"mnist": pytest.approx(0.4)}
+
+
+def test_the_page_holds_figures_tables_and_where_they_came_from(tmp_path: Path) -> None:
+    folders = [
+        write_results(name, tmp_path / name, made_up_rows(name, seeds=1)) for name in ("sequential", "psi-alpha")
+    ]
+    text = write_page(folders, tmp_path / "page").read_text()
+    for wanted in ("a computer", "2026-01-02 03:04 UTC", "commit 0123456789", "`sifu bench run sequential`"):
+        assert wanted in text
+    assert "| CIFAR-10 | FedEraser |" in text  # storage and traffic
+    assert "900.0 MB" in text
+    for name in ("sequential.png", "sequential.csv", "psi-alpha.png", "psi-alpha.csv"):
+        assert (tmp_path / "page" / name).exists()
+        assert name in text

@@ -1,0 +1,141 @@
+"""The paper's settings, the experiments' files, and the work that follows from them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sifu.core.errors import InputError
+from sifu.experiments.settings import experiment_names, load_experiment, run_spec, shared_settings
+from sifu.experiments.work import parse_variant, plan_work
+
+EVERY_METHOD = ("sifu", "scratch", "fine_tuning", "last", "dp", "fed_eraser", "fed_accum", "noisy_scratch")
+
+# K, batch, m, sigma, eta, C, stop, partition: table 1 of the paper's appendix, and its section 5.
+TABLE = {
+    "mnist": (10, 100, "fixed(10)", 0.05, 0.01, 0.5, 0.93, "one_class"),
+    "fashion_mnist": (5, 20, "fixed(10)", 0.1, 0.02, 0.5, 0.9, "one_class"),
+    "cifar10": (5, 20, "fixed(5)", 0.05, 0.01, 0.2, 0.9, "dirichlet"),
+    "cifar100": (5, 20, "fixed(5)", 0.05, 0.02, 0.2, 0.9, "dirichlet"),
+    "celeba": (10, 20, "fixed(20)", 0.1, 0.01, 0.5, 0.999, "identity"),
+}
+
+
+@pytest.mark.parametrize("dataset", TABLE)
+def test_the_settings_are_those_of_the_papers_table(dataset: str) -> None:
+    spec, _ = run_spec(load_experiment("sequential"), dataset, "paper", 7, "paper")
+    clip = shared_settings().dataset(dataset).clip
+    found = (spec.local.steps, spec.local.batch, spec.server.participation, spec.privacy.sigma, spec.local.rate, clip)
+    assert (*found, spec.stop.target, spec.data.partition) == TABLE[dataset]
+    assert (spec.data.clients, spec.data.samples_per_client, spec.seed) == (100, 100, 7)
+    assert (spec.privacy.epsilon, spec.privacy.delta, spec.local.momentum) == (10.0, 0.01, 0.9)
+    assert (spec.regularity.kind, spec.regularity.factor) == ("assumed", 1.0)
+    assert (spec.stop.min_rounds, spec.stop.max_rounds) == (50, 10000)
+    if spec.data.partition == "dirichlet":
+        assert spec.data.alpha == 0.1
+
+
+def test_the_presets_differ_in_what_they_promise_and_in_nothing_else() -> None:
+    paper, ours = (
+        run_spec(load_experiment("sequential"), "cifar10", name, 1, "paper")[0] for name in ("paper", "ours")
+    )
+    assert (paper.privacy.accounting, paper.privacy.calibration, paper.privacy.scope) == (
+        "population",
+        "classical",
+        "latest",
+    )
+    assert (ours.privacy.accounting, ours.privacy.calibration, ours.privacy.scope) == ("round", "exact", "all")
+    assert ours.privacy.sigma == "auto"
+    for section in ("data", "model", "local", "server", "stop", "regularity"):
+        assert getattr(paper, section) == getattr(ours, section)
+
+
+def test_every_experiment_of_the_issue_is_there_and_makes_specs_at_both_scales() -> None:
+    wanted = {"sequential", "watermark", "time-limited", "sigma", "request-sets", "psi-alpha", "scale"}
+    assert set(experiment_names()) == wanted
+    for name, scale in itertools.product(wanted, ("paper", "smoke")):
+        experiment = load_experiment(name, scale)  # type: ignore[arg-type]
+        for dataset in experiment.datasets:
+            spec, _ = run_spec(experiment, dataset, "paper", 1, scale)  # type: ignore[arg-type]
+            assert scale == "paper" or spec.stop.max_rounds <= 60
+
+
+def test_the_watermark_experiment_marks_ten_pixels_on_a_dirichlet_1_partition() -> None:
+    spec, _ = run_spec(load_experiment("watermark"), "mnist", "paper", 1, "paper")
+    assert (spec.data.watermark, spec.data.partition, spec.data.alpha) == (10, "dirichlet", 1.0)
+
+
+def test_the_scale_experiment_can_be_proven() -> None:
+    spec, _ = run_spec(load_experiment("scale"), "mnist", "ours", 1, "paper")
+    assert (spec.model.kind, spec.model.dtype, spec.server.participation) == ("softmax", "float64", "all")
+    assert (spec.regularity.kind, spec.local.rate, spec.local.momentum) == ("measured", "auto", 0.0)
+    assert (spec.privacy.accounting, spec.privacy.calibration, spec.privacy.noise) == ("round", "exact", "system")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("sequentail", "sequential"), ("nothing", "Known are")])
+def test_an_unknown_experiment_is_named_with_its_neighbour(name: str, hint: str) -> None:
+    with pytest.raises(InputError, match=hint):
+        load_experiment(name)
+
+
+def work(name: str, methods: tuple[str, ...], *, known: tuple[str, ...] = EVERY_METHOD, limit: bool = True, **more):
+    options = {"datasets": ("mnist",), "seeds": (1, 2), "presets": ("paper", "ours"), "scale": "paper"} | more
+    return plan_work(load_experiment(name), methods=methods, known_methods=known, has_time_limit=limit, **options)  # type: ignore[arg-type]
+
+
+def test_both_presets_are_run_where_they_matter_and_one_training_serves_all_the_others() -> None:
+    found = work("sequential", ("sifu", "scratch", "fine_tuning", "last", "noisy_scratch"))
+    per_seed = [one for one in found.trajectories if one.training.seed == 1]
+    pairs = [(one.method, one.training.preset) for one in per_seed]
+    assert pairs == [
+        ("sifu", "paper"),
+        ("sifu", "ours"),
+        ("scratch", "paper"),
+        ("fine_tuning", "paper"),
+        ("last", "paper"),
+        ("last", "ours"),
+        ("noisy_scratch", "paper"),
+    ]
+    assert len({one.training for one in per_seed}) == 2
+    assert len({one.name for one in found.trajectories}) == len(found.trajectories)
+
+
+def test_what_this_version_does_not_have_is_left_out_and_said() -> None:
+    found = work("sequential", ("sifu", "last"), known=("sifu",))
+    assert {one.method for one in found.trajectories} == {"sifu"}
+    assert any("last is not part of this version" in note for note in found.notes)
+    limited = work("time-limited", ("sifu",), limit=False)
+    assert not limited.trajectories
+    assert any("max_rounds" in note for note in limited.notes)
+
+
+def test_only_methods_that_take_a_sigma_are_run_along_sigma() -> None:
+    found = work("sigma", ("sifu", "last", "scratch"), presets=("paper",), seeds=(1,))
+    count = {method: sum(one.method == method for one in found.trajectories) for method in ("sifu", "last", "scratch")}
+    assert count == {"sifu": 6, "last": 1, "scratch": 1}
+    sigmas = sorted(one.terms["sigma"] for one in found.trajectories if one.method == "sifu")
+    assert sigmas == pytest.approx([0.0005, 0.005, 0.015, 0.05, 0.15, 0.5])
+    assert len({one.training for one in found.trajectories}) == 1
+
+
+def test_scratch_is_also_run_without_a_time_limit() -> None:
+    found = work("time-limited", ("sifu", "scratch"), presets=("paper",), seeds=(1,))
+    limits = {
+        method: {one.limit for one in found.trajectories if one.method == method} for method in ("sifu", "scratch")
+    }
+    assert limits == {"sifu": {0.25, 0.33, 0.5}, "scratch": {0.25, 0.33, 0.5, None}}
+
+
+def test_the_scale_experiment_asks_at_the_sigmas_of_the_prototypes() -> None:
+    found = work("scale", ("sifu", "scratch"), presets=("ours",), seeds=(1,))
+    at = {
+        (v["requests"], v["epsilon"], v["sigma_scale"]): one.terms["sigma"]
+        for one in found.trajectories
+        if one.method == "sifu" and (v := parse_variant(one.variant))["clients"] == "1000"
+    }
+    assert at[("10", "10", "1")] == pytest.approx(0.007, rel=0.01)
+    assert at[("10", "1", "0.7")] == pytest.approx(0.0263, rel=0.01)
+    assert at[("1x10", "10", "auto")] == "auto"
+    ten = next(one for one in found.trajectories if "requests=1x10" in one.variant)
+    assert (ten.requests.count, ten.requests.clients) == (10, 1)
