@@ -16,12 +16,11 @@ from typing import ClassVar
 import sifu
 from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.premises import Premise
 from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start, heuristic_premises
+from sifu.methods.method import Method, Start, StartsFrom, heuristic_premises
 from sifu.methods.plan import Plan
 from sifu.methods.registry import METHODS
 from sifu.methods.view import RunView
@@ -34,7 +33,7 @@ class Halfway(Method):
     summary: ClassVar[str] = "go half of the way back to the initial model: an example, proves nothing"
     certifies: ClassVar[bool] = False
     protection: ClassVar[Protection] = "nothing"
-    starts_from: ClassVar[Start] = "current"
+    starts_from: ClassVar[StartsFrom] = "current"
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """What the request would do; changes nothing."""
@@ -54,11 +53,11 @@ class Halfway(Method):
         """What a certificate would rest on; the level follows from it."""
         return heuristic_premises(view, clients, self.name)
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The model retraining starts from."""
         first = view.reader.load_model(view.path.nodes[0].node)
         current = view.reader.load_model(view.reader.tip)
-        return ((first + current) / 2.0).astype(current.dtype)
+        return Start(((first + current) / 2.0).astype(current.dtype))
 
 
 METHODS[Halfway.name] = Halfway  # in the package, this is the line of registry.py

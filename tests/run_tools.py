@@ -34,14 +34,28 @@ def small_spec(**sections: Any) -> dict[str, Any]:
     return result
 
 
+def spec_for(method: str, **sections: Any) -> dict[str, Any]:
+    """`small_spec` with stored updates, which every method must handle, and the training that dp needs."""
+    result = small_spec(**sections)
+    result["keep"] = {"updates_every": 2} | result.get("keep", {})
+    if method == "dp":
+        result["server"] = {"clip": 0.3, "noise": 3.0} | result.get("server", {})
+    return result
+
+
+def sigma_for(method: str, sigma: float) -> float:
+    """A sigma that this method can work with where sifu works with `sigma`: last needs far more."""
+    return 1000.0 * sigma if method == "last" else sigma
+
+
 def build_run_with_requests(folder: Path) -> None:
     """One run with every kind of request: to the middle, scratch, joint, strict, and one that still waits."""
-    run = sifu.train(small_spec(), run=folder)
+    run = sifu.train(small_spec(keep={"updates_every": 3}), run=folder)
     run.forget(["client-000"], "to-the-middle", sigma=0.05, compare_scratch=True)
     run.forget(["client-001"], "from-scratch", method="scratch")
     run.forget(["client-002", "client-003"], "both-together", sigma=1.0, unit="joint", epsilon=20.0)
     run.forget(["client-004"], "strictly", sigma=0.12, retention="strict", compare_scratch=True)
-    run.request(["client-005"], "waits", epsilon=3.0, reserve=0.25)
+    run.request(["client-005"], "waits", epsilon=3.0, reserve=0.25, max_rounds=5, target=0.5)
 
 
 def copy_run(source: Path, target: Path) -> Path:
@@ -89,8 +103,10 @@ def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Digests of the models and certificates on disk, temporary files included."""
-    paths = [path for name in ("models", "certificates") for path in (folder / name).rglob("*") if path.is_file()]
+    """Digests of the models, updates and certificates on disk, temporary files included."""
+    paths = [
+        path for name in ("models", "updates", "certificates") for path in (folder / name).rglob("*") if path.is_file()
+    ]
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in [*paths, folder / "operator.key"]
@@ -119,10 +135,12 @@ def scalars(folder: Path) -> dict[str, Any]:
         "grams": query(folder, "SELECT * FROM grams ORDER BY node"),
         "evaluations": query(folder, "SELECT * FROM evaluations ORDER BY node, subset"),
         "models": query(folder, "SELECT node, kept, bytes, digest, psi_max FROM models ORDER BY node"),
+        "updates": query(folder, "SELECT * FROM updates ORDER BY file"),
         "requests": query(
             folder,
-            "SELECT request, status, clients, method, epsilon, delta, sigma, unit, scope, request_order, multiplier, "
-            "noise_std, source_node, wanted_node, noise_node, final_node, level FROM requests ORDER BY request",
+            "SELECT request, status, clients, method, epsilon, delta, sigma, unit, scope, max_rounds, target, "
+            "request_order, multiplier, noise_std, source_node, wanted_node, noise_node, final_node, level "
+            "FROM requests ORDER BY request",
         ),
         "subjects": query(folder, "SELECT * FROM subjects ORDER BY subject"),
         "charges": query(folder, "SELECT * FROM charges ORDER BY noise_node, subject"),

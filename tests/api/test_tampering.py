@@ -181,6 +181,7 @@ ALL_TABLES = [
     "requests",
     "run",
     "subjects",
+    "updates",
 ]
 
 
@@ -443,6 +444,41 @@ def test_a_model_put_back_under_another_name_is_named(pristine: Pristine, name: 
     target = pristine.folder / "models" / name
     target.parent.mkdir(exist_ok=True)
     shutil.copy(pristine.folder / "models" / "44.safetensors", target)
+    assert any(Path(name).name in one for one in caught(pristine.folder))
+    pristine.restore()
+
+
+# -- updates --------------------------------------------------------------------------------------------------
+
+
+def test_every_file_of_updates_is_protected(pristine: Pristine) -> None:
+    pristine.restore()
+    paths = sorted((pristine.folder / "updates").iterdir())
+    assert len(paths) > 1
+    for number, path in enumerate(paths):
+        content, other = path.read_bytes(), paths[number - 1].read_bytes()
+        header = content.index(b"}}") + 3  # in the padding after the header, where there is any
+        for place in (9, header, number * (len(content) - 1) // (len(paths) - 1), len(content) - 1):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            assert any(path.name in one for one in caught(pristine.folder)), place
+        for new in (content[:-1], content + b"\0", other):
+            path.write_bytes(new)
+            assert any(path.name in one for one in caught(pristine.folder))
+        path.unlink()
+        assert any(f"{path.name} is missing" in one for one in caught(pristine.folder))
+        path.write_bytes(content)
+    assert caught(pristine.folder) == []
+
+
+@pytest.mark.parametrize("name", ["1.0.0.safetensors", "1.0.1.safetensors", "old/1.0.0.safetensors", "updates.bak"])
+def test_updates_put_back_after_their_erasure_are_named(pristine: Pristine, name: str) -> None:
+    pristine.restore()
+    updates = pristine.folder / "updates"
+    target = updates / name
+    assert not target.exists()
+    source = next(updates.iterdir())
+    target.parent.mkdir(exist_ok=True)
+    shutil.copy(source, target)
     assert any(Path(name).name in one for one in caught(pristine.folder))
     pristine.restore()
 

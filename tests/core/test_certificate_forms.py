@@ -66,6 +66,8 @@ def facts_with_secrets(draw: st.DrawFn) -> tuple[CertificateFacts, list[str]]:
         accounting="round",
         participation="all",
         retention=draw(st.sampled_from(("paper", "strict"))),
+        replayed=False,
+        keeps_updates=draw(st.booleans()),
         noise="system",
         noise_std=0.1,
         psi_star=number(),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import sifu
-import sifu.methods.sifu as sifu_method
+import sifu.methods.noised as noised
 from run_tools import connect, copy_run, small_spec
 from sifu.api.federation import clients_from_spec
 from sifu.api.run import Run
@@ -43,7 +43,7 @@ def replayable_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def seeded(_: str, seed: int, branch: int) -> NormalSource:
         return noise_source("seeded", seed, branch)
 
-    monkeypatch.setattr(sifu_method, "noise_source", seeded)
+    monkeypatch.setattr(noised, "noise_source", seeded)
 
 
 # -- random runs ----------------------------------------------------------------------------------------------

@@ -23,13 +23,15 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 Row = dict[str, Any]
 RELATIVE = 1e-9  # how far a recomputation in plain float64 may be off (section 3)
-KINDS = {"initial": 0, "round": 1, "noise": 2}
+KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3}
+REPLAYING = ("fed_eraser", "fed_accum")
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
-            ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"]}  # fmt: skip
+            ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"],
+            "updates": ["file"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
                 "rounds", "erased_nodes", "remaining_nodes", "confidential"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
-              "fine_tuning": "nothing"}  # fmt: skip
+              "fine_tuning": "nothing", "fed_eraser": "nothing", "fed_accum": "nothing"}  # fmt: skip
 COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level", "method", "noise_node", "received",
           "request", "retention", "scope", "unit")  # fmt: skip
 
@@ -110,6 +112,13 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
     return a, 1.0
 
 
+def tensors_of(data: bytes, number: str) -> dict[str, Any]:
+    """The flat tensors of a safetensors file, by name."""
+    end = 8 + struct.unpack_from("<Q", data)[0]
+    places = {name: entry["data_offsets"] for name, entry in json.loads(data[8:end]).items()}
+    return {name: np.frombuffer(data[end + a : end + b], number).astype(float) for name, (a, b) in places.items()}
+
+
 class Verifier:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,7 +128,7 @@ class Verifier:
         mode = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
-        for pragma, value in (("application_id", 20976), ("user_version", 1)):
+        for pragma, value in (("application_id", 20976), ("user_version", 2)):
             self.agree(pragma, db.execute(f"PRAGMA {pragma}").fetchone()[0], value)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
@@ -138,6 +147,7 @@ class Verifier:
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+        self.written: list[Row] = []  # every file of updates that was ever recorded
 
     def check(self, good: Any, message: str) -> bool:
         if not good:
@@ -167,6 +177,8 @@ class Verifier:
             previous, models, name = event["hash"], replayed["models"], payload.get("request")
             moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
+            moment["updates"] = dict(replayed["updates"])
+            moment["asked"] = [row["clients"] for row in replayed["requests"].values()]
             for key, value in payload.get("run", {}).items():
                 put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
             for node in payload.get("dropped_models", []):
@@ -174,6 +186,11 @@ class Verifier:
             for table in ("models", "evaluations"):
                 for row in payload.get(table, []):
                     put(table, row)
+            for file in payload.get("dropped_updates", []):
+                self.check(replayed["updates"].pop((file,), None), f"{at}: drops updates {file}, which are not there")
+            for row in payload.get("updates", []):
+                put("updates", row | {"clients": canonical(row["clients"])})
+                self.written.append(row)
             if "rows" in payload:
                 rows = payload["rows"]
                 self.agree(f"{at}: first node", rows["first"], next_node)
@@ -227,6 +244,8 @@ class Verifier:
         for node, row in self.nodes.items():
             parent, here, at = self.nodes.get(row["parent"]), self.rounds[node], f"node {node}"
             self.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
+            if row["kind"] == "heuristic":
+                self.agree(f"{at}: kind of the parent", parent["kind"], "initial")
             if row["kind"] != "round":
                 self.check(not here, f"{at}: clients took part, but it is no round")
                 continue
@@ -254,15 +273,106 @@ class Verifier:
         for name in found & listed.keys():
             data, row = (self.folder / "models" / name).read_bytes(), listed[name]
             self.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
-            vectors[row["node"]] = np.frombuffer(data[8 + struct.unpack_from("<Q", data)[0] :], number).astype(float)
+            tensors = tensors_of(data, number)
+            vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(self.run["layout"])["names"]])
         for node, vector in vectors.items():  # beyond the document: do the models look like what is said of them?
             row, start = self.nodes[node], vectors.get(self.nodes[node]["parent"])
             if start is not None:
                 moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
                 low, high = 0.0, self.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
-                if row["kind"] == "noise":
+                if row["kind"] == "heuristic":  # the updates that were replayed are stored as its parts
+                    now = {one["file"] for one in self.tables["updates"] if one["node"] == node}
+                    if now != {one["file"] for one in self.written if one["node"] == node}:
+                        continue  # those of clients that a later request forgot were erased
+                    moved = float(np.linalg.norm(vector - start - self.replayed(node, number)))
+                    low, high = 0.0, 1e-6 * float(np.linalg.norm(vector))
+                elif row["kind"] == "noise":
                     low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-6, 6))
                 self.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")
+
+    def replayed(self, node: int, number: str) -> Any:
+        """g times the sum of the weighted means of the updates stored as parts of a heuristic node."""
+        total: Any = 0.0
+        for row in (row for row in self.tables["updates"] if row["node"] == node):
+            updates = tensors_of((self.folder / "updates" / row["file"]).read_bytes(), number)
+            samples = {c: self.clients[int(c)]["samples"] for c in updates}
+            mean = sum(samples[c] * updates[c] for c in updates) / sum(samples.values())
+            total = total + self.facts["server_rate"] * mean
+        return total
+
+    def check_updates(self) -> None:
+        """Section 5: the updates that are kept, and that nothing of a forgotten client is among them."""
+        active, forgotten = self.path(int(self.run["tip"])), {c for clients in self.subjects.values() for c in clients}
+        every, first = self.spec["keep"]["updates_every"], {}
+        for row in self.written:
+            node, at = self.nodes[row["node"]], f"updates {row['file']}"
+            before = first.setdefault((row["node"], row["part"]), row["clients"])
+            self.check(row["clients"].items() <= before.items(), f"{at}: other updates than were recorded first")
+            if node["kind"] == "round":
+                self.agree(f"{at}: clients", sorted(map(int, before)), sorted(self.rounds[row["node"]]))
+                self.agree(f"{at}: part", row["part"], 0)
+            else:
+                self.agree(f"{at}: kind of the node", node["kind"], "heuristic")
+        due = [n for n, row in self.nodes.items() if every and row["kind"] == "round" and self.rounds[n]
+               and (row["position"] - 1) % every == 0]  # fmt: skip
+        self.agree("rounds with updates", sorted(n for n, part in first if part == 0), due)
+        listed = {row["file"]: row for row in self.tables["updates"]}
+        self.agree("files in updates/", sorted(p.name for p in (self.folder / "updates").iterdir()), sorted(listed))
+        for file, row in listed.items():
+            data, clients = (self.folder / "updates" / file).read_bytes(), json.loads(row["clients"])
+            self.agree(f"updates/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
+            self.check(not forgotten & {int(c) for c in clients}, f"updates/{file} holds a forgotten client")
+            self.check(row["node"] in active, f"updates/{file} is of a round that was cut off")
+            end = 8 + struct.unpack_from("<Q", data)[0]
+            header = json.loads(data[8:end])
+            places = {c: header[c]["data_offsets"] for c in header}
+            self.agree(f"updates/{file}: size", len(data), end + max(stop for _, stop in places.values()))
+            found = {c: sha256(data[end + start : end + stop]) for c, (start, stop) in places.items()}
+            self.agree(f"updates/{file}: tensors", found, clients)
+
+    def check_updates_of_request(self, request: Row, active: list[int], hidden: dict[int, dict]) -> None:
+        """What had to go and what had to stay, when a request was carried out."""
+        name, source, heuristic = request["request"], request["source_node"], request["method"] in REPLAYING
+        moment, at = self.rolled[name], f"request {name}"
+        mine = {i for i in hidden if self.owner[i] is request}
+        own = {c for i in mine for c in self.subjects[i]}
+        asked = {row["client"] for row in self.clients.values() for text in moment["asked"]
+                 if row["name"] in json.loads(text)}  # fmt: skip
+        rows = sorted(moment["updates"].values(), key=lambda row: (active.index(row["node"]), row["part"]))
+        dropped, stay, replayed = [], {}, []
+        promised: dict[int, dict] = {i: hidden[i] for i in hidden.keys() - mine}
+        for i, clients in self.subjects.items():  # noise of training does not cover what is replayed
+            order = self.owner[i]["request_order"]
+            if heuristic and self.owner[i]["method"] == "dp" and order < request["request_order"]:
+                fresh = self.nodes[active[0]]["request_order"] >= order
+                promised[i] = dict.fromkeys(active, 0.0) if fresh else self.psi_along(active, clients)
+        promised = {i: held for i, held in promised.items() if self.owner[i]["level"] not in (None, "none")}
+        for row in rows:
+            node, clients = self.nodes[row["node"]], json.loads(row["clients"])
+            start = node["node"] if node["kind"] == "heuristic" else node["parent"]
+            cut = source is None or active.index(row["node"]) > active.index(source)
+            strict = request["retention"] == "strict" and any(hidden[i][start] for i in mine)
+            if cut or strict or own & {int(c) for c in clients}:
+                dropped.append(row["file"])
+                rest = {c: digest for c, digest in clients.items() if int(c) not in own}
+                if rest and not cut and not strict:
+                    stay[row["node"], row["part"]] = rest
+            left = {c: digest for c, digest in clients.items() if int(c) not in asked}
+            replayed += [left] if left and heuristic else []
+            for i, held in promised.items() if heuristic else ():
+                self.check(not held[start], f"{at}: breaks what subject {i} was promised")
+        rounds = 0
+        if request["method"] == "fed_eraser":
+            replayed = replayed[: request["max_rounds"] or self.spec["stop"]["max_rounds"]]
+            rounds = len(replayed)
+        stay |= {(request["noise_node"], part): left for part, left in enumerate(replayed, 1)}
+        found = {(row["node"], row["part"]): row["clients"] for row in moment["payload"].get("updates", [])}
+        if request["method"] == "fed_eraser":  # its updates are new: only whose they are can be told
+            stay, found = ({key: sorted(value) for key, value in one.items()} for one in (stay, found))
+        self.agree(f"{at}: updates erased", sorted(moment["payload"].get("dropped_updates", [])), sorted(dropped))
+        self.check(found == stay, f"{at}: the updates that stay are not those of the remaining clients")
+        self.agree(f"{at}: extra rounds", moment["payload"]["extra"]["rounds"], rounds)
+        self.agree(f"{at}: position of the new node", self.nodes[request["noise_node"]]["position"], rounds)
 
     # ---- sections 3 and 4: Psi and the requests
 
@@ -276,6 +386,7 @@ class Verifier:
     def psi_along(self, path: list[int], subject: list[int]) -> dict[int, float]:
         """Psi(n, W) at every node n of a path."""
         g, psi, rounding, touched, result = self.facts["server_rate"], 0.0, 0.0, False, {}
+        unbounded = False
         everybody = sum(row["samples"] for row in self.clients.values())
         for node in path:
             row, here = self.nodes[node], self.rounds[node]
@@ -303,7 +414,8 @@ class Verifier:
                 still = row["factor_max"] <= 1 and (g <= 1 or g * row["averagedness_max"] <= 1)
                 growth = 1.0 if still else max(1.0, abs(1 - g) + g * row["factor_max"])
                 rounding = growth * rounding + row["rounding"]
-            result[node] = psi + rounding if touched else 0.0
+            unbounded = unbounded or row["kind"] == "heuristic"
+            result[node] = math.inf if unbounded else psi + rounding if touched else 0.0
         return result
 
     def check_requests(self) -> None:
@@ -322,46 +434,50 @@ class Verifier:
         self.agree(f"{at}: subjects", own, [asked] if request["unit"] == "joint" else [[c] for c in asked])
         self.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
         self.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
-        kind = "initial" if source is None else "noise"
+        heuristic = request["method"] in REPLAYING
+        kind = "heuristic" if heuristic else "initial" if source is None else "noise"
         expected = {"kind": kind, "parent": source, "request_order": order, "branch": order, "noise_std": sigma}
         self.agree(f"{at}: noise node", {key: noise[key] for key in expected}, expected)
 
         active, at_hand = self.path(int(moment["tip"])), sorted(moment["models"])
         charges = {row["subject"]: row for row in self.tables["charges"] if row["noise_node"] == noise["node"]}
         left, hidden, people, highest = {}, {}, {}, 0.0
+        pays = PROTECTION[request["method"]] == "noise"
         for i, clients in self.subjects.items():
             owner, mine = self.owner[i], self.owner[i] is request
             if owner["request_order"] is None or owner["request_order"] > order:
                 continue
-            owed = PROTECTION[owner["method"]] == "noise"
-            if not mine and not owed:
+            if not mine and PROTECTION[owner["method"]] != "noise":
                 continue
             budget, psi, covered = 1 / multiplier(owner) ** 2, self.psi_along(active, clients), False
             left[i] = budget * (1 - owner["reserve"] if mine else 1) - (spent[i] if owner["scope"] == "all" else 0)
             hidden[i] = {None: 0.0}
             for n in active:
                 row = self.nodes[n]
-                later = row["kind"] == "noise" and row["request_order"] >= owner["request_order"]
-                covered = covered or (later and row["noise_std"] > 0)
+                later = row["request_order"] >= owner["request_order"]
+                fresh, noised = row["kind"] == "initial", row["kind"] == "noise" and row["noise_std"] > 0
+                covered = covered or (later and (fresh or noised))
                 hidden[i][n] = 0.0 if covered else psi[n]
-            here = hidden[i][source]
-            if mine or here > 0:
+            here = math.inf if heuristic else hidden[i][source]
+            if mine or (pays and here > 0):
                 highest = max(highest, *(psi[n] for n in self.path(source)), 0.0)
-                charge = charge_of(here, sigma) if owed else None
-                if owed:
+                charge = charge_of(here, sigma) if pays else None
+                if pays:
                     row, pair = charges.get(i, {"psi": "nan", "charge": math.nan}), [here, charge]
                     self.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], pair)
                     self.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} pays {charge} of {left[i]}")
                     spent[i] += charge
                 names = [self.clients[c]["name"] for c in clients]
-                people[i] = {"clients": names, "psi": here, "charge": charge, "budget": budget}
-        paying = [i for i in sorted(people) if people[i]["charge"] is not None]
-        self.agree(f"{at}: subjects charged", sorted(charges), paying)
-        untouched = source is None or not any(h[source] for h in hidden.values())
+                text = "inf" if math.isinf(here) else here
+                people[i] = {"clients": names, "psi": text, "charge": charge, "budget": budget}
+        self.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if pays else [])
+        self.check_updates_of_request(request, active, hidden)
+        untouched = source is None or not (heuristic or any(h[source] for h in hidden.values()))
         if request["method"] != "sifu":
-            start = None if request["method"] in ("scratch", "noisy_scratch") else active[-1]
+            fresh = request["method"] in ("scratch", "noisy_scratch")
+            start = None if fresh else active[0] if heuristic else active[-1]
             self.agree(f"{at}: where it starts", [source, request["wanted_node"]], [start, start])
-        if request["method"] in ("scratch", "fine_tuning", "dp"):
+        if request["method"] == "scratch" or not pays:
             self.agree(f"{at}: no noise", sigma, 0.0)
 
         def fits(node: int, slack: float) -> bool:
@@ -390,10 +506,10 @@ class Verifier:
                 "untouched": untouched,
                 "protection": PROTECTION[request["method"]],
                 "training_noise": noise,
-                "delta_reached": 1.0 if request["method"] == "fine_tuning" else 0.0 if untouched else reached,
+                "delta_reached": 1.0 if PROTECTION[request["method"]] == "nothing" else 0.0 if untouched else reached,
                 "erased_nodes": erased,
                 "remaining_nodes": remaining,
-                "psi": max(hidden[i][source] for i in people if self.owner[i] is request),
+                "psi": max((p["psi"] for i, p in people.items() if self.owner[i] is request), key=float),
             }
             body |= {key: [p for i, p in sorted(people.items()) if (self.owner[i] is request) == (key == "subjects")]
                      for key in ("subjects", "earlier_subjects")}  # fmt: skip
@@ -420,13 +536,14 @@ class Verifier:
     def level(self, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
         facts, privacy, classical = self.facts, self.spec["privacy"], request["calibration"] == "classical"
         fixed_constants = facts["preprocessing"] in ("fixed constants", "declared fixed by the operator")
-        if request["method"] == "fine_tuning":
+        if PROTECTION[request["method"]] == "nothing":
             return "none"
         if untouched:
             return "exact" if fixed_constants and not self.rate_depends(request) else "conditional"
         seeded = privacy["noise"] != "system"
         if noise is not None:
-            if seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
+            replayed = any(self.nodes[n]["kind"] == "heuristic" for n in self.path(request["noise_node"]))
+            if replayed or seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
                 return "none"
             doubts = facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request)
             return "conditional" if any(doubts) else "proven"
@@ -475,7 +592,7 @@ class Verifier:
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
             "node": source["node"], "models": models,
             "commitments": {which: m["commitment"] for which, m in models.items()},
-            "rounds": sum(n > request["noise_node"] for n in self.path(request["final_node"])),
+            "rounds": self.nodes[request["final_node"]]["position"],
             "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"]},
             "attacker_true_positive_rate_at_1_percent": None if request["level"] == "none" else
                 0.01 if request["level"] == "exact" else math.ceil(1e4 * ndtr(ndtri(0.01) + 1 / s) - 1e-6) / 1e4,
@@ -505,7 +622,8 @@ def verify(folder: Path) -> list[str]:
         verifier = Verifier(Path(folder))
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
-    for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_files, verifier.check_requests):
+    for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_files, verifier.check_updates,
+                 verifier.check_requests):  # fmt: skip
         try:
             step()
         except Exception as error:

@@ -40,6 +40,34 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
         },
         [(0, 3, {"unit": "joint", "sigma": 0.3}), (3, 1, {})],
     ),
+    "stored updates, sifu and scratch": (
+        {"keep": {"updates_every": 2}, "server": {"participation": "poisson(0.4)"}},
+        [
+            (0, 2, {"sigma": 0.6}),
+            (2, 1, {"sigma": 0.6, "retention": "strict"}),
+            (3, 1, {"method": "scratch"}),
+            (4, 2, {"sigma": 0.4, "unit": "joint", "max_rounds": 5, "target": 0.0}),
+            (6, 1, {"sigma": 0.4, "retention": "strict"}),
+        ],
+    ),
+    "fed_eraser, again, then sifu": (
+        {"keep": {"updates_every": 2}, "server": {"participation": "poisson(0.3)", "rate": 0.8}},
+        [
+            (0, 2, {"method": "fed_eraser"}),
+            (2, 1, {"method": "fed_eraser", "max_rounds": 3, "retention": "strict"}),
+            (3, 2, {"method": "fed_accum"}),
+            (5, 1, {}),
+            (6, 1, {"sigma": 0.4}),
+        ],
+    ),
+    "scratch, then fed_accum": (
+        {"keep": {"updates_every": 1}, "model": {"dtype": "float32"}},
+        [
+            (0, 1, {"method": "scratch"}),
+            (1, 2, {"method": "fed_accum", "unit": "joint"}),
+            (3, 1, {"method": "fed_eraser"}),
+        ],
+    ),
     "momentum beyond convex": ({"local": {"steps": 3, "momentum": 0.5, "rate": 0.2}}, [(0, 1, {"sigma": 3.0})]),
     "nesterov": (
         {"local": {"steps": 2, "momentum": 0.5, "nesterov": True, "rate": 0.05}},
@@ -62,6 +90,20 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
             (8, 1, {"method": "noisy_scratch", "sigma": 0.3}),
             (9, 1, {"method": "noisy_scratch"}),
             (10, 1, {}),
+        ],
+    ),
+    "replays between methods with noise and without": (
+        {"keep": {"updates_every": 2}, "server": {"clip": 0.4, "noise": 3.0}},
+        [
+            (0, 1, {"method": "fine_tuning"}),
+            (1, 1, {"method": "fed_eraser"}),
+            (2, 1, {"method": "dp", "min_level": "none"}),
+            (3, 1, {"method": "fine_tuning", "retention": "strict"}),
+            (4, 1, {"sigma": 0.5}),
+            (5, 1, {"method": "fed_accum"}),
+            (6, 1, {"method": "fine_tuning"}),
+            (7, 1, {"method": "noisy_scratch", "sigma": 0.2}),
+            (8, 1, {"method": "dp"}),
         ],
     ),
     "dp, weights of unequal size": (

@@ -27,6 +27,13 @@ SPECS = {
         stop={"target": 0.0, "max_rounds": 12, "evaluate_every": 3},
     ),
 }
+REPLAYS = [
+    {"id": "first", "clients": ["client-000", "client-001"], "terms": {"method": "fed_eraser", "max_rounds": 6}},
+    {"id": "second", "clients": ["client-002"], "terms": {"method": "fed_accum", "target": 0.0}},
+    {"id": "third", "clients": ["client-003"], "terms": {"method": "scratch"}},
+    {"id": "fourth", "clients": ["client-004"], "terms": {"sigma": 0.1}},
+]
+KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every": 2})
 
 
 def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def check_all_equal(folder: Path) -> int:
 
 
 def models_of(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in files_of(folder).items() if name.startswith("models")}
+    return {name: digest for name, digest in files_of(folder).items() if name.startswith(("models", "updates"))}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -77,6 +84,20 @@ def test_rounds_committed_in_groups_are_run_again(tmp_path: Path) -> None:
     result = kill_repeatedly(tmp_path, spec=SPECS["everyone"], runs=1, kills_a_run=4, seed=3, commit_seconds=1e9)
     assert result["kills"] >= 1
     assert check_all_equal(tmp_path) == 2
+
+
+def test_killed_runs_with_stored_updates_end_like_uninterrupted_ones(tmp_path: Path) -> None:
+    """Files of updates are written, replaced and deleted by every kind of request; none is lost, none is left."""
+    result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, runs=2, kills_a_run=8, seed=5)
+    assert result["kills"] >= 8
+    assert check_all_equal(tmp_path) == 3
+
+
+@pytest.mark.parametrize("every", [211, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int) -> None:
+    result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, every_call=every, first_call=150, seed=5)
+    assert result["kills"] >= 3
+    check_all_equal(tmp_path)
 
 
 @pytest.mark.slow

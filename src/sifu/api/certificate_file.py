@@ -55,6 +55,8 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
 
 def _check_body(body: dict[str, Any]) -> Iterator[str]:
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
+    names = {one.name for one in fields(Premise)}
+    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
     exact, protection = body["untouched"], body["protection"]
     reached = budget_reached(body["epsilon"], multiplier, exact, protection, None)
     if not agree(body["noise_multiplier"], multiplier):
@@ -63,8 +65,6 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
         yield from _check_training_noise(body)
     elif not agree(body["delta_reached"], reached):
         yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
-    names = {one.name for one in fields(Premise)}
-    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
     level = level_of(premises, exact=exact)
     if body["level"] != level:
         yield f"level says {body['level']!r}, the premises allow {level!r}"

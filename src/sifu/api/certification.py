@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from sifu.api.terms import terms_of
 from sifu.core.calibration import hidden_sensitivity, noise_multiplier
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
 from sifu.core.composition import TrainingNoise
+from sifu.core.errors import InputError
 from sifu.core.premises import Premise, level_of
 from sifu.core.retention import Retention, depths_to_erase
 from sifu.core.rollback import Exposure, Subject, charge
 from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
 from sifu.store.reader import RequestRow, RunReader
+from sifu.store.updates import UpdatesRow
+
+EventOfRequest = Literal["rolled back", "request done"]
 
 
 def model_commitment(row: Mapping[str, Any]) -> ModelCommitment:
@@ -43,6 +50,42 @@ def nodes_to_erase(
     return {view.path.nodes[depth].node for depth in depths} | (at_hand - set(depth_of))
 
 
+@dataclass(frozen=True)
+class UpdatesErased:
+    """What a request does to the files of clients' updates: those dropped, and of them those written anew.
+
+    `shortened` maps a dropped file to the clients that stay in the one that takes its place.
+    """
+
+    dropped: tuple[str, ...]
+    shortened: dict[str, tuple[int, ...]]
+
+
+def updates_to_erase(
+    view: RunView, stored: Iterable[UpdatesRow], exposures: Sequence[Exposure], cut_after: int, retention: Retention
+) -> UpdatesErased:
+    """The files that go when a request is carried out on the history of `view`.
+
+    Rounds that are cut off go whole. Of the others, the updates of the request's own clients go; under `strict` also
+    every update made from a model that holds an uncovered part of them, since it is a function of that model.
+    """
+    depth_of, nodes = view.path.depth_of, view.path.nodes
+    gone = {client for one in exposures for client in one.subject.clients}
+    dropped, shortened = [], {}
+    for row in stored:
+        depth = depth_of.get(row.node)
+        if depth is not None and depth <= cut_after:
+            start = depth if nodes[depth].kind == "heuristic" else depth - 1
+            traced = retention == "strict" and any(one.psi_to_hide(start) > 0.0 for one in exposures)
+            stay = () if traced else tuple(sorted(set(row.clients) - gone))
+            if len(stay) == len(row.clients):
+                continue
+            if stay:
+                shortened[row.file] = stay
+        dropped.append(row.file)
+    return UpdatesErased(tuple(sorted(dropped)), shortened)
+
+
 class RecordedRequest:
     """A request that was carried out, seen through the history as it was when its noise was added."""
 
@@ -55,6 +98,7 @@ class RecordedRequest:
         self.view = RunView(reader, tip=request.noise_node)
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
+        self.replayed = self.view.path.nodes[-1].kind == "heuristic"
         self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
         self.method = method_named(request.method)
         self.terms = terms_of(request)
@@ -82,7 +126,9 @@ class RecordedRequest:
         return self.view.exposures(self.view.earlier_subjects(before_order=self.order))
 
     def psi(self, exposure: Exposure) -> float:
-        """Psi the noise had to hide for this subject at the source."""
+        """Psi the noise had to hide for this subject at the source; what stored updates hold of it is not known."""
+        if self.replayed:
+            return math.inf
         return 0.0 if self.request.source_node is None else exposure.psi_to_hide(self.source_depth)
 
     def premises(self) -> tuple[Premise, ...]:
@@ -141,7 +187,10 @@ class RecordedRequest:
         premises = self.premises()
         untouched = self.untouched
         new = [self.statement(one) for one in self.new_exposures()]
-        earlier = [self.statement(one) for one in self.earlier_exposures() if self.psi(one) > 0.0]
+        # A request without noise of its own charges nobody: what it started from was there before it, and stored
+        # updates that would break an earlier promise are not replayed.
+        others = self.earlier_exposures() if self.method.protection == "noise" else []
+        earlier = [self.statement(one) for one in others if self.psi(one) > 0.0]
         by_number = {row.node.node: row.node for row in self.reader.node_rows()}
         return CertificateFacts(
             run=self.reader.value("run"),
@@ -158,6 +207,8 @@ class RecordedRequest:
             accounting=view.spec.privacy.accounting,
             participation=str(view.facts.participation),
             retention=request.retention,
+            replayed=self.replayed,
+            keeps_updates=view.spec.keep.updates_every > 0,
             noise=view.spec.privacy.noise,
             noise_std=self.noise_std,
             psi_star=hidden_sensitivity(self.noise_std, self.multiplier),
@@ -188,8 +239,15 @@ class RecordedRequest:
         )
 
 
-def _versions(reader: RunReader) -> dict[str, str]:
-    import json
+def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:
+    """The payload of the event of this kind that a request has."""
+    for (payload,) in reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (kind,)):
+        content: dict[str, Any] = json.loads(payload)
+        if content["request"] == request:
+            return content
+    raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
 
+
+def _versions(reader: RunReader) -> dict[str, str]:
     result: dict[str, str] = json.loads(reader.value("versions"))
     return result

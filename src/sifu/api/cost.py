@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
 
+from sifu.api.certification import payload_of_request
 from sifu.store.reader import RequestRow, RunReader
 
 
@@ -14,12 +14,14 @@ from sifu.store.reader import RequestRow, RunReader
 class Cost:
     """What a request took.
 
-    `rounds` of retraining, `local_steps` of gradient descent over all participants, `bytes_sent`: the model to every
-    participant of every round and its update back, `bytes_kept`: what lay on disk afterwards, beyond the current
+    `rounds` it took, `starting_rounds` of them to make the model that retraining started from (FedEraser's
+    calibration); `local_steps` of gradient descent in them, over all participants; `bytes_sent`: the model to every
+    participant of every round and its update back; `bytes_kept`: what lay on disk afterwards, beyond the current
     model, for the method to answer the next request.
     """
 
     rounds: int
+    starting_rounds: int
     local_steps: int
     bytes_sent: int
     bytes_kept: int
@@ -35,19 +37,11 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
     )
     steps = [one.local_steps for one in reader.clients()]
     rounds = reader.query("SELECT COUNT(*) FROM nodes WHERE kind = 'round' AND node > ? AND node <= ?", (first, last))
-    layout = reader.layout
+    layout, extra = reader.layout, payload_of_request(reader, row.request, "rolled back")["extra"]
     return Cost(
-        rounds=int(rounds[0][0]),
-        local_steps=sum(count * steps[client] for client, count in each.items()),
-        bytes_sent=2 * layout.size * np.dtype(layout.dtype).itemsize * sum(each.values()),
-        bytes_kept=_bytes_kept(reader, row.request),
+        rounds=int(rounds[0][0]) + extra["rounds"],
+        starting_rounds=extra["rounds"],
+        local_steps=sum(count * steps[client] for client, count in each.items()) + extra["local_steps"],
+        bytes_sent=2 * layout.size * np.dtype(layout.dtype).itemsize * sum(each.values()) + extra["bytes_sent"],
+        bytes_kept=int(payload_of_request(reader, row.request, "request done")["bytes_kept"]),
     )
-
-
-def _bytes_kept(reader: RunReader, request: str) -> int:
-    """As it was measured when the request was done."""
-    for (payload,) in reader.query("SELECT payload FROM events WHERE kind = 'request done' ORDER BY seq"):
-        content = json.loads(payload)
-        if content["request"] == request:
-            return int(content["bytes_kept"])
-    return 0

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from sifu.api.certification import RecordedRequest, nodes_to_erase
+from sifu.api.certification import RecordedRequest, nodes_to_erase, payload_of_request, updates_to_erase
 from sifu.api.terms import check_level, terms_of
 from sifu.core.certificate import auditor_form, public_form
 from sifu.core.engine import Engine
 from sifu.core.errors import InputError
-from sifu.core.history import PathNode
-from sifu.core.layout import Vector
+from sifu.core.history import NodeKind, PathNode
 from sifu.core.ledger import NONCE_BYTES, finite_or_text
 from sifu.core.premises import Level
 from sifu.core.terms import RequestTerms, check_request_id
+from sifu.methods.method import Start
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
 from sifu.methods.training import (
@@ -30,8 +29,8 @@ from sifu.methods.training import (
 )
 from sifu.methods.view import RunView
 from sifu.store import keys
-from sifu.store.reader import RunReader
 from sifu.store.rows import NodeRow
+from sifu.store.updates import NewUpdates, only_clients
 from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
 
 
@@ -94,18 +93,20 @@ class Lifecycle:
         self._roll_back(view, plan, request, method.starting_model(view, plan, self.engine))
         self._retrain(request)
 
-    def _roll_back(self, view: RunView, plan: Plan, request: str, start: Vector) -> None:
-        """One event: the noised model, the charges, the cut, and everything that is erased."""
-        tip = view.rows[-1].node.node
+    def _roll_back(self, view: RunView, plan: Plan, request: str, made: Start) -> None:
+        """One event: the new starting model, the charges, the cut, and everything that is erased."""
+        tip, start = view.rows[-1].node.node, made.model
         asking = np.array([index for one in plan.subjects for index in one.clients], dtype=np.int64)
         noise_node = 1 + max(row.node.node for row in self.writer.node_rows())
         fresh = plan.source_node is None
+        replayed = made.replayed is not None
+        kind: NodeKind = "heuristic" if replayed else "initial" if fresh else "noise"
         node = PathNode(
             noise_node,
             plan.source_node,
-            "initial" if fresh else "noise",
+            kind,
             plan.order,
-            0,
+            made.rounds,
             noise_std=plan.noise_std,
             order=plan.order,
         )
@@ -115,8 +116,8 @@ class Lifecycle:
         erased = nodes_to_erase(view, set(on_disk), exposures, cut_after, plan.terms.retention)
         root = start if fresh else self.writer.load_model(view.rows[0].node.node)
         distance = float(np.linalg.norm(start.astype(np.float64) - root.astype(np.float64)))
-        psi_max = 0.0
-        if not fresh:
+        psi_max = 1e300 if replayed else 0.0
+        if not fresh and not replayed:
             at_source = RunView(self.writer, tip=plan.source_node).tracker()
             psi_max = min(float(at_source.total(view.active).max(initial=0.0)), 1e300)
         models = [NewModel(noise_node, start, kept=True, psi_max=psi_max)]
@@ -124,6 +125,15 @@ class Lifecycle:
         if source is not None and not source.kept and source.node not in erased:
             # The request stays at the current model: keep it, later requests may go back to it.
             models.append(NewModel(source.node, self.writer.load_model(source.node), kept=True, psi_max=psi_max))
+        stored = self.writer.updates()
+        gone = updates_to_erase(view, stored.values(), exposures, cut_after, plan.terms.retention)
+        updates = [
+            only_clients(stored[file], self.writer.load_updates(stored[file]), stay, plan.order)
+            for file, stay in gone.shortened.items()
+        ] + [
+            NewUpdates(noise_node, part, plan.order, one.clients, one.values)
+            for part, one in enumerate(made.replayed or (), start=1)
+        ]
         current = self.writer.load_model(tip)
         evaluations = [
             evaluation_row(tip, f"forgotten:{request}", self.engine.evaluate(current, asking)),
@@ -148,6 +158,7 @@ class Lifecycle:
             ],
             "source_model": _committed(source.node, source.digest) if source else None,
             "remaining_models": sorted(set(on_disk) - erased),
+            "extra": {"rounds": made.rounds, "local_steps": made.local_steps, "bytes_sent": made.bytes_sent},
         }
         with uninterrupted():
             self.writer.record(
@@ -156,20 +167,24 @@ class Lifecycle:
                 rows=NewRows(nodes=[NodeRow(node, distance)]),
                 models=models,
                 dropped_models=sorted(erased),
+                updates=updates,
+                dropped_updates=gone.dropped,
                 evaluations=evaluations,
             )
 
     def _retrain(self, request: str) -> None:
         """Rounds without the client, then the certificate."""
-        RecordedTraining(self.engine, self.writer, RunView(self.writer)).run(f"retraining {request}", self.progress)
         row = next(one for one in self.writer.requests() if one.request == request)
+        view = RunView(self.writer)
+        stop = terms_of(row).stop(view.spec.stop)
+        RecordedTraining(self.engine, self.writer, view, stop).run(f"retraining {request}", self.progress)
         recorded = RecordedRequest(self.writer, row)
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
         final = self.writer.tip
         after = evaluation_row(
             final, f"forgotten:{request}", self.engine.evaluate(self.writer.load_model(final), asking)
         )
-        rolled = rolled_back_payload(self.writer, request)
+        rolled = payload_of_request(self.writer, request, "rolled back")
         on_disk = self.writer.models()
         last = list(self.writer.events())[-1]
         noised_row = next(one for one in rolled["models"] if one["node"] == row.noise_node)
@@ -212,9 +227,8 @@ class Lifecycle:
         gone = recorded.gone
         active = np.array([k for k in range(len(recorded.view.clients)) if k not in gone], dtype=np.int64)
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
-        model, rounds, accuracy, reached = retrain_unrecorded(
-            self.engine, active, recorded.view.spec.stop, recorded.order, self.progress
-        )
+        stop = terms_of(row).stop(recorded.view.spec.stop)
+        model, rounds, accuracy, reached = retrain_unrecorded(self.engine, active, stop, recorded.order, self.progress)
         forgotten = self.engine.evaluate(model, asking).accuracy
         payload = {
             "request": request,
@@ -226,15 +240,6 @@ class Lifecycle:
         }
         with uninterrupted():
             self.writer.record("comparison", payload)
-
-
-def rolled_back_payload(reader: RunReader, request: str) -> dict[str, Any]:
-    """The payload of the event that carried a request out."""
-    for (payload,) in reader.query("SELECT payload FROM events WHERE kind = 'rolled back' ORDER BY seq"):
-        content: dict[str, Any] = json.loads(payload)
-        if content["request"] == request:
-            return content
-    raise InputError(f"request {request} was not carried out")
 
 
 def _committed(node: int, digest: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from sifu.store.reader import EvaluationRow, RequestRow, RunReader
 class Outcome:
     """What came of one request.
 
-    `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` the
-    rounds of retraining, `scratch_rounds` those of training from scratch where it was compared. `accuracy` is on
-    the training data of the active clients, and `target` what it should have reached (0: no target). `cost` is what
-    the request took, `training_noise` what noise in training promises (method dp).
+    `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
+    it took (FedEraser's calibration included), `scratch_rounds` those of training from scratch where it was
+    compared. `accuracy` is on the training data of the active clients, and `target` what it should have reached (0:
+    no target). `cost` is what the request took, `training_noise` what noise in training promises (method dp).
     """
 
     request: str
@@ -74,7 +74,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         rounds=final.node.position if final else 0,
         scratch_rounds=scratch.rounds if scratch else None,
         accuracy=accuracy((row.final_node, "active")),
-        target=recorded.view.spec.stop.target,
+        target=recorded.terms.stop(recorded.view.spec.stop).target,
         accuracy_forgotten_before=before[0].accuracy if before else None,
         accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
         cost=cost_of(reader, row),

@@ -26,7 +26,7 @@ def status_of(reader: RunReader) -> dict[str, Any]:
     accuracy = next((row.accuracy for row in evaluations if row.node == reader.tip), None)
     edges = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
     sigma = privacy.sigma if privacy.sigma != "auto" else next((one for one in reversed(edges) if one > 0.0), None)
-    models = reader.models()
+    models, updates = reader.models(), reader.updates()
     by_depth = view.path.depth_of
     measured = view.regularities.measured
     return {
@@ -60,6 +60,10 @@ def status_of(reader: RunReader) -> dict[str, Any]:
             {"node": node, "depth": by_depth.get(node), "kept": row.kept, "bytes": row.bytes}
             for node, row in models.items()
         ],
+        "updates": {
+            "files": len(updates),
+            "bytes": sum(row.bytes for row in updates.values()),
+        },
         "requests": [
             {
                 "request": one.request,

@@ -56,6 +56,8 @@ def terms_of(row: RequestRow) -> RequestTerms:
         row.retention,
         row.reserve,
         row.method,
+        row.max_rounds,
+        row.target,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sifu.api.certification import RecordedRequest, nodes_to_erase
 from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables, payload_of
+from sifu.api.updates_check import check_updates, check_updates_erased
 from sifu.core.certificate import auditor_form, public_form
 from sifu.core.errors import InputError
 from sifu.core.ledger import finite_or_text
@@ -20,7 +21,7 @@ from sifu.methods.view import RunView
 from sifu.store import files
 from sifu.store.keys import signature_holds
 from sifu.store.lock import is_locked
-from sifu.store.projection import Change, changes, replay
+from sifu.store.projection import Change, Tables, changes, replay
 from sifu.store.reader import CERTIFICATES, ModelRow, RequestRow, RunReader
 from sifu.store.writer import LOCK_FILE, certificate_path
 
@@ -68,6 +69,7 @@ def verify_run(folder: str | Path, public_key: str | None = None) -> Verificatio
                 ("rounds", check_rounds),
                 ("history", _check_history),
                 ("models", _check_models),
+                ("updates", check_updates),
                 ("certificates", _check_certificates),
                 ("folder", _check_outside_files),
                 ("requests", _check_requests),
@@ -102,7 +104,7 @@ def agree(recorded: Any, recomputed: Any) -> bool:
         first, second = float(recorded), float(recomputed)
     except (TypeError, ValueError):
         return False
-    return abs(first - second) <= TOLERANCE * max(abs(first), abs(second))
+    return first == second or abs(first - second) <= TOLERANCE * max(abs(first), abs(second))
 
 
 def _check_history(reader: RunReader) -> Iterator[str]:
@@ -119,6 +121,10 @@ def _check_history(reader: RunReader) -> Iterator[str]:
             yield f"history: round node {one.node} does not follow its parent {one.parent}"
         if one.kind == "noise" and (parent is None or one.position != 0 or one.branch != one.order):
             yield f"history: noise node {one.node} is misplaced"
+        if one.kind == "heuristic" and (
+            parent is None or parent.kind != "initial" or one.branch != one.order or one.noise_std != 0.0
+        ):
+            yield f"history: heuristic node {one.node} is misplaced"
     view = RunView(reader)
     for request in reader.requests():
         if request.noise_node is None:
@@ -257,8 +263,8 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
             )
         new, earlier = recorded.new_exposures(), recorded.earlier_exposures()
         charged = {}
-        pays = recorded.method.protection == "noise"
-        for one in [*(new if pays else []), *earlier]:
+        # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
+        for one in [*new, *earlier] if recorded.method.protection == "noise" else []:
             psi = recorded.psi(one)
             cost = charge(psi, recorded.noise_std)
             if cost > one.subject.left(recorded.order) * (1.0 + TOLERANCE):
@@ -276,40 +282,41 @@ def _check_requests(reader: RunReader) -> Iterator[str]:
                     f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, "
                     f"recomputed {charged.get(key)}"
                 )
-        tip, at_hand = _state_before(reader, request)
-        yield from _check_erasure(reader, request, recorded, tip, at_hand)
+        tables, content = _state_before(reader, request)
+        tip, at_hand = int(tables["run"][("tip",)]["value"]), {int(key[0]) for key in tables["models"]}
+        yield from _check_erasure(reader, request, recorded, tip, at_hand, content)
+        yield from check_updates_erased(reader, recorded, tables, content)
         if recorded.method.starts_from == "rule":
             yield from _check_choice(reader, request, recorded, tip, at_hand)
-        yield from _check_start(request, recorded, tip)
+        yield from _check_start(reader, request, recorded, tip)
         if request.status == "done":
             yield from _check_statements(reader, request, recorded)
 
 
-def _state_before(reader: RunReader, request: RequestRow) -> tuple[int, set[int]]:
-    """The tip and the models at hand just before a request was carried out, from the ledger."""
+def _state_before(reader: RunReader, request: RequestRow) -> tuple[Tables, dict[str, Any]]:
+    """The tables just before a request was carried out, from the ledger, and what that event says."""
     before: list[Change] = []
     for event in reader.events():
         content = payload_of(event)
         if event.kind == "rolled back" and content["request"] == request.request:
             break
         before.extend(changes(event.kind, event.time, content))
-    tables = replay(before)
-    return int(tables["run"][("tip",)]["value"]), {int(key[0]) for key in tables["models"]}
+    return replay(before), content
 
 
 def _check_erasure(
-    reader: RunReader, request: RequestRow, recorded: RecordedRequest, tip: int, at_hand: set[int]
+    reader: RunReader,
+    request: RequestRow,
+    recorded: RecordedRequest,
+    tip: int,
+    at_hand: set[int],
+    content: dict[str, Any],
 ) -> Iterator[str]:
     """What had to be erased must be what was erased."""
     view = RunView(reader, tip=tip)
     exposures = view.exposures([one.subject for one in recorded.new_exposures()])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.retention)
-    content = next(
-        payload_of(event)
-        for event in reader.events()
-        if event.kind == "rolled back" and payload_of(event)["request"] == request.request
-    )
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
     if erased != wanted:
         yield (
@@ -323,10 +330,13 @@ def _check_erasure(
         yield f"request {request.request}: erased models {sorted(back)} were written again"
 
 
-def _check_start(request: RequestRow, recorded: RecordedRequest, tip: int) -> Iterator[str]:
-    """A method that starts from a fresh model, or from the current one, must have done so; noise must be promised."""
-    expected = {"fresh": None, "current": tip}
+def _check_start(reader: RunReader, request: RequestRow, recorded: RecordedRequest, tip: int) -> Iterator[str]:
+    """A request must have started from the model its method starts from; noise must be promised."""
     start = recorded.method.starts_from
+    expected = {"fresh": None, "current": tip, "initial": RunView(reader, tip=tip).path.nodes[0].node}
+    if recorded.replayed != (start == "initial"):
+        kind = recorded.view.path.nodes[-1].kind
+        yield f"request {request.request}: a node of kind {kind} is recorded, method {request.method} makes none"
     if start in expected and (request.source_node, request.wanted_node) != (expected[start],) * 2:
         yield f"request {request.request}: it started from node {request.source_node}, not from the {start} model"
     if recorded.method.protection != "noise" and recorded.noise_std != 0.0:

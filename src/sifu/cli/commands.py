@@ -69,6 +69,9 @@ def show_status(run: Run, as_json: bool) -> None:
     )
     kept = [one for one in status["models"] if one["kept"]]
     out.print(f"{len(kept)} models kept to go back to, {sum(one['bytes'] for one in kept) / 1e6:.2f} MB")
+    if status["updates"]["files"]:
+        stored = status["updates"]
+        out.print(f"updates of clients stored for {stored['files']} rounds, {stored['bytes'] / 1e6:.2f} MB")
     if status["psi_star"]:
         out.print(f"sigma {number(status['sigma'])} hides Psi up to Psi* = {number(status['psi_star'])}")
     active = sorted((one for one in clients if one["state"] == "active"), key=lambda one: -float(one["psi"]))
@@ -97,7 +100,7 @@ def missed_target(accuracy: float | None, target: float) -> str | None:
     """A sentence if the stop rule ended at max_rounds without reaching its target."""
     if target <= 0 or accuracy is None or accuracy >= target:
         return None
-    return f"It stopped at stop.max_rounds: the target of {percent(target)} was not reached."
+    return f"It stopped at its limit of rounds: the target of {percent(target)} was not reached."
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
@@ -167,11 +170,11 @@ def print_plan(plan: Plan) -> None:
         "nothing": "none",
     }
     facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
-    facts.add_row("their Psi there", number(plan.psi))
+    facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")
     if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
         facts.add_row("retrain", f"perhaps {plan.predicted_rounds} rounds; training took {plan.scratch_rounds}")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
-    facts.add_row("covers", "nothing" if plan.protection == "nothing" else covers)
+    facts.add_row("covers", "nothing" if plan.level == "none" else covers)
     facts.add_row("level", level_text(plan.level))
     if not plan.untouched and plan.level != "none":
         facts.add_row("delta at most", number(plan.delta_reached, 5))

@@ -72,6 +72,13 @@ ReserveOption = Annotated[
     float | None, typer.Option("--reserve", help="Fraction of the budget kept back for later requests.")
 ]
 
+MaxRoundsOption = Annotated[
+    int | None, typer.Option("--max-rounds", help="Stop retraining after this many rounds; 0 is the spec's limit.")
+]
+TargetOption = Annotated[
+    float | None, typer.Option("--target", help="Accuracy to stop at, 0 for none; by default the spec's.")
+]
+
 
 def _terms(
     epsilon: float | None,
@@ -83,6 +90,8 @@ def _terms(
     calibration: str | None,
     retention: str | None,
     reserve: float | None,
+    max_rounds: int | None,
+    target: float | None,
 ) -> dict[str, Any]:
     noise: float | str | None = sigma
     if sigma is not None and sigma != "auto":
@@ -100,6 +109,8 @@ def _terms(
         "calibration": calibration,
         "retention": retention,
         "reserve": reserve,
+        "max_rounds": max_rounds,
+        "target": target,
     }
 
 
@@ -194,13 +205,15 @@ def plan(
     calibration: CalibrationOption = None,
     retention: RetentionOption = None,
     reserve: ReserveOption = None,
+    max_rounds: MaxRoundsOption = None,
+    target: TargetOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """What a request would do: node, noise, rounds saved, level. Changes nothing."""
     from sifu.api import Run
     from sifu.cli.commands import show_plan
 
-    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve)
+    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
     show_plan(Run(run).plan(_names(clients), **terms), as_json=format is Format.json)
 
 
@@ -218,6 +231,8 @@ def request(
     calibration: CalibrationOption = None,
     retention: RetentionOption = None,
     reserve: ReserveOption = None,
+    max_rounds: MaxRoundsOption = None,
+    target: TargetOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out."""
@@ -226,7 +241,7 @@ def request(
     from sifu.api import Run
     from sifu.cli.output import names_text, out, print_json
 
-    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve)
+    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
     names = _names(clients)
     opened = Run(run)
     made = opened.request(names, id, **terms)
@@ -255,6 +270,8 @@ def forget(
     calibration: CalibrationOption = None,
     retention: RetentionOption = None,
     reserve: ReserveOption = None,
+    max_rounds: MaxRoundsOption = None,
+    target: TargetOption = None,
     min_level: Annotated[
         str | None,
         typer.Option("--min-level", help="Refuse anything weaker.", metavar="none|conditional|proven|exact"),
@@ -272,9 +289,9 @@ def forget(
     from sifu.cli.commands import show_outcomes
     from sifu.cli.progress import RoundsProgress
 
-    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve)
+    terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
     if clients is None and any(value is not None for value in terms.values()):
-        given = ", ".join(f"--{key}" for key, value in terms.items() if value is not None)
+        given = ", ".join(f"--{key.replace('_', '-')}" for key, value in terms.items() if value is not None)
         raise InputError(f"{given} belong to a new request: add --clients, or leave them out for queued requests")
     with RoundsProgress(quiet=format is Format.json) as progress:
         outcomes = open_run(run, data_folder=data).forget(

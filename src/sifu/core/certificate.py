@@ -124,6 +124,8 @@ class CertificateFacts:
     issued: str
     versions: Mapping[str, str]
     fresh: bool = False
+    replayed: bool = False
+    keeps_updates: bool = False
     untouched: bool = False
     protection: Protection = "noise"
     training_noise: TrainingNoise | None = None
@@ -211,7 +213,10 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
-    if facts.fresh:
+    if facts.replayed:
+        erased = "Every model after the initial one was erased."
+        remains = "The initial model remains. What was made from stored updates may still hold the client's part."
+    elif facts.fresh:
         erased, remains = "Every model of the history was erased.", "No model from before this request remains."
     elif facts.retention == "strict":
         erased = "Every kept model that held the client's part was erased."
@@ -222,6 +227,9 @@ def public_form(facts: CertificateFacts) -> dict[str, Any]:
             "Models up to that point stay with the operator, unreleased and without noise, for later requests; they "
             "may hold the client's part."
         )
+    if facts.keeps_updates:
+        erased += " Every stored update of the client was erased."
+        remains += " Updates of other clients are stored with the operator, unreleased."
     return _common(facts) | {
         "form": "public",
         "premises": [{"name": one.name, "status": one.status, "statement": one.statement} for one in facts.premises],

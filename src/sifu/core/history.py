@@ -31,17 +31,19 @@ from sifu.core.tracking import SMALLEST_TRACE, gather_rounding, rounding_growth
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Accounting = Literal["round", "population"]
-NodeKind = Literal["initial", "round", "noise"]
+NodeKind = Literal["initial", "round", "noise", "heuristic"]
 _UP = 1.0 + 2.0**-50
 
 
 @dataclass(frozen=True)
 class PathNode:
-    """One model of the history and the edge that made it: the initial model, a round, or added noise.
+    """One model of the history and the edge that made it: the initial model, a round, added noise, or a heuristic.
 
     For a round: `regularity` sums up its participants, `mean_shift` = ||mean - theta^n||, `rounding` is its
     allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart) and `order` counts the
-    requests carried out, so that "added at or after f asked" is a comparison of orders.
+    requests carried out, so that "added at or after f asked" is a comparison of orders. A heuristic made the model
+    from stored updates of clients: nothing is known of anybody's influence on it, so from it on every Psi is infinite;
+    `position` counts the rounds it took.
     """
 
     node: int
@@ -143,6 +145,11 @@ class ActivePath:
         return [(d, node.order) for d, node in enumerate(self.nodes) if node.kind == "noise"]
 
     @cached_property
+    def unbounded_from(self) -> int:
+        """The depth of the first heuristic's model, from which on no Psi is bounded; beyond the path without one."""
+        return next((d for d, node in enumerate(self.nodes) if node.kind == "heuristic"), len(self.nodes))
+
+    @cached_property
     def rounding(self) -> Floats:
         """R(n): the allowance for floating point gathered up to each depth."""
         gathered, values = 0.0, np.zeros(len(self.nodes))
@@ -184,7 +191,11 @@ class PsiCurve:
     values: Floats
 
     def at(self, depths: int | Integers) -> Floats:
-        """Psi at the given depths, rounded up; exactly zero only before the subject first took part."""
+        """Psi at the given depths, rounded up; exactly zero only before the subject first took part.
+
+        Infinite from a heuristic's model on, also for whoever never took part: what the heuristic did with
+        the stored updates is not tracked.
+        """
         wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))
         last = np.searchsorted(self.depths, wanted, side="right") - 1
         result = np.zeros(wanted.size)
@@ -193,6 +204,7 @@ class PsiCurve:
             index, there = last[seen], wanted[seen]
             bare = _times(self.values[index], self.path.growth(self.depths[index], there))
             result[seen] = np.maximum((bare + self.path.rounding[there]) * _UP, SMALLEST_TRACE)
+        result[wanted >= self.path.unbounded_from] = np.inf
         return result
 
     def largest_until(self, depth: int) -> float:

@@ -128,9 +128,19 @@ def collect_premises(
 
 
 def training_noise_premises(
-    facts: TrainingFacts, promised: TrainingNoise, *, epsilon: float, noise: NoiseSource, rate_source: RateSource
+    facts: TrainingFacts,
+    promised: TrainingNoise,
+    *,
+    epsilon: float,
+    noise: NoiseSource,
+    rate_source: RateSource,
+    replayed: bool = False,
 ) -> tuple[Premise, ...]:
-    """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order."""
+    """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order.
+
+    `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
+    than those that were counted, and calibration is neither clipped nor noised.
+    """
     within, reached = promised.epsilon_composed <= epsilon, _digits_up(promised.epsilon_composed)
     return (
         Premise(
@@ -139,6 +149,13 @@ def training_noise_premises(
             f"Every client's update was scaled to a norm of at most {facts.clip:g} and noise of {facts.noise:g} times "
             "that was added to it, in float64, in every round; this bounds a client's part whatever the model is. "
             "Without the client the noise has the same size.",
+        ),
+        Premise(
+            "history",
+            "failed" if replayed else "met",
+            "A model made from stored updates lies on the history; no noise was counted for what went into it."
+            if replayed
+            else "Every step of the history is a round that was counted, or was made from such steps alone.",
         ),
         Premise(
             "budget",

@@ -69,13 +69,19 @@ def charge(psi: float, noise_std: float) -> float:
     return ratio**2 * (1.0 + 2.0**-50)
 
 
+def begins_without(path: ActivePath, subject: Subject) -> bool:
+    """Whether the path begins at a fresh model of the subject's request or a later one: it never took part on it."""
+    return path.nodes[0].order >= subject.order
+
+
 def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
     """Whether noise added at or after the subject's request lies on the path to `depth`.
 
     An edge without noise covers nobody: where a subject has nothing to hide (an exact restart) it need not, and
-    a method that merely goes on without the client (fine-tuning) hides nothing.
+    a method that merely goes on without the client (fine-tuning) hides nothing. A path that begins at a fresh model
+    made then is covered whole.
     """
-    return any(
+    return begins_without(path, subject) or any(
         edge <= depth and order >= subject.order and path.nodes[edge].noise_std > 0.0
         for edge, order in path.noise_depths
     )
@@ -100,6 +106,10 @@ class Exposure:
     def psi_to_hide(self, depth: int) -> float:
         """Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
         return 0.0 if is_covered(self.path, depth, self.subject) else self.curve.one(depth)
+
+    def psi_without_noise(self, depth: int) -> float:
+        """Psi at `depth`, whatever noise lies on the path; zero if the path began without the subject."""
+        return 0.0 if begins_without(self.path, self.subject) else self.curve.one(depth)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class LocalSpec:
 
     rate: float | Literal["auto"] = _key("auto", 'local learning rate; "auto" is the largest one certified as convex')
     steps: int = _key(10, "local gradient steps K of each round")
+    calibration_steps: int = _key(0, "fed_eraser: local steps of a calibration round; 0 takes half of steps")
     batch: int = _key(0, "mini-batch size; 0 is the whole data of the client")
     momentum: float = _key(0.0, "heavy-ball momentum, reset each round")
     nesterov: bool = _key(False, "Nesterov's momentum (never certified as convex)")
@@ -133,13 +134,14 @@ class RegularitySpec:
 
 @dataclass(frozen=True)
 class KeepSpec:
-    """Which models are kept to go back to."""
+    """Which models are kept to go back to, and what else."""
 
     models: int = _key(64, "at most this many models on disk")
     ratio: float = _key(1.25, "ratio of the ladder of levels when sigma is auto")
     lowest_sigma: float = _key(1e-4, "the ladder's lowest sigma")
     highest_sigma: float = _key(10.0, "the ladder's highest sigma")
     gram_clients: int = _key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
+    updates_every: int = _key(0, "keep the clients' updates of every so many rounds (fed_eraser, fed_accum); 0: never")
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,12 @@ def _check_ranges(spec: Spec) -> None:
         spec.local.steps,
         "at most 1000 with momentum",
     )
+    demand(
+        0 <= spec.local.calibration_steps <= spec.local.steps,
+        "local.calibration_steps",
+        spec.local.calibration_steps,
+        "in 0 to local.steps",
+    )
     demand(spec.local.batch >= 0, "local.batch", spec.local.batch, "0 or more")
     demand(0 <= spec.local.momentum < 1, "local.momentum", spec.local.momentum, "in [0, 1)")
     demand(
@@ -297,6 +305,7 @@ def _check_ranges(spec: Spec) -> None:
         "at least 1e-12 and at most keep.highest_sigma, itself at most 1e12",
     )
     demand(spec.keep.gram_clients >= 0, "keep.gram_clients", spec.keep.gram_clients, "0 or more")
+    demand(spec.keep.updates_every >= 0, "keep.updates_every", spec.keep.updates_every, "0 or more")
 
 
 def commented_toml(spec: Spec) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sifu.core.calibration import Calibration, check_deliverable, check_noise, noise_multiplier
 from sifu.core.errors import InputError
 from sifu.core.retention import Retention
 from sifu.core.rollback import Scope, Unit
+from sifu.core.spec import StopSpec
 
 SigmaChoice = float | Literal["auto"]
 
 
 @dataclass(frozen=True)
 class RequestTerms:
-    """The terms of one request; `clients` are names."""
+    """The terms of one request; `clients` are names.
+
+    `max_rounds` (0: the spec's) and `target` (None: the spec's) take the place of `stop.max_rounds` and `stop.target`
+    for the retraining of this request; a target of 0 runs exactly `max_rounds`, whatever the accuracy.
+    """
 
     clients: tuple[str, ...]
     epsilon: float
@@ -28,6 +33,8 @@ class RequestTerms:
     retention: Retention = "paper"
     reserve: float = 0.0
     method: str = "sifu"
+    max_rounds: int = 0
+    target: float | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -57,6 +64,18 @@ class RequestTerms:
                 raise InputError(f"{name} must be {' or '.join(options)}, found {value!r}")
         if not 0.0 <= self.reserve < 1.0:
             raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
+        if isinstance(self.max_rounds, bool) or not isinstance(self.max_rounds, int) or self.max_rounds < 0:
+            raise InputError(f"max_rounds must be a whole number, 0 for the spec's, found {self.max_rounds!r}")
+        wanted: object = self.target
+        if wanted is not None and (
+            isinstance(wanted, bool) or not isinstance(wanted, int | float) or not 0.0 <= wanted <= 1.0
+        ):
+            raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {wanted!r}")
+
+    def stop(self, usual: StopSpec) -> StopSpec:
+        """The run's stop rule with what this request says otherwise."""
+        target = usual.target if self.target is None else float(self.target)
+        return replace(usual, target=target, max_rounds=self.max_rounds or usual.max_rounds)
 
     @property
     def multiplier(self) -> float:

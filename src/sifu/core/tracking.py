@@ -93,6 +93,11 @@ class SensitivityTracker:
         self._seen = np.zeros(client_count, dtype=bool)
         self._scale = 1.0
         self._rounding = 0.0
+        self._lost = False
+
+    def lose_track(self) -> None:
+        """From here on nothing is known of anybody's influence (a heuristic made the model): every Psi is infinite."""
+        self._lost = True
 
     @property
     def rounding(self) -> float:
@@ -105,6 +110,8 @@ class SensitivityTracker:
 
     def total(self, clients: ClientIndices, rounding: float | None = None) -> Floats:
         """Psi(n, c) with the allowance (or another one); exactly zero for a client that never took part."""
+        if self._lost:
+            return np.full(np.shape(clients), np.inf)
         allowance = self._rounding if rounding is None else rounding
         total = np.maximum((self.bare(clients) + allowance) * _UP, SMALLEST_TRACE)
         return np.where(self._seen[clients], total, 0.0)

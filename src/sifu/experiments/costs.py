@@ -9,22 +9,24 @@ from sifu.store.reader import RunReader
 
 
 def training_cost(reader: RunReader) -> dict[str, int]:
-    """The first training: a model to every participant of every round and one back, and the models that were kept."""
+    """The first training: a model to every participant of every round and one back, and what was kept."""
     steps_of = np.array([one.local_steps for one in reader.clients()], dtype=np.int64)
     took_part = reader.participation().clients
     layout = reader.layout
     return {
         "local_steps": int(steps_of[took_part].sum()),
         "bytes_sent": int(2 * took_part.size * layout.size * np.dtype(layout.dtype).itemsize),
-        "bytes_kept": sum(row.bytes for row in reader.models().values() if row.node != reader.tip),
+        "bytes_kept": sum(row.bytes for row in reader.models().values() if row.node != reader.tip)
+        + sum(row.bytes for row in reader.updates().values()),
     }
 
 
 def request_cost(outcome: Outcome) -> dict[str, int]:
-    """A request, as it was recorded; rounds that are no rounds of the history (calibration) are counted apart."""
+    """A request, as it was recorded; rounds before retraining (FedEraser's calibration) are counted apart."""
     cost = outcome.cost
     return {
-        "extra_rounds": max(cost.rounds - outcome.rounds, 0),
+        "rounds": cost.rounds - cost.starting_rounds,
+        "extra_rounds": cost.starting_rounds,
         "local_steps": cost.local_steps,
         "bytes_sent": cost.bytes_sent,
         "bytes_kept": cost.bytes_kept,

@@ -197,7 +197,6 @@ class TrajectoryRun:
         reached = outcome.accuracy is not None and outcome.target > 0 and outcome.accuracy >= outcome.target
         return {
             "clients": len(outcome.clients),
-            "rounds": outcome.rounds,
             "reached": bool(reached),
             "training_rounds": training_rounds,
             "target": outcome.target,

@@ -17,12 +17,11 @@ from sifu.core.certificate import Protection
 from sifu.core.composition import TrainingNoise, composed_ratio, promise_of
 from sifu.core.engine import Engine
 from sifu.core.errors import InputError
-from sifu.core.layout import Vector
 from sifu.core.premises import Premise, training_noise_premises
 from sifu.core.rollback import Exposure, Subject
 from sifu.core.terms import RequestTerms
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start
+from sifu.methods.method import Method, Start, StartsFrom
 from sifu.methods.plan import Plan
 from sifu.methods.view import RunView
 
@@ -34,7 +33,7 @@ class Dp(Method):
     summary: ClassVar[str] = "rely on the clipping and noise of training, go on without the client"
     certifies: ClassVar[bool] = True
     protection: ClassVar[Protection] = "training noise"
-    starts_from: ClassVar[Start] = "current"
+    starts_from: ClassVar[StartsFrom] = "current"
 
     def check_run(self, view: RunView) -> None:
         """Refuse a run whose training added no noise."""
@@ -93,8 +92,9 @@ class Dp(Method):
             epsilon=terms.epsilon,
             noise=view.spec.privacy.noise,
             rate_source=view.rate_source(clients),
+            replayed=view.path.unbounded_from <= depth,
         )
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The current model as it is."""
-        return view.reader.load_model(view.reader.tip)
+        return Start(view.reader.load_model(view.reader.tip))

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.premises import Premise
 from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start, heuristic_premises
+from sifu.methods.method import Method, Start, StartsFrom, heuristic_premises
 from sifu.methods.plan import Plan
 from sifu.methods.view import RunView
 
@@ -24,7 +23,7 @@ class FineTuning(Method):
     summary: ClassVar[str] = "go on from the current model without the client: fast, proves nothing"
     certifies: ClassVar[bool] = False
     protection: ClassVar[Protection] = "nothing"
-    starts_from: ClassVar[Start] = "current"
+    starts_from: ClassVar[StartsFrom] = "current"
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Nothing is undone, nothing is added."""
@@ -44,6 +43,6 @@ class FineTuning(Method):
         """That it is a heuristic decides everything."""
         return heuristic_premises(view, clients, self.name)
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The current model as it is."""
-        return view.reader.load_model(view.reader.tip)
+        return Start(view.reader.load_model(view.reader.tip))

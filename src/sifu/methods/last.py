@@ -18,12 +18,11 @@ from typing import ClassVar
 from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
 from sifu.core.errors import NotCertifiableError
-from sifu.core.layout import Vector
 from sifu.core.premises import Premise, level_of
 from sifu.core.rollback import Exposure, least_noise
 from sifu.core.terms import RequestTerms
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start
+from sifu.methods.method import Method, Start, StartsFrom
 from sifu.methods.noise_choice import on_ladder
 from sifu.methods.noised import noised_model, noised_premises
 from sifu.methods.plan import Plan
@@ -37,7 +36,7 @@ class Last(Method):
     summary: ClassVar[str] = "add the noise that the current model needs, without going back, retrain"
     certifies: ClassVar[bool] = True
     protection: ClassVar[Protection] = "noise"
-    starts_from: ClassVar[Start] = "current"
+    starts_from: ClassVar[StartsFrom] = "current"
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """The current model, with the least noise that every budget allows there, or the larger one asked for."""
@@ -74,6 +73,6 @@ class Last(Method):
         """Those of any noised release."""
         return noised_premises(view, clients, exposures, depth, terms)
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The current model plus N(0, sigma^2 I)."""
-        return noised_model(view, plan, view.reader.load_model(view.reader.tip))
+        return Start(noised_model(view, plan, view.reader.load_model(view.reader.tip)))

@@ -6,20 +6,50 @@ A new method is one file with one class and one line in `registry`; docs/new-met
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sifu.core.certificate import Protection
 from sifu.core.composition import TrainingNoise
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
+from sifu.core.participation import ClientIndices
 from sifu.core.premises import Premise, heuristic_premise, hyper_parameters_premise, preprocessing_premise
 from sifu.core.rollback import Exposure, Subject
 from sifu.core.terms import RequestTerms
 from sifu.methods.plan import Plan
 from sifu.methods.view import RunView
 
-Start = Literal["rule", "current", "fresh", "any"]
-"""Which model a request starts from: the latest one the budgets allow, the current one, a fresh one, or any."""
+StartsFrom = Literal["rule", "current", "fresh", "initial", "any"]
+"""Which model a request starts from: the latest one the budgets allow, the current one, a fresh one, the initial one
+of the active history (moved by stored updates), or any."""
+
+
+@dataclass(frozen=True)
+class RoundUpdates:
+    """Updates of one round: a row for each of its clients."""
+
+    clients: ClientIndices
+    values: NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model retraining starts from, noise included, and what making it took.
+
+    `rounds`, `local_steps` (of all clients together) and `bytes_sent` (both ways) count what clients did for it. A
+    model made from stored updates brings them along in `replayed`, round by round: nothing is known of anybody's
+    influence on it (its node is a heuristic), and they take the place of the stored ones.
+    """
+
+    model: Vector
+    rounds: int = 0
+    local_steps: int = 0
+    bytes_sent: int = 0
+    replayed: tuple[RoundUpdates, ...] | None = None
 
 
 class Method(Protocol):
@@ -33,7 +63,7 @@ class Method(Protocol):
     summary: ClassVar[str]
     certifies: ClassVar[bool]
     protection: ClassVar[Protection]
-    starts_from: ClassVar[Start]
+    starts_from: ClassVar[StartsFrom]
 
     def check_run(self, view: RunView) -> None:
         """Refuse a run that this method can do nothing with; asked before a request is taken in."""
@@ -62,8 +92,8 @@ class Method(Protocol):
         """Bytes on disk, beyond the current model, that the next request needs."""
         return 0
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
-        """The model retraining starts from, noise included."""
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
+        """The model retraining starts from, noise included, and what clients did for it."""
         ...
 
 

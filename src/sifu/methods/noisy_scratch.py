@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from sifu.core.calibration import hidden_sensitivity
 from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.terms import RequestTerms
+from sifu.methods.method import Start
 from sifu.methods.noised import noised_model
 from sifu.methods.plan import Plan
 from sifu.methods.scratch import Scratch
@@ -32,6 +32,6 @@ class NoisyScratch(Scratch):
         star = hidden_sensitivity(noise_std, terms.multiplier)
         return replace(super().plan(view, terms), noise_std=noise_std, psi_star=star)
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """A fresh model of this branch plus N(0, sigma^2 I)."""
-        return noised_model(view, plan, engine.initial_model(plan.order))
+        return Start(noised_model(view, plan, engine.initial_model(plan.order)))

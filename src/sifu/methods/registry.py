@@ -6,6 +6,8 @@ import difflib
 
 from sifu.core.errors import InputError
 from sifu.methods.dp import Dp
+from sifu.methods.fed_accum import FedAccum
+from sifu.methods.fed_eraser import FedEraser
 from sifu.methods.fine_tuning import FineTuning
 from sifu.methods.last import Last
 from sifu.methods.method import Method
@@ -19,6 +21,8 @@ METHODS: dict[str, type[Method]] = {
     FineTuning.name: FineTuning,
     Last.name: Last,
     Dp.name: Dp,
+    FedEraser.name: FedEraser,
+    FedAccum.name: FedAccum,
     NoisyScratch.name: NoisyScratch,
 }
 

@@ -8,11 +8,10 @@ from typing import ClassVar
 from sifu.core.calibration import hidden_sensitivity
 from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.premises import Premise, hyper_parameters_premise, level_of, preprocessing_premise
 from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
-from sifu.methods.method import Method, Start
+from sifu.methods.method import Method, Start, StartsFrom
 from sifu.methods.noise_choice import predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
 from sifu.methods.view import RunView
@@ -25,7 +24,7 @@ class Scratch(Method):
     summary: ClassVar[str] = "train a fresh model without the client: exact, and the slowest"
     certifies: ClassVar[bool] = True
     protection: ClassVar[Protection] = "noise"
-    starts_from: ClassVar[Start] = "fresh"
+    starts_from: ClassVar[StartsFrom] = "fresh"
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """No node, no noise, nothing charged to anyone."""
@@ -68,6 +67,6 @@ class Scratch(Method):
             hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
         )
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """A fresh model of this branch."""
-        return engine.initial_model(plan.order)
+        return Start(engine.initial_model(plan.order))

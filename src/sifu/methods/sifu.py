@@ -12,11 +12,10 @@ from typing import ClassVar
 from sifu.core.calibration import hidden_sensitivity
 from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.premises import Premise, level_of
 from sifu.core.rollback import Exposure, choose_node, largest_psi
 from sifu.core.terms import RequestTerms
-from sifu.methods.method import Method, Start
+from sifu.methods.method import Method, Start, StartsFrom
 from sifu.methods.noise_choice import NoiseChoice, choose_noise, predict_rounds
 from sifu.methods.noised import noised_model, noised_premises, planned_charges
 from sifu.methods.plan import Plan
@@ -30,7 +29,7 @@ class Sifu(Method):
     summary: ClassVar[str] = "roll back to the last model within the budget, add calibrated noise, retrain"
     certifies: ClassVar[bool] = True
     protection: ClassVar[Protection] = "noise"
-    starts_from: ClassVar[Start] = "rule"
+    starts_from: ClassVar[StartsFrom] = "rule"
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """The latest allowed node, with the noise asked for or the one chosen from the recorded scalars."""
@@ -51,6 +50,11 @@ class Sifu(Method):
             notes.append(
                 f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
                 f"round {view.path.rounds_until(node.depth)} is the latest kept one before it"
+            )
+        if view.path.unbounded_from <= view.path.tip:
+            notes.append(
+                "a heuristic's model lies on this history: nobody's influence is known after it, so only the initial "
+                "model can be gone back to"
             )
         if terms.scope == "latest":
             notes.append("scope latest counts the latest release only; whoever keeps several releases learns more")
@@ -99,6 +103,6 @@ class Sifu(Method):
         """The models a later request may go back to."""
         return sum(row.bytes for row in view.reader.models().values() if row.kept and row.node != view.reader.tip)
 
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Vector:
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The source node's model plus N(0, sigma^2 I); nothing is added where nothing needs hiding."""
-        return noised_model(view, plan, view.reader.load_model(plan.source_node or 0))
+        return Start(noised_model(view, plan, view.reader.load_model(plan.source_node or 0)))

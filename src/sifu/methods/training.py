@@ -33,10 +33,13 @@ from sifu.core.tracking import summarise_round
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import EvaluationRow
 from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.updates import NewUpdates
 from sifu.store.writer import NewModel, NewRows, RunWriter
 
 COMMIT_SECONDS = 0.5
 COMMIT_ROUNDS = 256
+COMMIT_BYTES = 1 << 28
+"""Of updates that wait in memory."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +102,23 @@ class _Pending:
     nodes: list[NodeRow] = field(default_factory=list)
     participation: list[ParticipationRows] = field(default_factory=list)
     grams: list[tuple[int, bytes]] = field(default_factory=list)
+    updates: list[NewUpdates] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
     models: dict[int, NewModel] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether so much waits that it should be committed, however little time has passed."""
+        return len(self.nodes) >= COMMIT_ROUNDS or sum(one.values.nbytes for one in self.updates) >= COMMIT_BYTES
+
 
 class RecordedTraining:
-    """Runs rounds from the tip of a run and records them."""
+    """Runs rounds from the tip of a run and records them, until `stop` (by default the spec's) says enough."""
 
-    def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
+    def __init__(self, engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> None:
         self.engine, self.writer, self.view = engine, writer, view
+        self._stop = stop or view.spec.stop
         self.active: ClientIndices = view.active
         current = writer.load_model(view.rows[-1].node.node)
         self._fetch_model: Callable[[], Vector] = lambda: current
@@ -129,7 +139,7 @@ class RecordedTraining:
 
     def run(self, phase: str, progress: ProgressCallback | None = None) -> None:
         """Rounds until the stop rule holds; an interrupt keeps every finished round."""
-        stop = self.view.spec.stop
+        stop = self._stop
         try:
             if self._accuracy is None and is_evaluated(stop, self._tip.position):
                 self._record_evaluation(self.engine.evaluate(self.model, self.active))
@@ -139,7 +149,7 @@ class RecordedTraining:
                 # An interrupt between two of these steps would leave half a round to be committed.
                 with uninterrupted():
                     self._take_in(done)
-                if time.monotonic() - self._committed > COMMIT_SECONDS or len(self._pending.nodes) >= COMMIT_ROUNDS:
+                if time.monotonic() - self._committed > COMMIT_SECONDS or self._pending.is_large:
                     self.commit()
                 if progress:
                     accuracy = self._accuracy if self._accuracy is not None else math.nan
@@ -150,13 +160,13 @@ class RecordedTraining:
             self.commit()
 
     def _stream(self) -> Iterator[StreamedRound]:
-        spec = self.view.spec
+        keep = self.view.spec.keep
         return stream_rounds(
             self.engine,
             self.model,
             Position(self._tip.branch, self._tip.position),
             self.active,
-            RoundsWanted(spec.stop, self._root, want_gram=spec.keep.gram_clients > 0),
+            RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every),
         )
 
     @property
@@ -227,6 +237,9 @@ class RecordedTraining:
         )
         if done.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
             self._pending.grams.append((node, np.ascontiguousarray(done.gram, dtype="<f8").tobytes()))
+        if done.updates is not None and count > 0:
+            values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
+            self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
@@ -254,6 +267,7 @@ class RecordedTraining:
                 rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
                 models=[models[node] for node in sorted(models)],
                 dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
+                updates=pending.updates,
                 evaluations=pending.evaluations,
             )
             self._committed = time.monotonic()

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.certificate import Protection
 from sifu.core.engine import ClientProfile, TrainingFacts
 from sifu.core.errors import InputError
 from sifu.core.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
@@ -23,6 +24,7 @@ from sifu.core.terms import RequestTerms
 from sifu.core.tracking import SensitivityTracker, summarise_round
 from sifu.store.reader import ModelRow, RequestRow, RunReader, readable
 from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.updates import UpdatesRow
 
 Floats = NDArray[np.float64]
 ACTIVE = "active"
@@ -142,6 +144,13 @@ class RunView:
         return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
 
     @cached_property
+    def stored_updates(self) -> list[UpdatesRow]:
+        """Clients' updates of kept rounds, in the order of the active history."""
+        depth_of = self.path.depth_of
+        rows = [row for row in self.reader.updates().values() if row.node in depth_of]
+        return sorted(rows, key=lambda row: (depth_of[row.node], row.part))
+
+    @cached_property
     def forgotten(self) -> set[int]:
         """Clients whose request was carried out, or is being carried out."""
         return {client for subject in self.reader.subjects() for client in subject.clients}
@@ -189,10 +198,13 @@ class RunView:
             for k, group in enumerate(groups)
         )
 
-    def earlier_subjects(self, before_order: int | None = None) -> tuple[Subject, ...]:
-        """Everyone that requests before this order promised to hide, with what they have used so far.
+    def earlier_subjects(
+        self, before_order: int | None = None, protection: Protection = "noise"
+    ) -> tuple[Subject, ...]:
+        """Everyone that requests before this order promised to hide by their noise, with what they have used so far.
 
-        Methods that hide by noise of training, or not at all, leave no budget to be kept.
+        Methods that hide by noise of training (who is asked for by that `protection`), or not at all, leave no
+        budget to be kept.
         """
         from sifu.methods.registry import method_named  # the methods import this file
 
@@ -206,7 +218,7 @@ class RunView:
         for row in self.reader.subjects():
             request = by_request[row.request]
             order = request.request_order or 0
-            if method_named(request.method).protection == "noise" and (before_order is None or order < before_order):
+            if method_named(request.method).protection == protection and (before_order is None or order < before_order):
                 multiplier = request.multiplier or 0.0
                 # Summed in float64, so enlarged by more than the summation can have lost.
                 spent = used.get(row.subject, 0.0) * (1.0 + 2.0**-40)
@@ -257,6 +269,8 @@ class RunView:
         bounds = np.searchsorted(rows.nodes, [row.node.node for row in self.rows])
         ends = np.searchsorted(rows.nodes, [row.node.node for row in self.rows], side="right")
         for row, start, stop in zip(self.rows, bounds, ends, strict=True):
+            if row.node.kind == "heuristic":
+                tracker.lose_track()
             if row.node.kind == "round":
                 who = rows.clients[start:stop]
                 _, scalars = summarise_round(

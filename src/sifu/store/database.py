@@ -13,7 +13,7 @@ from pathlib import Path
 from sifu.core.errors import InputError, RunDamagedError
 
 DATABASE = "run.db"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 
@@ -52,7 +52,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
         connection.close()
         raise RunDamagedError(
             f"{folder} has schema {version}, this version of sifu reads schema {SCHEMA_VERSION}: "
-            + ("upgrade sifu" if version > SCHEMA_VERSION else "use an older sifu")
+            + ("upgrade sifu" if version > SCHEMA_VERSION else "open it with the version that made it, or train again")
         )
     return connection
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,15 +87,16 @@ def read_model(path: Path, layout: ModelLayout, digest: str | None = None) -> Ve
         raise RunDamagedError(f"the model file {path.name} is not a safetensors file: {error}") from error
 
 
-def remove_strays(folder: Path, expected: set[int]) -> list[str]:
-    """Delete models that no row names and temporary files a crash left; returns their names."""
+MODEL_NAME = re.compile(r"\d+\.safetensors")
+
+
+def remove_strays(folder: Path, pattern: re.Pattern[str], expected: set[str]) -> list[str]:
+    """Delete files named like ours that no row names, and temporary files a crash left; returns their names."""
     strays = []
-    for path in sorted((folder / "models").iterdir()) if (folder / "models").is_dir() else []:
-        if path.name.startswith(TEMPORARY_PREFIX) or (
-            path.suffix == ".safetensors" and path.stem.isdigit() and int(path.stem) not in expected
-        ):
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name.startswith(TEMPORARY_PREFIX) or (pattern.fullmatch(path.name) and path.name not in expected):
             path.unlink()
             strays.append(path.name)
     if strays:
-        sync_folder(folder / "models")
+        sync_folder(folder)
     return strays

@@ -17,6 +17,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "run": ("key",),
     "evaluations": ("node", "subset"),
     "models": ("node",),
+    "updates": ("file",),
     "requests": ("request",),
     "subjects": ("subject",),
     "charges": ("noise_node", "subject"),
@@ -25,6 +26,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 """The tables an event writes, with their primary keys."""
 
 Key = tuple[Any, ...]
+Tables = dict[str, dict[Key, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("models", (node,), None)
     for row in payload.get("models", []):
         yield Change("models", (row["node"],), {key: row[key] for key in row if key != "node"})
+    for file in payload.get("dropped_updates", []):
+        yield Change("updates", (file,), None)
+    for row in payload.get("updates", []):
+        values = {key: row[key] for key in ("node", "part", "bytes", "digest")}
+        yield Change("updates", (row["file"],), values | {"clients": canonical_json(row["clients"]).decode()})
     for row in payload.get("evaluations", []):
         values = {key: row[key] for key in ("samples", "accuracy", "loss")}
         yield Change("evaluations", (row["node"], row["subset"]), values)
@@ -67,9 +74,9 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("comparisons", (payload["request"], payload["method"]), values)
 
 
-def replay(all_changes: Iterable[Change]) -> dict[str, dict[Key, dict[str, Any]]]:
+def replay(all_changes: Iterable[Change]) -> Tables:
     """The tables as the ledger says they must be."""
-    tables: dict[str, dict[Key, dict[str, Any]]] = {table: {} for table in KEYS}
+    tables: Tables = {table: {} for table in KEYS}
     for change in all_changes:
         if change.values is None:
             tables[change.table].pop(change.key, None)

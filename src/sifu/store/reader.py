@@ -19,6 +19,7 @@ from sifu.core.ledger import Event
 from sifu.store import files
 from sifu.store.database import open_database, transaction
 from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.updates import UpdatesRow, read_updates
 
 CERTIFICATES = "certificates"
 HEAD_FILE = "head"
@@ -41,6 +42,8 @@ class RequestRow:
     calibration: Any
     retention: Any
     reserve: float
+    max_rounds: int
+    target: float | None
     received: str
     request_order: int | None
     carried_out: str | None
@@ -260,6 +263,18 @@ class RunReader:
         if row is None:
             raise RunDamagedError(f"the model of node {node} was not kept")
         return files.read_model(files.model_path(self.folder, node), self.layout, row.digest)
+
+    def updates(self) -> dict[str, UpdatesRow]:
+        """The files of clients' updates that exist, by name."""
+        rows = self.query("SELECT file, node, part, bytes, digest, clients FROM updates ORDER BY node, part")
+        return {
+            str(file): UpdatesRow(file, node, part, size, digest, {int(k): v for k, v in json.loads(clients).items()})
+            for file, node, part, size, digest, clients in rows
+        }
+
+    def load_updates(self, row: UpdatesRow) -> dict[int, Vector]:
+        """The updates of one kept round by client, each checked against its recorded digest."""
+        return read_updates(self.folder, row)
 
     def requests(self) -> list[RequestRow]:
         """All requests, in the order they were received."""

@@ -18,7 +18,7 @@ from sifu.core.history import NodeKind, PathNode
 from sifu.core.ledger import canonical_json
 from sifu.core.regularity import RoundRegularity
 
-NODE_KINDS: tuple[NodeKind, ...] = ("initial", "round", "noise")
+NODE_KINDS: tuple[NodeKind, ...] = ("initial", "round", "noise", "heuristic")
 NODE_DTYPE = np.dtype(
     [(name, "<i8") for name in ("node", "parent", "kind", "branch", "position", "samples", "request_order")]
     + [

@@ -1,4 +1,4 @@
--- Schema 1 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema 2 of a run. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -16,7 +16,7 @@ CREATE TABLE clients (
 CREATE TABLE nodes (
     node             INTEGER PRIMARY KEY,
     parent           INTEGER,
-    kind             TEXT    NOT NULL CHECK (kind IN ('initial', 'round', 'noise')),
+    kind             TEXT    NOT NULL CHECK (kind IN ('initial', 'round', 'noise', 'heuristic')),
     branch           INTEGER NOT NULL,
     position         INTEGER NOT NULL,
     samples          INTEGER NOT NULL,
@@ -68,6 +68,16 @@ CREATE TABLE models (
     psi_max REAL    NOT NULL
 ) STRICT;
 
+-- Clients' updates of kept rounds: one file a round; clients is a JSON object from client to tensor digest.
+CREATE TABLE updates (
+    file    TEXT PRIMARY KEY,
+    node    INTEGER NOT NULL,
+    part    INTEGER NOT NULL,
+    bytes   INTEGER NOT NULL,
+    digest  TEXT    NOT NULL,
+    clients TEXT    NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE requests (
     request       TEXT PRIMARY KEY,
     status        TEXT NOT NULL CHECK (status IN ('received', 'running', 'done')),
@@ -81,6 +91,8 @@ CREATE TABLE requests (
     calibration   TEXT NOT NULL,
     retention     TEXT NOT NULL,
     reserve       REAL NOT NULL,
+    max_rounds    INTEGER NOT NULL,
+    target        REAL,
     received      TEXT NOT NULL,
     request_order INTEGER,
     carried_out   TEXT,

@@ -1,7 +1,7 @@
 """Writing a run: every state change is one event in one transaction, under one lock.
 
-Model files are written before the transaction that names them and deleted after the one that drops them; a
-kill in between leaves a stray file that the next opening removes, never a row without its file.
+Files of models and updates are written before the transaction that names them and deleted after the one that
+drops them; a kill in between leaves a stray file that the next opening removes, never a row without its file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from sifu.store.lock import WriterLock
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import CERTIFICATES, HEAD_FILE, EvaluationRow, RunReader
 from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
+from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 
 LOCK_FILE = "lock"
 _STAGING = ".new"
 _CREATING = ".creating"
-_OWN_FILES = {LOCK_FILE, "models", CERTIFICATES, KEY_FILE, _STAGING, _CREATING, files.TEMPORARY_PREFIX + KEY_FILE}
+_FOLDERS = ("models", CERTIFICATES, UPDATES)
+_OWN_FILES = {LOCK_FILE, *_FOLDERS, KEY_FILE, _STAGING, _CREATING, files.TEMPORARY_PREFIX + KEY_FILE}
 
 
 def utc_now() -> str:
@@ -96,7 +98,7 @@ class RunWriter(RunReader):
             _clear_unfinished(folder)
             (folder / _CREATING).touch(mode=0o600)
             files.sync_folder(folder)
-            for name in ("models", CERTIFICATES):
+            for name in _FOLDERS:
                 (folder / name).mkdir(mode=0o700)
             public_key = create_key(folder)
             # The database appears under its name only when it is whole: until then the folder is no run.
@@ -177,9 +179,11 @@ class RunWriter(RunReader):
                 raise RunDamagedError(
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
-            for name in ("models", CERTIFICATES):
+            for name in _FOLDERS:
                 (folder / name).mkdir(mode=0o700, exist_ok=True)
-            files.remove_strays(folder, set(writer.models()))
+            models = {files.model_path(folder, node).name for node in writer.models()}
+            files.remove_strays(folder / "models", files.MODEL_NAME, models)
+            files.remove_strays(folder / UPDATES, FILE_NAME, set(writer.updates()))
             writer.export_certificates()
         except BaseException:
             writer.close()
@@ -199,6 +203,8 @@ class RunWriter(RunReader):
         rows: NewRows | None = None,
         models: Sequence[NewModel] = (),
         dropped_models: Sequence[int] = (),
+        updates: Sequence[NewUpdates] = (),
+        dropped_updates: Sequence[str] = (),
         evaluations: Sequence[EvaluationRow] = (),
         certificates: Mapping[tuple[str, str], dict[str, Any]] | None = None,
     ) -> Event:
@@ -206,6 +212,8 @@ class RunWriter(RunReader):
         payload = dict(payload)
         if dropped_models:
             payload["dropped_models"] = [int(node) for node in dropped_models]
+        if dropped_updates:
+            payload["dropped_updates"] = list(dropped_updates)
         if evaluations:
             payload["evaluations"] = [asdict(row) for row in evaluations]
         contents = {key: json.dumps(value, indent=1, sort_keys=True) for key, value in (certificates or {}).items()}
@@ -214,21 +222,30 @@ class RunWriter(RunReader):
                 form: hashlib.sha256(content.encode()).hexdigest() for (_, form), content in contents.items()
             }
         layout, before = self.layout, set(self.models())
+        files_before = {file for (file,) in self.query("SELECT file FROM updates")} if updates else set()
         try:
             with transaction(self.connection):
                 for (request, form), content in contents.items():
                     self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
+                if updates:
+                    payload["updates"] = [self._write_updates(one) for one in updates]
                 event = self._record(kind, payload, rows or NewRows(), models, layout)
         except Exception:
             for one in models:
                 if one.node not in before:
                     files.model_path(self.folder, one.node).unlink(missing_ok=True)
+            for file in {one.file for one in updates} - files_before:
+                updates_path(self.folder, file).unlink(missing_ok=True)
             raise
         files.write_atomically(self.folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
         for node in dropped_models:
             files.model_path(self.folder, node).unlink(missing_ok=True)
         if dropped_models:
             files.sync_folder(self.folder / "models")
+        for file in dropped_updates:
+            updates_path(self.folder, file).unlink(missing_ok=True)
+        if dropped_updates:
+            files.sync_folder(self.folder / UPDATES)
         if contents:
             self.export_certificates()
         return event
@@ -268,6 +285,18 @@ class RunWriter(RunReader):
             "digest": hashlib.sha256(content).hexdigest(),
             "nonce": secrets.token_hex(NONCE_BYTES),
             "psi_max": model.psi_max,
+        }
+
+    def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:
+        content = updates.content()
+        files.write_atomically(updates_path(self.folder, updates.file), content)
+        return {
+            "file": updates.file,
+            "node": updates.node,
+            "part": updates.part,
+            "bytes": len(content),
+            "digest": hashlib.sha256(content).hexdigest(),
+            "clients": updates.digests(),
         }
 
     def _insert(self, rows: NewRows) -> None:

@@ -1,0 +1,98 @@
+"""FedEraser (Liu et al. 2021): replay kept rounds, new training for the direction, stored updates for the length.
+
+In every kept round its remaining participants take K_cali local steps from the calibrated model, d_i, and
+
+    U~_i = ||U_i|| d_i / ||d_i||,        theta' = theta + g sum_i w_i U~_i
+
+with U_i the stored update and w_i the weights of the remaining participants. Rounds that were not kept are left out,
+nothing makes up for them. The U~_i replace the stored updates, so that the next request can replay again. Then
+training goes on without the clients. A heuristic: nothing is proven of what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from sifu.core.certificate import Protection
+from sifu.core.engine import Engine, Position
+from sifu.core.premises import Premise
+from sifu.core.rollback import Exposure
+from sifu.core.terms import RequestTerms
+from sifu.methods.method import Method, RoundUpdates, Start, StartsFrom, heuristic_premises
+from sifu.methods.plan import Plan
+from sifu.methods.replay import (
+    check_replayable,
+    clients_gone,
+    initial_model,
+    load,
+    move,
+    plan_replay,
+    rounds_to_replay,
+    stored_bytes,
+)
+from sifu.methods.view import RunView
+
+
+class FedEraser(Method):
+    """Replay with calibration."""
+
+    name: ClassVar[str] = "fed_eraser"
+    summary: ClassVar[str] = (
+        "replay the kept rounds without the client, calibrated by a few local steps; proves nothing"
+    )
+    certifies: ClassVar[bool] = False
+    protection: ClassVar[Protection] = "nothing"
+    starts_from: ClassVar[StartsFrom] = "initial"
+
+    def check_run(self, view: RunView) -> None:
+        """Refuse a run without stored updates, and one whose updates would break a certificate."""
+        check_replayable(view, self.name)
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """From the initial model through every kept round, as far as the request's rounds allow."""
+        return plan_replay(self, view, terms, "{rounds} kept rounds are replayed, each with a round of calibration")
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """That it is a heuristic decides everything."""
+        return heuristic_premises(view, clients, self.name)
+
+    def bytes_kept(self, view: RunView) -> int:
+        """The stored updates."""
+        return stored_bytes(view)
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
+        """The calibrated model; every calibration round counts as one, with its local steps and its traffic."""
+        kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
+        kept = kept[: plan.terms.stop(view.spec.stop).max_rounds]
+        steps = view.spec.local.calibration_steps or max(1, view.spec.local.steps // 2)
+        dtype = engine.layout.dtype
+        model = initial_model(view).astype(np.float64)
+        replayed = []
+        for number, one in enumerate(kept):
+            directions = engine.local_updates(model.astype(dtype), Position(plan.order, number), one.clients, steps)
+            directions = directions.astype(np.float64)
+            lengths = np.linalg.norm(load(view, one).astype(np.float64), axis=1)
+            norms = np.linalg.norm(directions, axis=1)
+            # A client that would not move at all gives no direction, so it does not move the model either.
+            scale = np.divide(lengths, norms, out=np.zeros_like(norms), where=norms > 0.0)
+            updates = RoundUpdates(one.clients, (scale[:, None] * directions).astype(dtype))
+            model = move(view, model, updates)
+            replayed.append(updates)
+        trained = sum(one.clients.size for one in kept)
+        return Start(
+            model.astype(dtype),
+            rounds=len(kept),
+            local_steps=trained * steps,
+            bytes_sent=2 * trained * engine.layout.size * np.dtype(dtype).itemsize,
+            replayed=tuple(replayed),
+        )
