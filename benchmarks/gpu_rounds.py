@@ -162,7 +162,7 @@ def main() -> None:
     asked = parser.parse_args()
     clients = real_clients(asked.data) if asked.data else random_clients(100, 100, (3, 32, 32), 10, "float32")
     figures: dict[str, float | str] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    for precision in ("tf32", "tf32x3", "float32"):
+    for precision in ("tf32", "float32"):
         for lanes in (1, 10):
             for tracked in (True, False) if precision == "tf32" else (True,):
                 name = f"B, {lanes} lane{'s' if lanes > 1 else ''}, {precision}, tracking {'on' if tracked else 'off'}"

@@ -77,10 +77,17 @@ def run_experiment(
     max_rounds: Annotated[
         int | None, typer.Option("--max-rounds", help="Stop trainings and requests after this many rounds.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", help="Only these values of the grid; may be repeated.", metavar="KEY=A,B"),
+    ] = None,
     out: OutOption = None,
     data: DataOption = None,
     device: Annotated[str, typer.Option("--device", help="Where to compute.", metavar="auto|cpu|cuda")] = "auto",
     lanes: Annotated[int | None, typer.Option("--lanes", help="Runs computed at once on a GPU.")] = None,
+    precision: Annotated[
+        str, typer.Option("--precision", help="Of networks on a GPU.", metavar="float32|tf32|tf32x3")
+    ] = "float32",
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of what is done.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures at the end.")] = True,
     format: FormatOption = Format.text,
@@ -110,7 +117,9 @@ def run_experiment(
         data=data,
         device=device,
         lanes=lanes,
+        precision=precision,
         keep_runs=keep_runs,
+        where=tuple(where or ()),
         command=("sifu", *sys.argv[1:]),
     )
     as_json = format is Format.json

@@ -11,12 +11,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.core.engine import Engine
 from sifu.core.errors import InputError
 from sifu.core.spec import Spec
+
+if TYPE_CHECKING:
+    from sifu.sim import LocalTraining, SimulatedFederation
 
 
 class Unit(Protocol):
@@ -111,8 +114,8 @@ class OneByOne:
 class Lanes:
     """Engines that run as lanes of one batched program, a thread for each unit (see `sifu.sim.lanes`)."""
 
-    def __init__(self, cache: ClientCache, device: str, lanes: int) -> None:
-        self._cache, self._device, self._lanes = cache, device, lanes
+    def __init__(self, cache: ClientCache, device: str, lanes: int, precision: str = "float32") -> None:
+        self._cache, self._device, self._lanes, self._precision = cache, device, lanes, precision
         self.stop = threading.Event()
 
     def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
@@ -129,18 +132,32 @@ class Lanes:
     def _run_group(self, group: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
         from sifu.sim.lanes import lane_engines
 
-        clients = [self._cache.clients(unit.spec) for unit in group]
         # Lanes of one seed differ in what is asked of them, not in who takes part: they share a federation.
-        federations: dict[int, Any] = {}
-        try:
-            for unit, data in zip(group, clients, strict=True):
+        federations: dict[int, SimulatedFederation] = {}
+        programs: dict[LocalTraining, list[AnyUnit]] = {}
+        failures: list[Failure[AnyUnit]] = []
+        for unit in group:
+            try:
                 if unit.spec.seed not in federations:
-                    federations[unit.spec.seed] = engine_from_spec(unit.spec, data)[0]
-            shared = [federations[unit.spec.seed] for unit in group]
-            engines = lane_engines(shared, clients, self._device)
-        except Exception as error:
-            return [Failure.of(unit, error) for unit in group]
-        return in_threads(list(zip(group, engines, strict=True)), work, self.stop)
+                    made = engine_from_spec(unit.spec, self._cache.clients(unit.spec))[0]
+                    federations[unit.spec.seed] = cast("SimulatedFederation", made)
+                # An automatic local rate may differ between seeds: then they are programs of their own.
+                programs.setdefault(federations[unit.spec.seed].training, []).append(unit)
+            except Exception as error:
+                failures.append(Failure.of(unit, error))
+        for units in programs.values():
+            try:
+                engines = lane_engines(
+                    [federations[unit.spec.seed] for unit in units],
+                    [self._cache.clients(unit.spec) for unit in units],
+                    self._device,
+                    self._precision,
+                )
+            except Exception as error:
+                failures += [Failure.of(unit, error) for unit in units]
+                continue
+            failures += in_threads(list(zip(units, engines, strict=True)), work, self.stop)
+        return failures
 
 
 def in_threads(
@@ -184,8 +201,10 @@ def same_program(spec: Spec) -> tuple[Any, ...]:
     return (spec.data, spec.model, spec.local, spec.server)
 
 
-def engine_source(device: str, lanes: int | None, cache: ClientCache) -> tuple[EngineSource, str]:
-    """The source for `auto`, `cpu` or `cuda`, and the device it uses."""
+def engine_source(
+    device: str, lanes: int | None, cache: ClientCache, precision: str = "float32"
+) -> tuple[EngineSource, str]:
+    """The source for `auto`, `cpu` or `cuda`, and the device it uses; `precision` is that of networks on a GPU."""
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"the device is auto, cpu or cuda, found {device!r}")
     if lanes is not None and lanes < 1:
@@ -195,7 +214,7 @@ def engine_source(device: str, lanes: int | None, cache: ClientCache) -> tuple[E
         if device == "cuda" and available is not None:
             raise InputError(f"--device cuda cannot be used here: {available}")
         if available is None:
-            return Lanes(cache, "cuda", lanes or DEFAULT_LANES), "cuda"
+            return Lanes(cache, "cuda", lanes or DEFAULT_LANES, precision), "cuda"
     return OneByOne(cache), "cpu"
 
 

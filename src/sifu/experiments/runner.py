@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,10 @@ class Options:
     data: Path | None = None
     device: str = "auto"
     lanes: int | None = None
+    precision: str = "float32"
     keep_runs: bool = False
+    where: tuple[str, ...] = ()
+    """Parts of the experiment's grid: `clients=50,1000`."""
     command: tuple[str, ...] = ()
 
 
@@ -99,7 +102,7 @@ class Bench:
 
     def __init__(self, options: Options, report: Callable[[Update], None] | None = None) -> None:
         self.options = options
-        self.experiment = load_experiment(options.name, options.scale)
+        self.experiment = narrowed(load_experiment(options.name, options.scale), options.where)
         self.report = report or (lambda update: None)
         self.cache = ClientCache(options.data)
         self._marks: dict[Any, MarkCheck] = {}
@@ -111,7 +114,10 @@ class Bench:
         """Do what is missing; returns the table, what was left out, and what failed."""
         options = self.options
         source, device = engine_source(
-            "cpu" if self.experiment.kind == "distance" else options.device, options.lanes, self.cache
+            "cpu" if self.experiment.kind == "distance" else options.device,
+            options.lanes,
+            self.cache,
+            options.precision,
         )
         work = self.work() if self.experiment.kind == "requests" else Work((), ())
         self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
@@ -355,6 +361,26 @@ def distance_spec(
 def requests_can_be_limited() -> bool:
     """Whether a request takes `max_rounds` in this version."""
     return "max_rounds" in inspect.signature(Run.forget).parameters or "max_rounds" in RequestTerms.__dataclass_fields__
+
+
+def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
+    """The experiment with only some values of its grid, each given as KEY=VALUE,VALUE."""
+    grid = dict(experiment.grid or {})
+    for text in where:
+        key, _, values = text.partition("=")
+        wanted = parse_names(values)
+        if key not in grid or not wanted:
+            raise InputError(
+                f"--where {text!r} is not understood: write KEY=VALUE,VALUE with KEY one of {', '.join(grid) or 'none'}"
+            )
+        known = {variant_text({"": one})[1:]: one for one in grid[key]}
+        strange = [one for one in wanted if one not in known]
+        if strange:
+            raise InputError(
+                f"--where {key}={strange[0]} is not part of {experiment.name}: known are {', '.join(known)}"
+            )
+        grid[key] = [known[one] for one in wanted]
+    return replace(experiment, grid=grid) if where else experiment
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

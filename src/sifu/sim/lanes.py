@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sifu.sim.gpu.lane_engine import LaneEngine
     from sifu.sim.gpu.lane_group import LaneSource
 
+PRECISIONS = ("float32", "tf32", "tf32x3")
 POISSON_MARGIN = 8.0
 """Standard deviations above the expected number of participants that slots are made for."""
 
@@ -34,13 +35,17 @@ def lane_engines(
     federations: Sequence[SimulatedFederation],
     clients: Sequence[Sequence[ClientData]],
     device: str = "cuda",
-    precision: str = "tf32",
+    precision: str = "float32",
 ) -> list[LaneEngine]:
     """An engine for each of `federations`, all lanes of one group; `clients` are the data they were made from.
 
-    `precision` is float32, tf32 (products with 10 bits of mantissa, summed in float32) or tf32x3 (three of those).
+    `precision` is float32, tf32 (products with 10 bits of mantissa, summed in float32) or tf32x3 (three of those); it
+    is of no importance to linear models, whose arithmetic is that of their dtype.
     """
     import torch
+
+    if precision not in PRECISIONS:
+        raise InputError(f"the precision is one of {', '.join(PRECISIONS)}, found {precision!r}")
 
     from sifu.sim.gpu.lane_engine import LaneEngine
     from sifu.sim.gpu.lane_group import LaneGroup

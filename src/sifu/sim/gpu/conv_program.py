@@ -85,7 +85,7 @@ class ConvProgram:
         self._dropped_below = math.ceil(network.dropout * 2.0**53)
         size, groups = self.layout.size, self.groups
         # Few slots leave most of the chip idle unless sums over samples are split; many need no splitting.
-        self.parts = max(1, min(16, 256 // groups))
+        self.parts = 1 << max(0, min(4, (256 // groups).bit_length() - 1))
         self._blocks = -(-size // _BLOCK)
 
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -189,8 +189,8 @@ class ConvProgram:
             )
             norms = self._norm_partial.sum(dim=1).sqrt()
             round_kernels.clip_and_noise[grid](
-                self.history, self.counter, self.params, self._real_entries, norms, self.clip, self.noise, self.noise_seeds,
-                lanes, size, SLOTS=slots, BLOCK=_BLOCK,
+                self.history, self.counter, self.params, self._real_entries, norms, self.clip, self.noise,
+                self.noise_seeds, lanes, size, SLOTS=slots, BLOCK=_BLOCK,
             )  # fmt: skip
         round_kernels.average[(self._blocks, lanes)](
             self.history, self.counter, self.params, self.weights, self.origins, self._partial,
@@ -224,7 +224,7 @@ class ConvProgram:
             self._convolve(number, source, rows, self.params, buffers.outputs[number], buffers.winners[number])
             source = buffers.outputs[number]
         features = source if layout.convolutions else None
-        for number, place in enumerate(layout.hidden):
+        for number in range(len(layout.hidden)):
             self._hidden(number, source, buffers.hidden[number], self.params, groups, batch, step)
             source = buffers.hidden[number]
         last = layout.last
@@ -232,7 +232,7 @@ class ConvProgram:
         kernels.classify[(groups,)](
             source, self.labels, rows, self.params, self.velocities, behind,
             batch, size, batch, last.weight_at, last.bias_at, *sgd,
-            F=last.inputs, O=last.outputs, BM=_power(batch), BN=_power(last.outputs),
+            IN=last.inputs, OUT=last.outputs, BM=_power(batch), BN=_power(last.outputs),
             BK=min(128, _power(last.inputs)) if last.outputs <= 64 else 32, num_warps=4, num_stages=1, **flags,
         )  # fmt: skip
         for number in reversed(range(len(layout.hidden))):
@@ -242,7 +242,7 @@ class ConvProgram:
             kernels.hidden_layer_backward[(-(-place.inputs // 32), groups)](
                 before, buffers.hidden[number], buffers.hidden_gradients[number], self.params, self.velocities, into,
                 size, batch, place.weight_at, place.bias_at, self._keep_scale, *sgd,
-                F=place.inputs, O=place.outputs, MASK_INPUT=False, BM=_power(batch), BF=32,
+                IN=place.inputs, OUT=place.outputs, MASK_INPUT=False, BM=_power(batch), BF=32,
                 BO=min(64, _power(place.outputs)), num_warps=4, num_stages=2, **flags,
             )  # fmt: skip
         for number in reversed(range(len(layout.convolutions))):
@@ -300,7 +300,7 @@ class ConvProgram:
         kernels.hidden_layer[(-(-place.outputs // wide), -(-batch // tall), groups)](
             source, params, out, keys,
             self.layout.size, batch, place.weight_at, place.bias_at, self._keep_scale, self._dropped_below,
-            F=place.inputs, O=place.outputs, DROPOUT=dropout,
+            IN=place.inputs, OUT=place.outputs, DROPOUT=dropout,
             BM=tall, BN=wide, BK=64, PRECISION=self.precision, num_warps=4, num_stages=3,
         )  # fmt: skip
 
@@ -375,7 +375,7 @@ class ConvProgram:
         kernels.score[(-(-batch // 32), lanes)](
             source, self.labels, rows, models, correct, losses,
             rows.stride(0), layout.size, batch, last.weight_at, last.bias_at,
-            F=last.inputs, O=last.outputs, BM=32, BN=_power(last.outputs), BK=32, PRECISION=self.precision,
+            IN=last.inputs, OUT=last.outputs, BM=32, BN=_power(last.outputs), BK=32, PRECISION=self.precision,
             num_warps=4, num_stages=2,
         )  # fmt: skip
         return correct, losses

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from sifu.sim.networks import ConvNet
 
-
 ALIGNMENT = 16
 
 

@@ -4,8 +4,8 @@ One *slot* is one client of one run. Parameters of slot g lie at models[g, :], i
 layer is a matrix [inputs, outputs] and then its bias. Activations are NHWC. A convolution is an implicit product of
 patches with that matrix, with bias, ReLU and 2x2 max-pooling fused behind it: `winner` remembers which of the four
 positions won (DEAD where ReLU cut it off), which is all the backward pass needs. Images and activations lie in
-borders of zeros as wide as the padding, so that an address is a corner plus an offset and no load needs a mask. Sums over samples are split into a
-fixed number of parts that are added in order, so the same inputs give the same bits.
+borders of zeros as wide as the padding, so that an address is a corner plus an offset and no load needs a mask. Sums
+over samples are split into a fixed number of parts that are added in order, so the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def convolution_weight_gradient(
     bias = tl.zeros((BN,), dtype=tl.float32)
     TOTAL: tl.constexpr = BATCH * PH * PW
     PART_STEPS: tl.constexpr = (TOTAL + PARTS * BR - 1) // (PARTS * BR)
-    for step in range(0, PART_STEPS):
+    for step in range(PART_STEPS):
         r = (part * PART_STEPS + step) * BR + tl.arange(0, BR)
         real = r < TOTAL
         inner = tl.where(real, r, 0)
@@ -226,7 +226,7 @@ def descend_convolutions(
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = j < conv_size
     gradient = tl.zeros((BLOCK,), dtype=tl.float32)
-    for part in range(0, PARTS):
+    for part in range(PARTS):
         gradient += tl.load(partial + (part * slots + g) * conv_size + j, mask=real, other=0.0)
     at = g * size + j
     weight = tl.load(models + at, mask=real, other=0.0)
@@ -249,7 +249,7 @@ def _mix(value):
 def hidden_layer(
     inputs, models, out, dropout_keys,
     size, BATCH, weight_at, bias_at, keep_scale, dropped_below,
-    F: tl.constexpr, O: tl.constexpr, DROPOUT: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, DROPOUT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out[g, n, o] = ReLU(inputs W + b), with dropout by hashing the unit's place (`sifu.core.draws`)."""
@@ -257,31 +257,32 @@ def hidden_layer(
     n = tl.program_id(1) * BM + tl.arange(0, BM)
     o = tl.program_id(0) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, F, BK):
+    for start in range(0, IN, BK):
         f = start + tl.arange(0, BK)
         x = tl.load(
-            inputs + (g * BATCH + n)[:, None] * F + f[None, :], mask=(n < BATCH)[:, None] & (f < F)[None, :], other=0.0
-        )
+            inputs + (g * BATCH + n)[:, None] * IN + f[None, :],
+            mask=(n < BATCH)[:, None] & (f < IN)[None, :], other=0.0,
+        )  # fmt: skip
         w = tl.load(
-            models + g * size + weight_at + f[:, None] * O + o[None, :], mask=(f < F)[:, None] & (o < O)[None, :],
+            models + g * size + weight_at + f[:, None] * OUT + o[None, :], mask=(f < IN)[:, None] & (o < OUT)[None, :],
             other=0.0,
         )  # fmt: skip
         acc += tl.dot(x, w, input_precision=PRECISION)
-    acc += tl.load(models + g * size + bias_at + o, mask=o < O, other=0.0)[None, :]
+    acc += tl.load(models + g * size + bias_at + o, mask=o < OUT, other=0.0)[None, :]
     value = tl.maximum(acc, 0.0)
     if DROPOUT:
         key = tl.load(dropout_keys + g).to(tl.uint64, bitcast=True)
-        unit = (n[:, None] * O + o[None, :] + 1).to(tl.uint64)
+        unit = (n[:, None] * OUT + o[None, :] + 1).to(tl.uint64)
         drawn = _mix(key + unit * 0x9E3779B97F4A7C15) >> 11
         value = tl.where(drawn.to(tl.int64) >= dropped_below, value * keep_scale, 0.0)
-    tl.store(out + (g * BATCH + n)[:, None] * O + o[None, :], value, mask=(n < BATCH)[:, None] & (o < O)[None, :])
+    tl.store(out + (g * BATCH + n)[:, None] * OUT + o[None, :], value, mask=(n < BATCH)[:, None] & (o < OUT)[None, :])
 
 
 @triton.jit
 def hidden_layer_backward(
     inputs, outputs, upstream, models, velocities, input_gradient,
     size, BATCH, weight_at, bias_at, keep_scale, rate, momentum, decay,
-    F: tl.constexpr, O: tl.constexpr, MASK_INPUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, MASK_INPUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
     BM: tl.constexpr, BF: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a hidden layer's input, and one step of its weights, reading them once.
@@ -293,17 +294,17 @@ def hidden_layer_backward(
     f = tl.program_id(0) * BF + tl.arange(0, BF)
     n = tl.arange(0, BM)
     x = tl.load(
-        inputs + (g * BATCH + n)[:, None] * F + f[None, :], mask=(n < BATCH)[:, None] & (f < F)[None, :], other=0.0
+        inputs + (g * BATCH + n)[:, None] * IN + f[None, :], mask=(n < BATCH)[:, None] & (f < IN)[None, :], other=0.0
     )
     acc = tl.zeros((BM, BF), dtype=tl.float32)
-    for start in range(0, O, BO):
+    for start in range(0, OUT, BO):
         o = start + tl.arange(0, BO)
-        inside = (n < BATCH)[:, None] & (o < O)[None, :]
-        at = (g * BATCH + n)[:, None] * O + o[None, :]
+        inside = (n < BATCH)[:, None] & (o < OUT)[None, :]
+        at = (g * BATCH + n)[:, None] * OUT + o[None, :]
         value = tl.load(outputs + at, mask=inside, other=0.0)
         gradient = tl.where(value > 0.0, tl.load(upstream + at, mask=inside, other=0.0) * keep_scale, 0.0)
-        spot = g * size + weight_at + f[:, None] * O + o[None, :]
-        real = (f < F)[:, None] & (o < O)[None, :]
+        spot = g * size + weight_at + f[:, None] * OUT + o[None, :]
+        real = (f < IN)[:, None] & (o < OUT)[None, :]
         weight = tl.load(models + spot, mask=real, other=0.0)
         acc += tl.dot(gradient, tl.trans(weight), input_precision=PRECISION)
         own = tl.dot(tl.trans(x), gradient, input_precision=PRECISION)
@@ -315,17 +316,17 @@ def hidden_layer_backward(
         tl.store(velocities + spot, velocity, mask=real)
         if tl.program_id(0) == 0:
             spot_b = g * size + bias_at + o
-            bias = tl.load(models + spot_b, mask=o < O, other=0.0)
+            bias = tl.load(models + spot_b, mask=o < OUT, other=0.0)
             drive = bias
             if not FIRST:
-                drive = tl.load(velocities + spot_b, mask=o < O, other=0.0)
+                drive = tl.load(velocities + spot_b, mask=o < OUT, other=0.0)
             bias, drive = _descend(bias, drive, tl.sum(gradient, axis=0), rate, momentum, decay, FIRST, NESTEROV)
-            tl.store(models + spot_b, bias, mask=o < O)
-            tl.store(velocities + spot_b, drive, mask=o < O)
+            tl.store(models + spot_b, bias, mask=o < OUT)
+            tl.store(velocities + spot_b, drive, mask=o < OUT)
     tl.store(
-        input_gradient + (g * BATCH + n)[:, None] * F + f[None, :],
+        input_gradient + (g * BATCH + n)[:, None] * IN + f[None, :],
         tl.where(x > 0.0, acc, 0.0) if MASK_INPUT else acc,
-        mask=(n < BATCH)[:, None] & (f < F)[None, :],
+        mask=(n < BATCH)[:, None] & (f < IN)[None, :],
     )
 
 
@@ -333,7 +334,7 @@ def hidden_layer_backward(
 def classify(
     inputs, labels, rows, models, velocities, input_gradient,
     row_stride, size, BATCH, weight_at, bias_at, rate, momentum, decay,
-    F: tl.constexpr, O: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The last layer, softmax cross-entropy over the real rows of the batch, its gradient, and one step, per slot."""
@@ -343,31 +344,32 @@ def classify(
     row = tl.load(rows + g * row_stride + n, mask=n < BATCH, other=-1).to(tl.int64)
     label = tl.load(labels + tl.maximum(row, 0), mask=row >= 0, other=-1).to(tl.int32)
     scores = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, F, BK):
+    for start in range(0, IN, BK):
         f = start + tl.arange(0, BK)
         x = tl.load(
-            inputs + (g * BATCH + n)[:, None] * F + f[None, :], mask=(n < BATCH)[:, None] & (f < F)[None, :], other=0.0
-        )
+            inputs + (g * BATCH + n)[:, None] * IN + f[None, :],
+            mask=(n < BATCH)[:, None] & (f < IN)[None, :], other=0.0,
+        )  # fmt: skip
         w = tl.load(
-            models + g * size + weight_at + f[:, None] * O + o[None, :], mask=(f < F)[:, None] & (o < O)[None, :],
+            models + g * size + weight_at + f[:, None] * OUT + o[None, :], mask=(f < IN)[:, None] & (o < OUT)[None, :],
             other=0.0,
         )  # fmt: skip
         scores += tl.dot(x, w, input_precision=PRECISION)
     spot_b = g * size + bias_at + o
-    bias = tl.load(models + spot_b, mask=o < O, other=0.0)
-    scores = tl.where((o < O)[None, :], scores + bias[None, :], float("-inf"))
+    bias = tl.load(models + spot_b, mask=o < OUT, other=0.0)
+    scores = tl.where((o < OUT)[None, :], scores + bias[None, :], float("-inf"))
     scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     probability = scores / tl.sum(scores, axis=1)[:, None]
     count = tl.sum((row >= 0).to(tl.float32), axis=0)
     gradient = (probability - tl.where(o[None, :] == label[:, None], 1.0, 0.0)) / count
     gradient = tl.where((row >= 0)[:, None], gradient, 0.0)
-    for start in range(0, F, BK):
+    for start in range(0, IN, BK):
         f = start + tl.arange(0, BK)
-        at = (g * BATCH + n)[:, None] * F + f[None, :]
-        inside = (n < BATCH)[:, None] & (f < F)[None, :]
+        at = (g * BATCH + n)[:, None] * IN + f[None, :]
+        inside = (n < BATCH)[:, None] & (f < IN)[None, :]
         x = tl.load(inputs + at, mask=inside, other=0.0)
-        spot = g * size + weight_at + f[:, None] * O + o[None, :]
-        real = (f < F)[:, None] & (o < O)[None, :]
+        spot = g * size + weight_at + f[:, None] * OUT + o[None, :]
+        real = (f < IN)[:, None] & (o < OUT)[None, :]
         w = tl.load(models + spot, mask=real, other=0.0)
         tl.store(input_gradient + at, tl.dot(gradient, tl.trans(w), input_precision=PRECISION), mask=inside)
         own = tl.dot(tl.trans(x), gradient, input_precision=PRECISION)
@@ -379,17 +381,17 @@ def classify(
         tl.store(velocities + spot, velocity, mask=real)
     drive = bias
     if not FIRST:
-        drive = tl.load(velocities + spot_b, mask=o < O, other=0.0)
+        drive = tl.load(velocities + spot_b, mask=o < OUT, other=0.0)
     bias, drive = _descend(bias, drive, tl.sum(gradient, axis=0), rate, momentum, decay, FIRST, NESTEROV)
-    tl.store(models + spot_b, bias, mask=o < O)
-    tl.store(velocities + spot_b, drive, mask=o < O)
+    tl.store(models + spot_b, bias, mask=o < OUT)
+    tl.store(velocities + spot_b, drive, mask=o < OUT)
 
 
 @triton.jit
 def score(
     inputs, labels, rows, models, correct, losses,
     row_stride, size, BATCH, weight_at, bias_at,
-    F: tl.constexpr, O: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The last layer in evaluation: whether each row is classified rightly, and its loss."""
     g = tl.program_id(1).to(tl.int64)
@@ -398,18 +400,19 @@ def score(
     row = tl.load(rows + g * row_stride + n, mask=n < BATCH, other=-1).to(tl.int64)
     label = tl.load(labels + tl.maximum(row, 0), mask=row >= 0, other=-1).to(tl.int32)
     scores = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, F, BK):
+    for start in range(0, IN, BK):
         f = start + tl.arange(0, BK)
         x = tl.load(
-            inputs + (g * BATCH + n)[:, None] * F + f[None, :], mask=(n < BATCH)[:, None] & (f < F)[None, :], other=0.0
-        )
+            inputs + (g * BATCH + n)[:, None] * IN + f[None, :],
+            mask=(n < BATCH)[:, None] & (f < IN)[None, :], other=0.0,
+        )  # fmt: skip
         w = tl.load(
-            models + g * size + weight_at + f[:, None] * O + o[None, :], mask=(f < F)[:, None] & (o < O)[None, :],
+            models + g * size + weight_at + f[:, None] * OUT + o[None, :], mask=(f < IN)[:, None] & (o < OUT)[None, :],
             other=0.0,
         )  # fmt: skip
         scores += tl.dot(x, w, input_precision=PRECISION)
-    scores += tl.load(models + g * size + bias_at + o, mask=o < O, other=0.0)[None, :]
-    scores = tl.where((o < O)[None, :], scores, float("-inf"))
+    scores += tl.load(models + g * size + bias_at + o, mask=o < OUT, other=0.0)[None, :]
+    scores = tl.where((o < OUT)[None, :], scores, float("-inf"))
     best = tl.max(scores, axis=1)
     own = tl.sum(tl.where(o[None, :] == label[:, None], scores, 0.0), axis=1)
     loss = best + tl.log(tl.sum(tl.exp(scores - best[:, None]), axis=1)) - own

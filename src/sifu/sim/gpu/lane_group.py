@@ -29,7 +29,7 @@ CHUNK = 20
 """Rounds that run before anything is read back."""
 LONE_CHUNK = 60
 """The same for a single lane, whose rounds are so short that reading back counts."""
-CAPACITIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 """Numbers of lanes a program is made for; lanes beyond the jobs at hand stay empty."""
 
 
@@ -247,9 +247,8 @@ class LaneGroup:
 
     def _deliver(self, program: Program, schedule: Schedule, jobs: list[Job], rounds: int) -> None:
         models = program.history[: rounds + 1, : len(jobs)].clone()
-        updates = (
-            program.params.clone() if any(job.want_updates(job.position.round + rounds - 1) for job in jobs) else None
-        )
+        wanted = [job.want_updates(job.position.round + rounds - 1) for job in jobs]
+        updates = program.params.clone() if any(wanted) else None
         evaluated: list[dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]] = [{} for _ in jobs]
         for ahead in range(1, rounds + 1):
             looked = [place for place, job in enumerate(jobs) if is_evaluated(job.stop, job.position.round + ahead)]
@@ -267,7 +266,7 @@ class LaneGroup:
             )
         for place, job in enumerate(jobs):
             own = None
-            if updates is not None and job.want_updates(job.position.round + rounds - 1):
+            if updates is not None and wanted[place]:
                 own = updates[place * slots : (place + 1) * slots] - models[rounds - 1, place]
             job.result = Chunk(participants[:, place], measured[:, place], models[:, place], evaluated[place], own)
 

@@ -32,7 +32,8 @@ def update_norms(history, counter, models, partial, lanes, size, SLOTS: tl.const
 
 @triton.jit
 def clip_and_noise(
-    history, counter, models, real_entries, norms, clip, noise, seeds, lanes, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr
+    history, counter, models, real_entries, norms, clip, noise, seeds, lanes, size,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """theta_i = theta + u_i min(1, C / |u_i|) + z C xi, with C and z of the slot's lane; C = 0 leaves it alone."""
     g = tl.program_id(1).to(tl.int64)
@@ -69,14 +70,14 @@ def average(
     theta = tl.load(history + (now * lanes + lane) * size + j, mask=real, other=0.0).to(tl.float64)
     mean = tl.zeros((BLOCK,), dtype=tl.float64)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
-    for i in range(0, SLOTS):
+    for i in range(SLOTS):
         share = tl.load(weights + (now * lanes + lane) * SLOTS + i)
         total += share
         mean += share * tl.load(models + (lane * SLOTS + i) * size + j, mask=real, other=0.0).to(tl.float64)
     mean = tl.where(total > 0.0, mean, theta)
     blocks = tl.num_programs(0)
     spot = partial + lane * (SLOTS + 3) * blocks + tl.program_id(0)
-    for i in range(0, SLOTS):
+    for i in range(SLOTS):
         mine = tl.load(models + (lane * SLOTS + i) * size + j, mask=real, other=0.0).to(tl.float64)
         away = tl.where(real, mine - mean, 0.0)
         tl.store(spot + i * blocks, tl.sum(away * away, axis=0))

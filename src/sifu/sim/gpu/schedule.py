@@ -141,7 +141,7 @@ def draw_schedule(
     rounds: int,
     drawing: Drawing,
 ) -> Schedule:
-    """Everything random of `rounds` rounds from each lane's own position; `active` and `absent` are (lanes, clients)."""
+    """Everything random of `rounds` rounds from each lane's position; `active` and `absent` are (lanes, clients)."""
     position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
     who, most = _participants(tables, active, absent, branches, position, drawing)
     found = batches_of(tables, who, branches, position, drawing)
