@@ -8,6 +8,7 @@ stays small however many clients take part.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ PART_BYTES = 2**27
 """No copy of the samples of a part is larger, unless a single client's is."""
 COPY_BYTES = 2**17
 """Clients whose samples take this much or more are multiplied one by one where they lie; smaller ones are gathered."""
+
+SHORTEST_RUN = 32
+"""Clients that must lie side by side on average before they are looked at run by run."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,14 @@ class Block:
     def parts(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[Part]:
         """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for."""
         padded, width = self.x.shape[1:]
-        count = min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size()))
-        for start in range(0, rows.size, max(1, count)):
-            stop = start + max(1, count)
-            yield Part(self, rows[start:stop], places[start:stop])
+        count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))
+        gaps = np.flatnonzero(np.diff(rows) != 1) + 1
+        # A few clients missing among many: the runs between them are looked at in place, without a copy.
+        runs = [0, *gaps.tolist(), rows.size] if (gaps.size + 1) * SHORTEST_RUN <= rows.size else [0, rows.size]
+        for first, last in itertools.pairwise(runs):
+            for start in range(first, last, count):
+                stop = min(start + count, last)
+                yield Part(self, rows[start:stop], places[start:stop])
 
 
 class Part:

@@ -29,6 +29,8 @@ CHUNK = 20
 """Rounds that run before anything is read back."""
 LONE_CHUNK = 60
 """The same for a single lane, whose rounds are so short that reading back counts."""
+PATIENCE = 0.02
+"""Seconds after which those who wait are run, however few."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 """Numbers of lanes a program is made for; lanes beyond the jobs at hand stay empty."""
 
@@ -190,7 +192,10 @@ class LaneGroup:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._ready)
+                while not self._ready():
+                    # Nobody new for a while: run those who wait, instead of waiting for threads that are busy.
+                    if not self._changed.wait(PATIENCE if self._waiting else None) and self._waiting:
+                        break
                 if not self._open and not self._waiting:
                     return
                 jobs, self._waiting = self._waiting, []
