@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api import Run
+from sifu.api import Run, open_run
 from sifu.api.federation import engine_from_spec
 from sifu.core.engine import Engine
 from sifu.core.errors import InputError, RoundRejectedError
@@ -212,7 +212,11 @@ class Bench:
     def _train(self, unit: Training, engine: Engine, source: EngineSource, table: Table) -> None:
         started = time.monotonic()
         progress = self._progress_of(unit.name, source)
-        run = train_run(unit, self._folder(unit), engine, progress, self.options.data)
+        try:
+            run = train_run(unit, self._folder(unit), engine, progress, self.options.data)
+        except RoundRejectedError:
+            # A training that diverges is a result: requests go on from its last good state, and are rows as well.
+            run = open_run(self._folder(unit), engine=engine)
         table.add(training_row(unit, run, self.experiment.name, time.monotonic() - started))
 
     def _carry_out(self, unit: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:

@@ -195,6 +195,8 @@ def _trajectory(
         terms["epsilon"] = variant["epsilon"]
     if method == "noisy_scratch":
         terms["sigma"] = row.sigma
+    if method == "last":
+        terms["sigma"] = "auto"  # whatever its Psi needs, as in the paper's comparison
     if "sigma_factor" in variant:
         terms["sigma"] = row.sigma * variant["sigma_factor"]
     if "sigma_scale" in variant:

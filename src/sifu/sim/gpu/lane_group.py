@@ -155,10 +155,15 @@ class LaneGroup:
         return job.result
 
     def close(self, lane: int) -> None:
-        """A lane will not ask again."""
+        """A lane will not ask again; the last one to say so waits for what still runs, and lets go of the device."""
         with self._changed:
             self._open.discard(lane)
+            last = not self._open
             self._changed.notify_all()
+        if last:
+            self._worker.join()
+            self._programs.clear()
+            self._drawers.clear()
 
     def evaluate(self, lane: int, model: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Correct predictions and losses of every client of a lane."""
