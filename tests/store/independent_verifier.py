@@ -27,7 +27,7 @@ KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3}
 REPLAYING = ("fed_eraser", "fed_accum")
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
             ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"],
-            "updates": ["file"]}  # fmt: skip
+            "updates": ["file"], "rejections": ["branch", "round", "number"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
                 "rounds", "erased_nodes", "remaining_nodes", "confidential"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
@@ -128,7 +128,7 @@ class Verifier:
         mode = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
-        for pragma, value in (("application_id", 20976), ("user_version", 2)):
+        for pragma, value in (("application_id", 20976), ("user_version", 3)):
             self.agree(pragma, db.execute(f"PRAGMA {pragma}").fetchone()[0], value)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
@@ -183,7 +183,7 @@ class Verifier:
                 put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
             for node in payload.get("dropped_models", []):
                 self.check(models.pop((node,), None), f"{at}: drops model {node}, which is not there")
-            for table in ("models", "evaluations"):
+            for table in ("models", "evaluations", "rejections"):
                 for row in payload.get(table, []):
                     put(table, row)
             for file in payload.get("dropped_updates", []):
@@ -261,6 +261,15 @@ class Verifier:
             for client, p in here.items():
                 self.agree(f"{at}: samples of client {client}", p["samples"], self.clients[client]["samples"])
                 self.check(gone.get(client, node) >= node, f"{at}: client {client} took part after it was forgotten")
+
+    def check_rejections(self) -> None:
+        """Section 1a: whoever was left out of a round is not in it."""
+        node_at = {(row["branch"], row["position"] - 1): n for n, row in self.nodes.items() if row["kind"] == "round"}
+        names = {row["name"]: client for client, row in self.clients.items()}
+        for row in self.tables["rejections"]:
+            node = node_at.get((row["branch"], row["round"]))
+            missing = node is not None and names.get(row["client"]) not in self.rounds[node]
+            self.check(missing or not row["left_out"], f"node {node}: {row['client']} was left out, but is in it")
 
     def check_files(self) -> None:
         listed, vectors = {f"{row['node']}.safetensors": row for row in self.tables["models"]}, {}
@@ -545,15 +554,22 @@ class Verifier:
             replayed = any(self.nodes[n]["kind"] == "heuristic" for n in self.path(request["noise_node"]))
             if replayed or seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
                 return "none"
-            doubts = facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request)
+            doubts = (facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request),
+                      self.left_out(request))  # fmt: skip
             return "conditional" if any(doubts) else "proven"
         if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
             return "none"
         doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
                   facts["participation"].startswith("fixed"), classical, facts["dtype"] != "float64",
                   not facts["rounding_bounded"], highest > 1000, not fixed_constants,
-                  self.rate_depends(request))  # fmt: skip
+                  self.rate_depends(request), self.left_out(request))  # fmt: skip
         return "conditional" if any(doubts) else "proven"
+
+    def left_out(self, request: Row) -> bool:
+        """Whether a reply was refused and left out in a round on the path to the source (section 1a)."""
+        rounds = {(self.nodes[n]["branch"], self.nodes[n]["position"] - 1) for n in self.path(request["source_node"])
+                  if self.nodes[n]["kind"] == "round"}  # fmt: skip
+        return any(row["left_out"] and (row["branch"], row["round"]) in rounds for row in self.tables["rejections"])
 
     def rate_depends(self, request: Row) -> bool:
         """Whether the automatic local rate would be another one without the clients of the request."""
@@ -622,8 +638,8 @@ def verify(folder: Path) -> list[str]:
         verifier = Verifier(Path(folder))
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
-    for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_files, verifier.check_updates,
-                 verifier.check_requests):  # fmt: skip
+    for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
+                 verifier.check_updates, verifier.check_requests):  # fmt: skip
         try:
             step()
         except Exception as error:

@@ -33,8 +33,13 @@ from sifu.store.rows import NodeRow
 from sifu.store.updates import NewUpdates, only_clients
 from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
 
+DEADLINE_DAYS = 30
+"""A month from the request, unless it says otherwise."""
 
-def receive(writer: RunWriter, view: RunView, asked: RequestTerms, request: str | None) -> str:
+
+def receive(
+    writer: RunWriter, view: RunView, asked: RequestTerms, request: str | None, deadline_days: int = DEADLINE_DAYS
+) -> str:
     """Put a request into the ledger; the same id with the same terms again changes nothing."""
     known = {one.request: one for one in view.requests}
     check_new(view, asked, request)
@@ -44,7 +49,12 @@ def receive(writer: RunWriter, view: RunView, asked: RequestTerms, request: str 
     while request is None:
         request = f"r{number}" if f"r{number}" not in known else None
         number += 1
-    content = asdict(asked) | {"request": request, "clients": list(asked.clients), "sigma": str(asked.sigma)}
+    content = asdict(asked) | {
+        "request": request,
+        "clients": list(asked.clients),
+        "sigma": str(asked.sigma),
+        "deadline_days": deadline_days,
+    }
     with uninterrupted():
         writer.record("request received", {"request": content})
     return request

@@ -90,10 +90,12 @@ def collect_premises(
     noise: NoiseSource,
     largest_psi: float,
     rate_source: RateSource,
+    left_out: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
-    `largest_psi` is the largest Psi that any subject reached on the way to the noised node.
+    `largest_psi` is the largest Psi that any subject reached on the way to the noised node, `left_out` how many
+    clients' replies were refused on that way.
     """
     return (
         regularity_premise(facts, measured),
@@ -113,6 +115,7 @@ def collect_premises(
             else "Population accounting under-states sensitivity; it can be compared, never certified.",
         ),
         _counterfactual_premise(facts),
+        *replies_premise(left_out),
         _calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
         _noise_premise(noise),
@@ -135,6 +138,7 @@ def training_noise_premises(
     noise: NoiseSource,
     rate_source: RateSource,
     replayed: bool = False,
+    left_out: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order.
 
@@ -164,6 +168,7 @@ def training_noise_premises(
             + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
         ),
         _counterfactual_premise(facts),
+        *replies_premise(left_out),
         _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
@@ -199,6 +204,21 @@ def _counterfactual_premise(facts: TrainingFacts) -> Premise:
         "assumed",
         "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
         "client's slots left empty, not with a world where others filled them.",
+    )
+
+
+def replies_premise(left_out: int) -> tuple[Premise, ...]:
+    """Which replies are refused depends on clients' data, so the schedule does too; said only where it happened."""
+    if left_out == 0:
+        return ()
+    return (
+        Premise(
+            "replies",
+            "assumed",
+            "Some clients' replies were refused and left out; the certificate compares with a world in which the same "
+            "ones were left out.",
+            f"{left_out} replies left out",
+        ),
     )
 
 

@@ -137,6 +137,11 @@ class RunView:
             self.parameters,
         )
 
+    def replies_left_out(self, depth: int) -> int:
+        """How many clients' replies were refused and left out on the way to the model at `depth`."""
+        rounds = {(one.branch, one.position - 1) for one in self.path.nodes[: depth + 1] if one.kind == "round"}
+        return sum(1 for one in self.reader.rejections() if one.left_out and (one.branch, one.round) in rounds)
+
     @cached_property
     def kept(self) -> dict[int, ModelRow]:
         """Models that can be rolled back to, by depth; the current model is always among them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from sifu.core.errors import InputError, RunDamagedError
 
 DATABASE = "run.db"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 

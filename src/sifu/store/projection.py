@@ -22,6 +22,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "subjects": ("subject",),
     "charges": ("noise_node", "subject"),
     "comparisons": ("request", "method"),
+    "rejections": ("branch", "round", "number"),
 }
 """The tables an event writes, with their primary keys."""
 
@@ -54,6 +55,9 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     for row in payload.get("evaluations", []):
         values = {key: row[key] for key in ("samples", "accuracy", "loss")}
         yield Change("evaluations", (row["node"], row["subset"]), values)
+    for row in payload.get("rejections", []):
+        values = {key: row[key] for key in ("client", "reason", "left_out")}
+        yield Change("rejections", (row["branch"], row["round"], row["number"]), values)
     if kind == "request received":
         values = dict(payload["request"])
         values["clients"] = canonical_json(values["clients"]).decode()
