@@ -147,6 +147,7 @@ class Verifier:
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+        self.purges: list[Row] = []  # each event 'purged' with what there was just before
         self.written: list[Row] = []  # every file of updates that was ever recorded
 
     def check(self, good: Any, message: str) -> bool:
@@ -179,6 +180,8 @@ class Verifier:
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
             moment["updates"] = dict(replayed["updates"])
             moment["asked"] = [row["clients"] for row in replayed["requests"].values()]
+            if event["kind"] == "purged":
+                self.purges.append(moment | {"known": sorted(i for (i,) in replayed["subjects"])})
             for key, value in payload.get("run", {}).items():
                 put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
             for node in payload.get("dropped_models", []):
@@ -524,6 +527,27 @@ class Verifier:
                      for key in ("subjects", "earlier_subjects")}  # fmt: skip
             self.check_certificates(request, body)
 
+    def check_purges(self) -> None:
+        """Section 5: a purge erases what holds an uncovered part of anybody forgotten by then, and nothing else."""
+        for moment in self.purges:
+            active, held, at = self.path(int(moment["tip"])), set(), f"event {moment['seq']}"
+            self.agree(f"{at}: subjects", moment["payload"]["subjects"], moment["known"])
+            for i in moment["known"]:
+                psi, covered, order = self.psi_along(active, self.subjects[i]), False, self.owner[i]["request_order"]
+                for n in active:
+                    row = self.nodes[n]
+                    noised = row["kind"] == "initial" or (row["kind"] == "noise" and row["noise_std"] > 0)
+                    covered = covered or (row["request_order"] >= order and noised)
+                    held |= {n} if psi[n] > 0 and not covered else set()
+            models = [n for n in sorted(moment["models"]) if n in held and n != active[-1]]
+            updates = []
+            for (file,), row in sorted(moment["updates"].items()):
+                node = self.nodes[row["node"]]
+                start = node["node"] if node["kind"] == "heuristic" else node["parent"]
+                updates += [file] if start in held else []
+            self.agree(f"{at}: models purged", moment["payload"].get("dropped_models", []), models)
+            self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), updates)
+
     def training_noise(self, request: Row, subjects: list[list[int]]) -> Row:
         """Section 4a."""
         z, delta, ratios = self.facts["noise"], request["delta"], []
@@ -639,7 +663,7 @@ def verify(folder: Path) -> list[str]:
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
-                 verifier.check_updates, verifier.check_requests):  # fmt: skip
+                 verifier.check_updates, verifier.check_requests, verifier.check_purges):  # fmt: skip
         try:
             step()
         except Exception as error:

@@ -180,6 +180,7 @@ class Lifecycle:
                 updates=updates,
                 dropped_updates=gone.dropped,
                 evaluations=evaluations,
+                for_good=plan.terms.retention == "strict",
             )
 
     def _retrain(self, request: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sifu.api.erasure import Purge, purge
 from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.api.integrity import blaming_damage, check_integrity
 from sifu.api.lifecycle import Lifecycle, check_new, receive
@@ -165,6 +166,15 @@ class Run:
         finally:
             writer.close()
         return self
+
+    def purge(self) -> Purge:
+        """Erase for good what still holds an uncovered part of anybody forgotten; says what remains and why."""
+        writer = RunWriter.open(self.folder)
+        try:
+            check_integrity(writer)
+            return purge(writer)
+        finally:
+            writer.close()
 
     def request(self, clients: Sequence[str], request: str | None = None, **terms: Any) -> str:
         """Put a request into the ledger; the same id with the same terms again changes nothing."""

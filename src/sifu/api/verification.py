@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.certification import RecordedRequest, nodes_to_erase
+from sifu.api.erasure import check_purges
 from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables, payload_of
 from sifu.api.updates_check import check_updates, check_updates_erased
 from sifu.core.certificate import auditor_form, public_form
@@ -73,6 +74,7 @@ def verify_run(folder: str | Path, public_key: str | None = None) -> Verificatio
                 ("certificates", _check_certificates),
                 ("folder", _check_outside_files),
                 ("requests", _check_requests),
+                ("purges", check_purges),
             ):
                 try:
                     result.problems.extend(check(reader))

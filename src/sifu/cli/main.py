@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from sifu.cli.bench import bench
-from sifu.cli.options import DataOption, Format, FormatOption
+from sifu.cli.custody import purge
+from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
 from sifu.core.errors import InputError, SifuError, VerificationError
 from sifu.version import __version__
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
+app.command()(purge)
 
 
 def _show_version(asked: bool) -> None:
@@ -44,7 +46,6 @@ def options(
     """What stands before the command."""
 
 
-RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
 ClientsOption = Annotated[
     str, typer.Option("--clients", help="Names of the clients to forget, separated by commas.", metavar="A,B")
 ]
