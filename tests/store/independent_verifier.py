@@ -147,6 +147,8 @@ class Verifier:
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+        self.keys: list[tuple[int, str]] = []  # the operator's keys with the event that named each
+        self.restored: list[Row] = []  # each event 'restored' with what there was just before
         self.purges: list[Row] = []  # each event 'purged' with what there was just before
         self.written: list[Row] = []  # every file of updates that was ever recorded
 
@@ -180,6 +182,10 @@ class Verifier:
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
             moment["updates"] = dict(replayed["updates"])
             moment["asked"] = [row["clients"] for row in replayed["requests"].values()]
+            if "public_key" in payload.get("run", {}):
+                self.take_key(event["seq"], payload)
+            if event["kind"] == "restored":
+                self.restored.append(moment)
             if event["kind"] == "purged":
                 self.purges.append(moment | {"known": sorted(i for (i,) in replayed["subjects"])})
             for key, value in payload.get("run", {}).items():
@@ -227,6 +233,39 @@ class Verifier:
         clients = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
         self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
+
+    def take_key(self, seq: int, payload: Row) -> None:
+        """Section 6: a new key is signed by the old one and by itself."""
+        new = payload["run"]["public_key"]
+        if self.keys:
+            old = self.keys[-1][1]
+            said = {
+                "statement": "this key takes the place of the old one",
+                "run": self.run["run"],
+                "old": old,
+                "new": new,
+            }
+            self.agree(f"event {seq}: old key", payload["old_key"], old)
+            for key, name in ((old, "signature_by_old"), (new, "signature_by_new")):
+                try:
+                    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+                    public.verify(bytes.fromhex(payload[name]), canonical(said).encode())
+                except Exception:
+                    self.problems.append(f"event {seq}: {name} does not verify")
+        self.keys.append((seq, new))
+
+    def check_restored(self) -> None:
+        hashes = {f"{event['seq']}:{event['hash'].hex()}" for event in self.tables["events"]}
+        for moment in self.restored:
+            said, at = moment["payload"], f"event {moment['seq']}"
+            self.agree(f"{at}: branch", said["branch"], self.nodes[int(moment["tip"])]["branch"])
+            self.check(said["backup_head"] in hashes, f"{at}: the chain does not hold the head it names")
+            self.check(not said["complete"] or said["anchor"] == said["backup_head"], f"{at}: it is not complete")
+
+    def gaps(self, request: Row) -> bool:
+        """Whether the run was restored from what may be an older state before the request was carried out."""
+        seq = self.rolled[request["request"]]["seq"]
+        return any(not one["payload"]["complete"] and one["seq"] < seq for one in self.restored)
 
     def rows_digest(self, first: int, last: int) -> str:
         nodes = [n for n in range(first, last + 1) if n in self.nodes]
@@ -579,14 +618,14 @@ class Verifier:
             if replayed or seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
                 return "none"
             doubts = (facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request),
-                      self.left_out(request))  # fmt: skip
+                      self.left_out(request), self.gaps(request))  # fmt: skip
             return "conditional" if any(doubts) else "proven"
         if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
             return "none"
         doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
                   facts["participation"].startswith("fixed"), classical, facts["dtype"] != "float64",
                   not facts["rounding_bounded"], highest > 1000, not fixed_constants,
-                  self.rate_depends(request), self.left_out(request))  # fmt: skip
+                  self.rate_depends(request), self.left_out(request), self.gaps(request))  # fmt: skip
         return "conditional" if any(doubts) else "proven"
 
     def left_out(self, request: Row) -> bool:
@@ -643,9 +682,10 @@ class Verifier:
             certificate, stored = json.loads(text), {(r["request"], r["form"]): r for r in self.tables["certificates"]}
             self.check(stored.get((name, form), {}).get("content") == text, f"{at}: file and table differ")
             self.agree(f"{at}: hash in the ledger", done["payload"]["certificates"][form], sha256(text.encode()))
-            self.agree(f"{at}: public_key", certificate["public_key"], self.run["public_key"])
+            named = [key for seq, key in self.keys if seq < done["seq"]][-1]
+            self.agree(f"{at}: public_key", certificate["public_key"], named)
             try:
-                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.run["public_key"]))
+                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(named))
                 key.verify(bytes.fromhex(certificate["signature"]), canonical(certificate["body"]).encode())
             except Exception:
                 self.problems.append(f"{at}: the signature does not verify")
@@ -663,7 +703,8 @@ def verify(folder: Path) -> list[str]:
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
-                 verifier.check_updates, verifier.check_requests, verifier.check_purges):  # fmt: skip
+                 verifier.check_updates, verifier.check_requests, verifier.check_purges,
+                 verifier.check_restored):  # fmt: skip
         try:
             step()
         except Exception as error:

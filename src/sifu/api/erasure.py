@@ -7,7 +7,7 @@ rule for everyone forgotten so far, and leaves nothing of it in the database's f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sifu.core.errors import InputError
@@ -75,6 +75,17 @@ def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], known: se
     return ToPurge(tuple(models), tuple(updates))
 
 
+def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) -> tuple[int, ...]:
+    """Models other than the current one that hold a part of clients whose request is still to be carried out."""
+    subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
+    exposures, depth_of = view.exposures(subjects), view.path.depth_of
+    return tuple(
+        node
+        for node in sorted(at_hand)
+        if node != view.path.nodes[-1].node and any(one.psi_to_hide(depth_of[node]) > 0.0 for one in exposures)
+    )
+
+
 def purge(writer: RunWriter) -> Purge:
     """Erase for good what still holds an uncovered part of anybody forgotten; nothing to erase is fine too."""
     if writer.phase != "ready":
@@ -131,7 +142,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     yield "clients' names in requests and certificates", "they say whose request was carried out"
     still = set(reader.models())
     made = reader.query("SELECT payload FROM events WHERE kind = 'backup made' ORDER BY seq")
-    old = [one for one in (json.loads(payload) for (payload,) in made) if set(one["models"]) - still]
+    old = [one for one in (json.loads(payload) for (payload,) in made) if set(one["held_models"]) - still]
     if old:
         yield (
             f"{len(old)} backups outside this folder that hold models erased since: "

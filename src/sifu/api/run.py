@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sifu.api.custody import anchor_of, back_up, keys_of, rotate_key
 from sifu.api.erasure import Purge, purge
 from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.api.integrity import blaming_damage, check_integrity
@@ -68,9 +69,17 @@ class Run:
         finally:
             reader.close()
 
-    def verify(self, public_key: str | None = None) -> Verification:
-        """Recompute every claim of the run from its recorded scalars, offline."""
-        return verify_run(self.folder, public_key)
+    def verify(self, public_key: str | None = None, anchor: str | None = None) -> Verification:
+        """Recompute every claim of the run from its recorded scalars, offline; an `anchor` must be in the chain."""
+        return verify_run(self.folder, public_key, anchor)
+
+    def anchor(self) -> str:
+        """`SEQ:HASH` of the last event, to be published or kept elsewhere."""
+        reader = self.reader()
+        try:
+            return anchor_of(reader)
+        finally:
+            reader.close()
 
     def status(self) -> dict[str, Any]:
         """Clients, rounds, Psi, kept models and requests, as plain values."""
@@ -166,6 +175,32 @@ class Run:
         finally:
             writer.close()
         return self
+
+    def keys(self) -> dict[str, Any]:
+        """The operator's public keys with the event each was named by, and whether the private one is encrypted."""
+        reader = self.reader()
+        try:
+            named = [{"key": key, "since": seq} for seq, key in keys_of(reader)]
+        finally:
+            reader.close()
+        return {"public_keys": named, "encrypted": keys.is_encrypted(self.folder)}
+
+    def rotate_key(self, brought: str | Path | None = None) -> str:
+        """Put a new operator's key (or the one in a PEM file) in place of the old; returns the new public key."""
+        writer = RunWriter.open(self.folder)
+        try:
+            return rotate_key(writer, None if brought is None else Path(brought))
+        finally:
+            writer.close()
+
+    def backup(self, file: str | Path) -> str:
+        """Write everything the run is into one file; returns the anchor of that state, to be kept elsewhere."""
+        writer = RunWriter.open(self.folder)
+        try:
+            check_integrity(writer)
+            return back_up(writer, Path(file))
+        finally:
+            writer.close()
 
     def purge(self) -> Purge:
         """Erase for good what still holds an uncovered part of anybody forgotten; says what remains and why."""

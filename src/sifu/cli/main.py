@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sifu.cli.bench import bench
-from sifu.cli.custody import purge
+from sifu.cli.custody import anchor, backup, key, purge, restore
 from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
 from sifu.core.errors import InputError, SifuError, VerificationError
 from sifu.version import __version__
@@ -28,7 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
-app.command()(purge)
+for command in (anchor, backup, purge, restore):
+    app.command()(command)
+app.add_typer(key)
 
 
 def _show_version(asked: bool) -> None:
@@ -312,6 +314,10 @@ def verify(
     public_key: Annotated[
         str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
     ] = None,
+    anchor: Annotated[
+        str | None,
+        typer.Option("--anchor", help="A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH"),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong."""
@@ -322,7 +328,9 @@ def verify(
 
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
-    result = verify_run(target, public_key) if target.is_dir() else verify_certificate(target, public_key)
+    if anchor is not None and not target.is_dir():
+        raise InputError("an anchor belongs to a run folder; a certificate is checked by its signature")
+    result = verify_run(target, public_key, anchor) if target.is_dir() else verify_certificate(target, public_key)
     if format is Format.json:
         print_json(
             {

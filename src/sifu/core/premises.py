@@ -91,11 +91,12 @@ def collect_premises(
     largest_psi: float,
     rate_source: RateSource,
     left_out: int = 0,
+    gaps: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
     `largest_psi` is the largest Psi that any subject reached on the way to the noised node, `left_out` how many
-    clients' replies were refused on that way.
+    clients' replies were refused on that way, `gaps` how often the run was restored from an older state before.
     """
     return (
         regularity_premise(facts, measured),
@@ -116,6 +117,7 @@ def collect_premises(
         ),
         _counterfactual_premise(facts),
         *replies_premise(left_out),
+        *record_premise(gaps),
         _calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
         _noise_premise(noise),
@@ -139,6 +141,7 @@ def training_noise_premises(
     rate_source: RateSource,
     replayed: bool = False,
     left_out: int = 0,
+    gaps: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order.
 
@@ -169,6 +172,7 @@ def training_noise_premises(
         ),
         _counterfactual_premise(facts),
         *replies_premise(left_out),
+        *record_premise(gaps),
         _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
@@ -218,6 +222,20 @@ def replies_premise(left_out: int) -> tuple[Premise, ...]:
             "Some clients' replies were refused and left out; the certificate compares with a world in which the same "
             "ones were left out.",
             f"{left_out} replies left out",
+        ),
+    )
+
+
+def record_premise(gaps: int) -> tuple[Premise, ...]:
+    """Releases that an older state knows nothing of are charged to nobody; said only where there may be some."""
+    if gaps == 0:
+        return ()
+    return (
+        Premise(
+            "record",
+            "assumed",
+            "The run was restored from a backup that may not have been its latest state; models released in between "
+            "are not counted.",
         ),
     )
 

@@ -24,7 +24,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.store import files
 from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
-from sifu.store.keys import KEY_FILE, create_key
+from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import WriterLock
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import CERTIFICATES, HEAD_FILE, EvaluationRow, RunReader
@@ -188,6 +188,7 @@ class RunWriter(RunReader):
             files.remove_strays(folder / "models", files.MODEL_NAME, models)
             files.remove_strays(folder / UPDATES, FILE_NAME, set(writer.updates()))
             writer.export_certificates()
+            finish_rotation(folder, writer.value("public_key"))
             if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
                 writer.scrub()
         except BaseException:
