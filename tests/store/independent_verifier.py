@@ -32,6 +32,9 @@ CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "no
                 "rounds", "erased_nodes", "remaining_nodes", "confidential"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "fine_tuning": "nothing", "fed_eraser": "nothing", "fed_accum": "nothing"}  # fmt: skip
+DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
+STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
+         "request refused": 6, "request withdrawn": 6}  # fmt: skip
 COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level", "method", "noise_node", "received",
           "request", "retention", "scope", "unit")  # fmt: skip
 
@@ -147,6 +150,7 @@ class Verifier:
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+        self.steps: dict[str, int] = {}  # of each request: how far it got
         self.keys: list[tuple[int, str]] = []  # the operator's keys with the event that named each
         self.restored: list[Row] = []  # each event 'restored' with what there was just before
         self.purges: list[Row] = []  # each event 'purged' with what there was just before
@@ -200,6 +204,8 @@ class Verifier:
             for row in payload.get("updates", []):
                 put("updates", row | {"clients": canonical(row["clients"])})
                 self.written.append(row)
+            if event["kind"] in STEPS:
+                self.take_step(event, name["request"] if isinstance(name, dict) else name)
             if "rows" in payload:
                 rows = payload["rows"]
                 self.agree(f"{at}: first node", rows["first"], next_node)
@@ -218,6 +224,8 @@ class Verifier:
             elif event["kind"] == "request done":
                 self.done[name], result = moment, {k: payload[k] for k in ("request", "final_node", "level")}
                 put("requests", result | {"status": "done", "finished": event["time"]})
+            elif event["kind"] in DECIDED:
+                put("requests", {"request": name, "status": event["kind"].split()[1]})
             elif event["kind"] == "comparison":
                 put("comparisons", payload.get("comparison", payload))
         put("run", {"key": "head", "value": f"{len(self.tables['events'])}:{previous.hex()}"})
@@ -233,6 +241,20 @@ class Verifier:
         clients = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
         self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
+
+    def take_step(self, event: Row, request: str) -> None:
+        """Section 4: received, then perhaps verified, planned, running, done; refused or withdrawn before it runs."""
+        before, new = self.steps.get(request, 0), STEPS[event["kind"]]
+        good = {
+            1: before == 0,
+            2: before == 1,
+            3: before in (1, 2),
+            4: before in (1, 2, 3),
+            5: before == 4,
+            6: 0 < before < 4,
+        }
+        self.check(good[new], f"event {event['seq']}: {event['kind']} of {request} is out of order")
+        self.steps[request] = new
 
     def take_key(self, seq: int, payload: Row) -> None:
         """Section 6: a new key is signed by the old one and by itself."""

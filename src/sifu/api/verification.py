@@ -14,6 +14,7 @@ from sifu.api.certification import RecordedRequest, nodes_to_erase
 from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
 from sifu.api.erasure import check_purges
 from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables, payload_of
+from sifu.api.requests import check_lifecycles
 from sifu.api.updates_check import check_updates, check_updates_erased
 from sifu.core.certificate import auditor_form, public_form
 from sifu.core.errors import InputError
@@ -80,6 +81,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 ("certificates", _check_certificates),
                 ("folder", _check_outside_files),
                 ("requests", _check_requests),
+                ("lifecycles", check_lifecycles),
                 ("purges", check_purges),
                 ("restored", check_restored),
             ):

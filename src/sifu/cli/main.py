@@ -13,6 +13,7 @@ import typer
 from sifu.cli.bench import bench
 from sifu.cli.custody import anchor, backup, key, purge, restore
 from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
+from sifu.cli.requests import certificate, decide, requests
 from sifu.core.errors import InputError, SifuError, VerificationError
 from sifu.version import __version__
 
@@ -28,9 +29,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
-for command in (anchor, backup, purge, restore):
+for command in (anchor, backup, decide, purge, requests, restore):
     app.command()(command)
 app.add_typer(key)
+app.add_typer(certificate)
 
 
 def _show_version(asked: bool) -> None:
@@ -236,6 +238,8 @@ def request(
     reserve: ReserveOption = None,
     max_rounds: MaxRoundsOption = None,
     target: TargetOption = None,
+    deadline: Annotated[int, typer.Option("--deadline", help="Days until it must be done.", metavar="DAYS")] = 30,
+    actor: Annotated[str | None, typer.Option("--actor", help="Who enters it; or set SIFU_ACTOR.")] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out."""
@@ -247,7 +251,7 @@ def request(
     terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
     names = _names(clients)
     opened = Run(run)
-    made = opened.request(names, id, **terms)
+    made = opened.request(names, id, deadline_days=deadline, actor=actor, **terms)
     status = opened.request_status(made)
     if format is Format.json:
         print_json({"request": made, "clients": names, "status": status})

@@ -176,7 +176,7 @@ class RunView:
     @cached_property
     def waiting(self) -> set[int]:
         """Clients whose request is in the ledger and not yet carried out: they are not sampled any more."""
-        return {self.index_of[name] for one in self.requests if one.status == "received" for name in one.clients}
+        return {self.index_of[name] for one in self.requests if one.waits for name in one.clients}
 
     @property
     def active(self) -> ClientIndices:

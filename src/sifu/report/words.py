@@ -31,7 +31,7 @@ def verdict(data: ReportData) -> str:
         parts.append(f"{counted(rounds, 'round')} instead of {instead}{scratch:,}{scope}")
     text = "; ".join(parts) + "." if parts else ""
     running = sum(1 for one in data.requests if one.status == "running")
-    waiting = sum(1 for one in data.requests if one.status == "received")
+    waiting = sum(1 for one in data.requests if one.status in ("received", "verified", "planned"))
     if running:
         text += " A request is being carried out and is not certified yet."
     if waiting:

@@ -26,6 +26,9 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 """The tables an event writes, with their primary keys."""
 
+DECIDED = {f"request {status}": status for status in ("verified", "planned", "refused", "withdrawn")}
+"""Events that change nothing of a request but its status."""
+
 Key = tuple[Any, ...]
 Tables = dict[str, dict[Key, dict[str, Any]]]
 
@@ -73,6 +76,8 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     elif kind == "request done":
         values = {"status": "done", "final_node": payload["final_node"], "level": payload["level"], "finished": time}
         yield Change("requests", (payload["request"],), values)
+    elif kind in DECIDED:
+        yield Change("requests", (payload["request"],), {"status": DECIDED[kind]})
     elif kind == "comparison":
         values = {key: payload[key] for key in ("rounds", "reached", "accuracy", "forgotten_accuracy")}
         yield Change("comparisons", (payload["request"], payload["method"]), values)

@@ -57,6 +57,11 @@ class RequestRow:
     level: str | None
     finished: str | None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to be carried out; its clients are not asked any more."""
+        return self.status in ("received", "verified", "planned")
+
 
 @dataclass(frozen=True)
 class SubjectRow:
