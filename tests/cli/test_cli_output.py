@@ -96,6 +96,12 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "doctor": [],
         "methods": [],
         "report": [own_run],
+        "requests": [own_run],
+        "decide": [own_run, "waits", "verified"],
+        "anchor": [own_run],
+        "purge": [own_run],
+        "backup": [own_run, tmp_path / "backup.zip"],
+        "restore": [tmp_path / "backup.zip", tmp_path / "restored"],
     }  # fmt: skip
     assert set(asked) | {"demo"} >= set(COMMANDS), "a new command: add it here"
     found = {}

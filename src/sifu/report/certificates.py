@@ -12,9 +12,8 @@ from sifu.report.words import LEVEL_WORDS, attacker_words, moment, percent, prom
 
 MOST_NAMES = 12
 MOST_SUBJECTS = 20
-
-
 STATES = {"running": "in progress", "refused": "refused", "withdrawn": "withdrawn"}
+"""What a request without a certificate is called; any other waits."""
 
 
 def certificate_article(one: Request, *, folded: bool = False) -> str:

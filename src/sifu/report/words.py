@@ -120,6 +120,8 @@ def status_words(one: Request) -> str:
             f"This request is being carried out: {counted(one.rounds, 'round')} since noise was added. "
             "Nothing is certified yet."
         )
+    if one.status in ("refused", "withdrawn"):
+        return f"This request was {one.status}: nothing was done for it, and its clients may take part."
     return (
         "This request is in the ledger and waits to be carried out. Its clients no longer take part, but nothing has "
         "been forgotten yet."
