@@ -252,7 +252,8 @@ def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> 
     whole = path.read_bytes()
     changes = [f"UPDATE rejections SET {one} WHERE round = 4" for one in (
         "left_out = 0", "branch = 1", "round = 40", "number = 1", "client = 'client-005'", "reason = 'twice'",
-    )] + ["DELETE FROM rejections WHERE round = 4", "INSERT INTO rejections VALUES (0, 1, 0, 'x', 'twice', 0)"]  # fmt: skip
+    )]  # fmt: skip
+    changes += ["DELETE FROM rejections WHERE round = 4", "INSERT INTO rejections VALUES (0, 1, 0, 'x', 'twice', 0)"]
     for change in changes:
         for name in ("run.db-wal", "run.db-shm"):
             (tmp_path / "run" / name).unlink(missing_ok=True)
