@@ -69,7 +69,7 @@ def clients_from_spec(
 
 
 def held_out_from_spec(spec: Spec, data_folder: str | Path | None = None) -> tuple[Any, Any] | None:
-    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None where there are none."""
+    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none."""
     from sifu.data import load
 
     data = spec.data

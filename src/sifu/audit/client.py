@@ -1,8 +1,8 @@
 """`sifu audit --client`: what a leaving client can check by itself, without the operator's run.
 
 It has the released models from before and after its request, its own data and its public certificate. From these it can
-tell whether the certificate is whole and speaks of it, whether the model changed at all, and how the two models do on its
-data. It cannot tell from one model whether it was forgotten: the statements say so.
+tell whether the certificate is whole and speaks of it, whether the model changed at all, and how the two models do on
+its data. It cannot tell from one model whether it was forgotten: the statements say so.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sifu.core.errors import InputError
 from sifu.core.layout import ModelLayout, Vector
 
 CANNOT_SHOW = (
-    "Accuracy on your data says little: a model that never saw you may be as good on it, and forgetting does not mean being "
-    "bad at it. What was promised is that the model would look the same without you.",
+    "Accuracy on your data says little: a model that never saw you may be as good on it, and forgetting does not "
+    "mean being bad at it. What was promised is that the model would look the same without you.",
     "One released model cannot prove or disprove that. The operator's run can be replayed with and without you (sifu "
     "audit DIR); ask for that, or for the report of an auditor who did it.",
 )
@@ -77,8 +77,9 @@ def audit_client(
     """Check a certificate and two released models from the client's side.
 
     `data` is an npz file with x (model inputs as floats, prepared as for training) and y. `nonce` opens the
-    certificate's commitment to the model after, if the operator hands it over. `model` is a `sifu.sim` model; by default it
-    is read off the file as a linear one with the loss `kind` (auto: softmax, or logistic with one output and labels).
+    certificate's commitment to the model after, if the operator hands it over. `model` is a `sifu.sim` model; by
+    default it is read off the file as a linear one with the loss `kind` (auto: softmax, or logistic with one output
+    and labels).
     """
     checked = verify_certificate(certificate, public_key)
     body = json.loads(Path(certificate).read_bytes())["body"]
@@ -92,8 +93,8 @@ def audit_client(
         )
     if public_key is None:
         statements.append(
-            f"The signature holds for the key {checked.public_key[:16]}...; whose key that is, the file cannot tell: compare "
-            "it with the one the operator published (--public-key)."
+            f"The signature holds for the key {checked.public_key[:16]}...; whose key that is, the file cannot tell: "
+            "compare it with the one the operator published (--public-key)."
         )
     arrays = {name: _read(path) for name, path in (("before", before), ("after", after)) if path is not None}
     committed = None
@@ -105,8 +106,8 @@ def audit_client(
             problems.append("model after: it is not the one the certificate commits to")
     elif after is not None:
         statements.append(
-            "Whether this model is the one certified cannot be told: its commitment is salted. Ask the operator for the nonce "
-            "of final_model (--nonce)."
+            "Whether this model is the one certified cannot be told: its commitment is salted. Ask the operator for "
+            "the nonce of final_model (--nonce)."
         )
     distance = None
     if len(arrays) == 2:
@@ -143,8 +144,8 @@ def _promise(body: dict[str, Any]) -> str:
         return "The certificate says that the model training went on from never saw your data."
     assumed = ", provided that the premises marked assumed hold" if body["level"] == "conditional" else ""
     return (
-        f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}){assumed}: whoever accepts 1 % false alarms spots "
-        f"from the releases that you were there in at most {math.ceil(100 * rate - 1e-9)} % of cases."
+        f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}){assumed}: whoever accepts 1 % false "
+        f"alarms spots from the releases that you were there in at most {math.ceil(100 * rate - 1e-9)} % of cases."
     )
 
 
@@ -187,8 +188,8 @@ def _on_own_data(
     x, y = stored["x"], stored["y"]
     if x.dtype.kind != "f" or x.ndim < 2 or y.shape[:1] != x.shape[:1] or x.shape[0] == 0:
         raise InputError(
-            f"{data} has x of type {x.dtype} and shape {x.shape} and y of shape {y.shape}: one row a sample is needed, as "
-            "floats, prepared as for training"
+            f"{data} has x of type {x.dtype} and shape {x.shape} and y of shape {y.shape}: one row a sample is "
+            "needed, as floats, prepared as for training"
         )
     found = {}
     for name, parameters in arrays.items():
@@ -211,8 +212,8 @@ def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -
     weight = parameters.get("weight")
     if set(parameters) != {"weight", "bias"} or weight is None or weight.ndim != 2:
         raise InputError(
-            f"the model has the parameters {', '.join(sorted(parameters))}, not those of a linear model: audit it from Python "
-            "with sifu.audit.audit_client(..., model=...)"
+            f"the model has the parameters {', '.join(sorted(parameters))}, not those of a linear model: audit it "
+            "from Python with sifu.audit.audit_client(..., model=...)"
         )
     features, outputs = weight.shape
     if kind == "auto":
@@ -224,10 +225,10 @@ def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -
 def _change(before: ModelOnOwnData, after: ModelOnOwnData) -> str:
     if after.loss > before.loss:
         return (
-            f"Your loss rose from {before.loss:.4g} to {after.loss:.4g}: the model fits your data less than before, as is usual "
-            "when a client is forgotten. It is a sign, not a proof."
+            f"Your loss rose from {before.loss:.4g} to {after.loss:.4g}: the model fits your data less than before, "
+            "as is usual when a client is forgotten. It is a sign, not a proof."
         )
     return (
-        f"Your loss did not rise ({before.loss:.4g} before, {after.loss:.4g} after). That alone does not contradict the "
-        "certificate: the other clients' data may teach the model what yours did."
+        f"Your loss did not rise ({before.loss:.4g} before, {after.loss:.4g} after). That alone does not contradict "
+        "the certificate: the other clients' data may teach the model what yours did."
     )

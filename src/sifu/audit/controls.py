@@ -3,8 +3,8 @@
 The task is made so that Psi is the truth: one client pushes a direction that nobody else's data touch, so nothing
 pulls the model back there and every round adds its full Delta (DESIGN section 3). All of the budget is used. The
 honest run must pass with an empirical epsilon near the certified one. Then half of the noise is added, or a later node
-than the budget allows is released, or sensitivities are counted with shares of the whole federation although few take part
-(the accounting of the authors' code): each must be caught.
+than the budget allows is released, or sensitivities are counted with shares of the whole federation although few take
+part (the accounting of the authors' code): each must be caught.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def run_controls(
     epsilon: float = 1.0, seed: int | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> list[Control]:
     """Every control, in folders that are thrown away."""
-    made = [
+    made: list[tuple[str, str, bool, Callable[[Path], Run]]] = [
         ("honest", "nothing is wrong", False, lambda place: designed_run(place, epsilon)),
         ("half the noise", "sigma is recorded, sigma/2 is added", True, _cheating(HalfNoise, epsilon)),
         (

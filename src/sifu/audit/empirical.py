@@ -107,7 +107,7 @@ def epsilon_lower_bound(
 def _bounds(
     values_p: Floats, values_q: Floats, thresholds: Floats, side: str, delta: float, mistake: float
 ) -> tuple[Floats, Floats, Floats]:
-    """ln((TPR_low - delta) / FPR_high) at each threshold, with both limits; sorted values in, -inf where nothing shows."""
+    """ln((TPR_low - delta) / FPR_high) at each threshold, with both limits; takes sorted values."""
     above_p = values_p.size - np.searchsorted(values_p, thresholds, side="right")
     above_q = values_q.size - np.searchsorted(values_q, thresholds, side="right")
     if side == "with":

@@ -1,9 +1,9 @@
-"""What carrying a run out again shows: true distances beside Psi, true costs beside charges, the noise that was drawn."""
+"""What a replay shows: true distances beside Psi, true costs beside charges, and the noise that was drawn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sifu.core.engine import Engine
 from sifu.core.history import PathNode
 from sifu.core.layout import Vector
-from sifu.core.rollback import Subject, charge
+from sifu.core.rollback import Subject
 from sifu.methods.coupled import NoisedModel, recorded_noise, recorded_psi, replay_worlds
 from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
@@ -114,7 +114,7 @@ class Evidence:
 
 
 def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
-    """The noise edges added at or after a subject's request that no such edge precedes on their path (DESIGN section 6)."""
+    """The noise edges added at or after a subject's request that no such edge comes before (DESIGN section 6)."""
     if watched.request is None:
         return []
     nodes = {row.node.node: row.node for row in reader.node_rows()}
@@ -166,7 +166,7 @@ def gather(
             exact_sources[number] = exact
         if item.node.kind == "noise" and item.node.noise_std > 0.0 and item.node.parent in exact_sources:
             evidence.noise[number] = noise_drawn(item.node, exact - exact_sources[item.node.parent])
-        elif number in on_disk:
+        if number in on_disk:
             gap = float(np.linalg.norm(exact - reader.load_model(number).astype(np.float64)))
             evidence.deviations[number] = gap / max(evidence.lengths[number], 1e-300) if gap else 0.0
         seen += 1
@@ -213,9 +213,8 @@ def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evide
     return rows
 
 
-def too_far(rows: Sequence[NodeDistance], evidence: Evidence, dtype: str) -> list[NodeDistance]:
-    """Nodes where the truth is above Psi."""
-    slack = SLACK[dtype]
+def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> list[NodeDistance]:
+    """Nodes where the truth is above Psi by more than `slack`, relative to the model."""
     return [
         one
         for one in rows
@@ -223,9 +222,9 @@ def too_far(rows: Sequence[NodeDistance], evidence: Evidence, dtype: str) -> lis
     ]
 
 
-def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, dtype: str) -> Iterator[str]:
+def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
     """Every way in which noise hid less of a subject than was charged to it, or charges broke its budget."""
-    request, slack = watched.request, SLACK[dtype]
+    request = watched.request
     if request is None:
         return
     final = evidence.distances.get((watched.subject, request.final_node or -1))
@@ -240,8 +239,8 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
             if distance > 0.0:
                 yield f"node {edge.node} was released without noise, {distance:.6g} away from the world without it"
             continue
-        length = evidence.lengths[edge.source]
-        cost = charge(max(0.0, distance * (1.0 - slack) - slack * length), edge.noise_std)
+        certain = max(0.0, distance * (1.0 - slack) - slack * evidence.lengths[edge.source])
+        cost = (certain / edge.noise_std) ** 2
         share = 1.0 - request.reserve if edge.order == watched.order else 1.0
         spent, paid = spent + cost, paid + edge.charge
         if cost > edge.charge:
@@ -249,11 +248,11 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
                 f"at node {edge.source} it is {distance:.6g} away, so noise {edge.noise_std:.6g} costs {cost:.6g}; "
                 f"{edge.charge:.6g} was charged"
             )
-        if edge.charge > watched.budget * share * (1.0 + 1e-9):
+        if edge.charge > watched.budget * share:
             yield f"it was charged {edge.charge:.6g} at node {edge.node}, its budget is {watched.budget * share:.6g}"
         if cost > watched.budget:
             yield f"the noise at node {edge.node} really costs {cost:.6g}, its whole budget is {watched.budget:.6g}"
-    if request.scope == "all" and len(edges) > 1 and max(spent, paid) > watched.budget * (1.0 + 1e-9):
+    if request.scope == "all" and len(edges) > 1 and max(spent, paid) > watched.budget:
         yield f"all releases together cost {spent:.6g} (charged {paid:.6g}), its budget is {watched.budget:.6g}"
 
 

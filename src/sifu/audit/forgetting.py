@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from sifu.audit.scoring import Samples, Scorer
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
+from sifu.store.reader import EvaluationRow
 
 RELEARN_BRANCH = 1 << 40
 """Positions that no run uses, so that relearning draws its own participants and batches."""
@@ -37,6 +37,8 @@ class WatermarkSuccess:
 class ForgettingAudit:
     """The released model beside the one before the request and beside Scratch; dictionaries are by model.
 
+    Accuracy and loss before the request are the recorded ones.
+
     `relearn` counts rounds with the clients back until they are served as well as before (None: not within
     `relearn_limit`). `disagreement` is the share of samples on which released model and Scratch predict otherwise.
     """
@@ -61,7 +63,7 @@ def relearn_rounds(
     order: int,
     limit: int,
 ) -> int | None:
-    """Rounds with the forgotten back among `everyone` until their accuracy (or, without labels, loss) is what it was."""
+    """Rounds with the forgotten back among `everyone` until their accuracy (without labels: loss) is what it was."""
     accuracy, loss = goal
     for rounds in range(limit + 1):
         found = engine.evaluate(model, forgotten)
@@ -82,25 +84,30 @@ def forgetting_audit(
     scratch_rounds: int,
     samples: Mapping[str, Samples],
     watermark: dict[str, WatermarkSuccess] | None,
+    before: EvaluationRow | None,
     relearn_limit: int,
 ) -> ForgettingAudit:
-    """Hold the models `before`, `released` and `scratch` beside each other."""
-    found = {name: engine.evaluate(model, forgotten) for name, model in models.items()}
-    goal = (found["before"].accuracy, found["before"].loss) if "before" in found else (0.0, -math.inf)
+    """Hold the models `released` and `scratch` beside each other, and beside what was recorded before the request."""
+    found = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
+    accuracy, loss = ({name: getattr(one, kind) for name, one in found.items()} for kind in ("accuracy", "loss"))
+    relearn = {}
+    if before is not None:
+        accuracy, loss = {"before": before.accuracy} | accuracy, {"before": before.loss} | loss
+        relearn = {
+            name: relearn_rounds(
+                engine, models[name], (before.accuracy, before.loss), forgotten, everyone, order, relearn_limit
+            )
+            for name in found
+        }
     released, scratch = models["released"].astype(np.float64), models["scratch"].astype(np.float64)
     disagreement = {}
     if scorer is not None and scorer.labels:
         for name, one in samples.items():
             pair = [scorer.predictions(models[kind], one.x) for kind in ("released", "scratch")]
             disagreement[name] = float(np.mean(pair[0] != pair[1]))
-    relearn = {
-        name: relearn_rounds(engine, models[name], goal, forgotten, everyone, order, relearn_limit)
-        for name in ("released", "scratch")
-        if "before" in models
-    }
     return ForgettingAudit(
-        {name: one.accuracy for name, one in found.items()},
-        {name: one.loss for name, one in found.items()},
+        accuracy,
+        loss,
         scratch_rounds,
         relearn,
         relearn_limit,

@@ -6,8 +6,8 @@ unlearning Hayes et al. 2024) trains shadow federations from the request on, wit
 fits a normal law to each sample's confidence in either world, and tells the worlds apart sample by sample.
 
 Only the second plays the game that the certificate speaks of: for each sample it is a test between the two worlds,
-so over many shadows its rates stay below the Gaussian trade-off curve, TPR <= Phi(Phi^-1(FPR) + 1/s). The first also reacts
-to how unlike the held-out samples a client's are, so it is read beside the same attack on Scratch.
+so over many shadows its rates stay below the Gaussian trade-off curve, TPR <= Phi(Phi^-1(FPR) + 1/s). The first also
+reacts to how unlike the held-out samples a client's are, so it is read beside the same attack on Scratch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOW_RATES = (0.01, 0.10)
 
 @dataclass(frozen=True)
 class AttackRates:
-    """What an attack reaches: the true-positive rates at false-positive rates of 1 % and 10 %, and the area below all."""
+    """What an attack reaches: true-positive rates at false-positive rates of 1 % and 10 %, and the area below all."""
 
     at_1_percent: float
     at_10_percent: float
@@ -143,7 +143,8 @@ def shadow_scores(
 
 
 def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, list[float]]:
-    """Rates over the second half of the shadows with laws fitted on the first, and the shares of `targets` called members.
+    """Rates over the second half of the shadows with laws fitted on the first, and the shares of `targets` called
+    members.
 
     `targets` are confidences of the same samples in other models; their threshold is that of 10 % false alarms.
     """
@@ -162,6 +163,6 @@ def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, 
 
 
 def _fit(values: Floats) -> tuple[Floats, Floats]:
-    """Mean of each sample; one spread for all of them, as few shadows allow no more (Carlini et al. 2022, section IV.C)."""
+    """Mean of each sample, one spread for all: few shadows allow no more (Carlini et al. 2022, section VI.A)."""
     spread = float(np.sqrt(np.mean(values.var(axis=0, ddof=1))))
     return values.mean(axis=0), np.full(values.shape[1], max(spread, 1e-12))

@@ -22,7 +22,7 @@ from sifu.core.noise import NormalSource
 
 Floats = NDArray[np.float64]
 STATISTICS = ("likelihood ratio", "projection", "loss")
-FULL_NORMALS = 20_000_000
+FULL_NORMALS = 5_000_000
 """How many normals the replays of whole models draw in each world, at most."""
 CHUNK_NORMALS = 2_000_000
 
@@ -41,7 +41,8 @@ class ReleaseAudit:
     """What the releases charged to one subject give away.
 
     `gaussian_mu` is the true distance of the two worlds in units of the noise, over all releases in scope;
-    `epsilon_true` follows from it exactly. `bounds` is what tests that see only releases could show.
+    `epsilon_true` follows from it exactly. `bounds` is what tests that see only releases could show. `missed` releases
+    in scope could not be replayed; with them epsilon may be larger.
     """
 
     epsilon_certified: float
@@ -49,6 +50,7 @@ class ReleaseAudit:
     gaussian_mu: float
     epsilon_true: float
     bounds: tuple[EpsilonBound, ...]
+    missed: int = 0
 
     @property
     def epsilon_shown(self) -> float:
@@ -86,10 +88,11 @@ def audit_releases(
     request = watched.request
     if request is None:
         return None
-    releases = []
-    for edge in edges:
+    releases, missed = [], 0
+    for edge in (one for one in edges if one.noise_std > 0.0):
         worlds = evidence.sources.get((watched.subject, edge.source))
-        if worlds is None or edge.noise_std == 0.0:
+        if worlds is None:
+            missed += 1
             continue
         drawn = evidence.noise.get(edge.node)
         # Noise that cannot be what was recorded is replayed as it was carried out.
@@ -110,7 +113,7 @@ def audit_releases(
         bounds.append(epsilon_lower_bound(*projections, delta, share, STATISTICS[1]))
         if losses is not None:
             bounds.append(epsilon_lower_bound(*losses, delta, share, STATISTICS[2]))
-    return ReleaseAudit(request.epsilon, request.delta, mu, gaussian_epsilon(mu, request.delta), tuple(bounds))
+    return ReleaseAudit(request.epsilon, request.delta, mu, gaussian_epsilon(mu, request.delta), tuple(bounds), missed)
 
 
 def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[Floats, Floats]:
@@ -128,7 +131,7 @@ def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[
 def _whole_models(
     engine: Engine, watched: Watched, release: _Release, normals: NormalSource, how_many: Replays
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats] | None]:
-    """Noised models drawn whole, in both worlds: their projection on theta - phi, and minus the loss on the clients' data."""
+    """Noised models drawn whole, in both worlds: projections on theta - phi, and minus losses on the clients' data."""
     size = release.with_client.size
     replays = int(min(how_many.replays, max(200, FULL_NORMALS // size)))
     difference = release.difference

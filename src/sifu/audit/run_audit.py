@@ -16,6 +16,7 @@ from sifu.api.federation import PYTHON, clients_from_spec, engine_from_spec, hel
 from sifu.api.run import Run
 from sifu.audit.evidence import (
     REPLAY_TOLERANCE,
+    SLACK,
     Evidence,
     NodeDistance,
     NoiseDrawn,
@@ -49,7 +50,7 @@ from sifu.methods.coupled import NoisedModel
 from sifu.methods.registry import method_named
 from sifu.methods.training import retrain_unrecorded
 from sifu.methods.view import RunView
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import EvaluationRow, RequestRow, RunReader
 
 AuditProgress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, of how much)."""
@@ -60,11 +61,12 @@ MOST_HELD_OUT = 2000
 class AuditOptions:
     """How hard to try.
 
-    `subjects` is how many of the forgotten are replayed; `shadows` how many shadow federations each world gets (0: none),
-    `shadow_rounds` and `relearn_rounds` bound their length. `attacks` turns membership inference, Scratch and
-    relearning on; they need retraining. `request` names the request they look at (the last one). `seed` makes the audit's own
-    draws repeatable; without it they come from the operating system, as certified noise does. `as_if_certified` treats
-    requests of level `none` as if they had claimed their budget: for controls that must be caught.
+    `subjects` is how many of the forgotten are replayed; `shadows` how many shadow federations each world gets (0:
+    none), `shadow_rounds` and `relearn_rounds` bound their length. `attacks` turns membership inference, Scratch and
+    relearning on; they need retraining. `request` names the request they look at (the last one). `seed` makes the
+    audit's own draws repeatable; without it they come from the operating system, as certified noise does.
+    `as_if_certified` treats requests of level `none` as if they had claimed their budget: for controls that must be
+    caught.
     """
 
     subjects: int = 16
@@ -87,9 +89,15 @@ class SubjectAudit:
     request: str | None
     level: str
     budget: float
+    source: int | None
     nodes: tuple[NodeDistance, ...]
     releases: ReleaseAudit | None
     findings: tuple[str, ...]
+
+    @property
+    def at_source(self) -> NodeDistance | None:
+        """The truth at the node its request went back to."""
+        return next((one for one in self.nodes if one.node == self.source), None)
 
     @property
     def closest(self) -> float:
@@ -150,8 +158,8 @@ def audit_run(
 ) -> AuditReport:
     """Replay a run with and without its forgotten clients, attack its releases, and compare with what was certified.
 
-    Needs every client's data, so it works for simulated federations. For a run made from Python, hand over the `Run` with
-    its engine, and `clients` with names, x and y for the attacks that look at samples. `noised` tells the
+    Needs every client's data, so it works for simulated federations. For a run made from Python, hand over the `Run`
+    with its engine, and `clients` with names, x and y for the attacks that look at samples. `noised` tells the
     noise of an edge (by default from the record).
     """
     options = options or AuditOptions()
@@ -199,7 +207,8 @@ class _Audit:
             watched, left_out = watched_subjects(self.reader, self.options.subjects)
             if left_out:
                 self.notes.append(
-                    f"{left_out} more subjects were forgotten; the {len(watched)} with the largest charges were replayed"
+                    f"{left_out} more subjects were forgotten; the {len(watched)} with the largest charges were "
+                    f"replayed"
                 )
             evidence = gather(
                 self.engine,
@@ -250,7 +259,8 @@ class _Audit:
             if gap > tolerance:
                 self._say(
                     any(self._is_certified(one.level) for one in self.reader.requests()),
-                    f"the model of node {node} is not what the recorded rounds give: it is off by {gap:.3g} of its length",
+                    f"the model of node {node} is not what the recorded rounds give: it is off by {gap:.3g} of its "
+                    f"length",
                 )
 
     def _check_noise(self, noise: tuple[NoiseDrawn, ...]) -> None:
@@ -271,14 +281,19 @@ class _Audit:
                 )
 
     def _subject(self, watched: Watched, subjects: int, rows: list[NodeDistance], evidence: Evidence) -> SubjectAudit:
-        dtype, edges = self.engine.layout.dtype, charged_edges(self.reader, watched)
-        findings = list(self._findings(watched, rows, edges, evidence, dtype))
+        edges = charged_edges(self.reader, watched)
+        findings = list(self._findings(watched, rows, edges, evidence))
         share = replace(self.options.replays, mistake=self.options.replays.mistake / max(subjects, 1))
         releases = audit_releases(self.engine, watched, edges, evidence, self.normals, share)
         if releases is not None and releases.epsilon_shown > releases.epsilon_certified:
             findings.append(
                 f"its releases show an epsilon of at least {releases.epsilon_shown:.4g} (confidence "
                 f"{1.0 - self.options.replays.mistake:.1%}), {releases.epsilon_certified:g} is the budget"
+            )
+        if releases is not None and releases.missed:
+            self.notes.append(
+                f"{', '.join(watched.names[:3])}: {releases.missed} of {len(edges)} releases charged to it cannot be "
+                "replayed; its true and shown epsilon are those of the others"
             )
         # A client that did not ask is bounded all the same, unless the run's accounting bounds nobody.
         certified = self._is_certified(watched.level) or (
@@ -294,22 +309,24 @@ class _Audit:
             request,
             watched.level,
             watched.budget,
+            watched.request.source_node if watched.request else None,
             tuple(rows),
             releases,
             tuple(findings),
         )
 
     def _findings(
-        self, watched: Watched, rows: list[NodeDistance], edges: list[NoiseEdge], evidence: Evidence, dtype: str
+        self, watched: Watched, rows: list[NodeDistance], edges: list[NoiseEdge], evidence: Evidence
     ) -> Iterator[str]:
-        broken = too_far(rows, evidence, dtype)
+        slack = SLACK[self.engine.layout.dtype]
+        broken = too_far(rows, evidence, slack)
         if broken:
             worst = max(broken, key=lambda one: one.distance - one.psi)
             yield (
-                f"the truth is above Psi at {len(broken)} of {len(rows)} nodes, first at node {broken[0].node}; at node "
-                f"{worst.node} it is {worst.distance:.6g}, Psi {worst.psi:.6g}"
+                f"the truth is above Psi at {len(broken)} of {len(rows)} nodes, first at node {broken[0].node}; at "
+                f"node {worst.node} it is {worst.distance:.6g}, Psi {worst.psi:.6g}"
             )
-        yield from wrong_charges(watched, edges, evidence, dtype)
+        yield from wrong_charges(watched, edges, evidence, slack)
 
     # -- attacks -------------------------------------------------------------------------------------------
 
@@ -328,16 +345,20 @@ class _Audit:
             return next(one for one in done if one.request == wanted)
         return max(done, key=lambda one: one.request_order or 0)
 
-    def _before(self, row: RequestRow) -> int | None:
-        """The node of the model that was the current one when the request came."""
+    def _before(self, row: RequestRow) -> EvaluationRow | None:
+        """How the model that was the current one when the request came did on the clients' data."""
         subset = f"forgotten:{row.request}"
-        earlier = [one.node for one in self.reader.evaluations() if one.subset == subset]
-        return next((node for node in sorted(earlier) if node < (row.noise_node or 0)), None)
+        earlier = [
+            one for one in self.reader.evaluations() if one.subset == subset and one.node < (row.noise_node or 0)
+        ]
+        return earlier[0] if earlier else None
 
     def _models_wanted(self, row: RequestRow | None) -> set[int]:
         if row is None:
             return set()
-        return {node for node in (self._before(row), row.final_node) if node is not None}
+        before = self._before(row)
+        nodes = (None if before is None else before.node, row.final_node)
+        return {node for node in nodes if node is not None}
 
     def _attack(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
         reader, engine, options = self.reader, self.engine, self.options
@@ -363,8 +384,8 @@ class _Audit:
         )
         named: dict[str, Vector] = {}
         before = self._before(row)
-        if before in models:
-            named["before"] = models[before]  # type: ignore[index]
+        if before is not None and before.node in models:
+            named["before"] = models[before.node]
         named |= {"released": models[row.final_node], "scratch": scratch}
         data, scorer = self._data(), self._scorer()
         samples = self._samples(data, forgotten) if data is not None and scorer is not None else {}
@@ -381,6 +402,7 @@ class _Audit:
             rounds,
             samples,
             self._watermark(named, forgotten),
+            before,
             options.relearn_rounds,
         )
         membership = None
@@ -413,7 +435,8 @@ class _Audit:
         ]
         certified = self._is_certified(row.level)
         bound = bound_rates(row.multiplier) if row.multiplier and certified else None
-        rates, shares, client, rounds = None, [None, None], "", self._rounds_of(row).first(options.shadow_rounds)
+        rates, client, rounds = None, "", self._rounds_of(row).first(options.shadow_rounds)
+        shares: list[float] | list[None] = [None, None]
         if candidates and noise_std > 0.0 and options.shadows >= 4 and method_named(row.method).protection == "noise":
             target = max(candidates, key=lambda one: evidence.distances[one.subject, source])  # type: ignore[index]
             client = ", ".join(target.names)

@@ -71,7 +71,7 @@ class Scorer:
         return float(self._model.objective.hits(scores, encoded).double().mean())
 
     def confidences(self, vector: Vector, samples: Samples) -> Floats:
-        """ln(p / (1 - p)) of the right class (Carlini et al. 2022), which is nearly normal over models; minus the loss otherwise."""
+        """ln(p / (1 - p)) of the right class (Carlini et al. 2022); minus the loss where targets are real."""
         losses = self.losses(vector, samples)
         if not self.labels:
             return -losses

@@ -116,8 +116,8 @@ def audit_as_client(
     """`sifu audit --client NAME`: files by option, or by their usual names in a folder."""
     if folder is not None and (folder / DATABASE).exists():
         raise InputError(
-            f"{folder} is the operator's run: a client checks with what it holds. Give --certificate, --before, --after and "
-            f"--own-data, or a folder with {', '.join(CLIENT_FILES.values())} and {OWN_DATA}"
+            f"{folder} is the operator's run: a client checks with what it holds. Give --certificate, --before, "
+            f"--after and --own-data, or a folder with {', '.join(CLIENT_FILES.values())} and {OWN_DATA}"
         )
     if folder is not None and not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
@@ -208,27 +208,26 @@ def print_report(report: AuditReport) -> None:
 
 
 def _print_subjects(report: AuditReport) -> None:
-    shown = table(
-        "request", "client", "level", "-distance/Psi", "-eps certified", "-eps true", "-eps shown", title="\nForgotten"
-    )
+    shown = table("request", "client", "level", "-distance", "-Psi", "-eps", "-true", "-shown", title="\nForgotten")
     for one in report.subjects[:MOST_SUBJECTS]:
-        found = one.releases
+        largest = max(one.nodes, key=lambda node: node.psi, default=None)
+        found, source = one.releases, one.at_source if one.request else largest
+        epsilons = (found.epsilon_certified, found.epsilon_true, found.epsilon_shown) if found else (None,) * 3
         shown.add_row(
             one.request or "-",
             names_text(one.clients, 1),
             level_text(one.level) if one.request else "not asked",
-            number(one.closest, 3),
-            number(found.epsilon_certified, 3) if found else "-",
-            number(found.epsilon_true, 3) if found else "-",
-            number(found.epsilon_shown, 3) if found else "-",
+            number(source.distance, 3) if source else "-",
+            number(source.psi, 3) if source else "-",
+            *(number(value, 3) for value in epsilons),
         )
     out.print(shown)
     if len(report.subjects) > MOST_SUBJECTS:
         out.print(f"... and {len(report.subjects) - MOST_SUBJECTS} more in the JSON")
     if any(one.releases for one in report.subjects):
         out.print(
-            "distance/Psi is the largest over all nodes (1 is a tight bound). eps true follows from the true distance and "
-            "the noise; eps shown is what tests that see only releases prove."
+            "distance is the true one at the model gone back to, Psi its bound; eps is certified, true what follows "
+            "from the distance and the noise, shown what tests that see only releases prove."
         )
 
 
@@ -248,27 +247,28 @@ def _print_attacks(report: AuditReport) -> None:
             rates = [percent(getattr(one, pick)) if (one := membership.loss.get(name)) else "-" for name in MODELS]
             shown.add_row(f"spotted by loss at {title} false alarms", *rates)
     if found.watermark is not None:
-        marks = [percent(one.success) if (one := found.watermark.get(name)) else "-" for name in MODELS]
+        marks = [percent(mark.success) if (mark := found.watermark.get(name)) else "-" for name in MODELS]
         shown.add_row("owed to their watermark", *marks)
     if found.relearn:
         rounds = [_rounds(found.relearn.get(name), found.relearn_limit) for name in ("released", "scratch")]
         shown.add_row("rounds to relearn them", "-", *rounds)
     out.print(shown)
     if membership is not None and membership.lira is not None:
-        limits = membership.bound
-        at_most = f" (at most {percent(limits.at_1_percent)} and {percent(limits.at_10_percent)} by the certificate)"
+        found_by, limits = membership.lira, membership.bound
+        out.print(f"Shadow federations ({membership.shadows} in each world) against {escape(membership.lira_client)}:")
+        for title, pick in (("1 %", "at_1_percent"), ("10 %", "at_10_percent")):
+            most = f", at most {percent(getattr(limits, pick))} by the certificate" if limits else ""
+            out.print(f"  at {title} false alarms they spot {percent(getattr(found_by, pick))}{most}")
         out.print(
-            f"Shadow federations spot the samples of {escape(membership.lira_client)} in {percent(membership.lira.at_1_percent)} "
-            f"of cases at 1 % false alarms, {percent(membership.lira.at_10_percent)} at 10 %{at_most if limits else ''}; they "
-            f"point at {percent(membership.lira_released)} of them in the released model, {percent(membership.lira_scratch)} in "
-            "Scratch."
+            f"  at 10 % they point at {percent(membership.lira_released)} of the samples in the released model, "
+            f"{percent(membership.lira_scratch)} in Scratch"
         )
     parts = [f"{percent(value)} of the {name} samples" for name, value in found.disagreement.items()]
     if parts:
         out.print(f"Released model and Scratch predict otherwise on {' and '.join(parts)};")
     out.print(
-        f"they are {number(found.distance_to_scratch)} apart, where Scratch went {number(found.distance_from_start)} from its "
-        f"start in {found.scratch_rounds} rounds."
+        f"they are {number(found.distance_to_scratch)} apart, where Scratch went {number(found.distance_from_start)} "
+        f"from its start in {found.scratch_rounds} rounds."
     )
 
 

@@ -399,8 +399,8 @@ def audit(
     """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
 
     Replays the run with and without the forgotten clients (all data must be at hand), holds true distances
-    against Psi and noise against its record, bounds epsilon from below by replaying releases, and attacks the released model.
-    With --client: what a leaving client can check with only its certificate, two released models and its data.
+    against Psi and noise against its record, bounds epsilon from below by replaying releases, and attacks the released
+    model. With --client: what a leaving client can check with only its certificate, two released models and its data.
     """
     as_json = format is Format.json
     if client is not None:

@@ -1,8 +1,8 @@
 """A recorded run carried out again, beside the worlds in which some clients were never there.
 
 All worlds share everything that is random: schedule, batches, initial models and noise. In each of them some clients
-are missing, their slots not refilled (DESIGN section 3). ||theta^n - phi^n|| can then be held against Psi(n, W) at every
-node, and against what was charged at every noise edge.
+are missing, their slots not refilled (DESIGN section 3). ||theta^n - phi^n|| can then be held against Psi(n, W) at
+every node, and against what was charged at every noise edge.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ReplayedNode:
 def recorded_noise(reader: RunReader) -> NoisedModel:
     """Noise as it was: from the noised model where it is still on disk, drawn again where it was seeded.
 
-    Certified noise is drawn once from the operating system and kept nowhere but in the model it made. When a later request
-    cut that model off and erased it, what came after it cannot be carried out again.
+    Certified noise is drawn once from the operating system and kept nowhere but in the model it made. When a later
+    request cut that model off and erased it, what came after it cannot be carried out again.
     """
     on_disk = reader.models()
     spec = Spec.from_mapping(reader.spec)
@@ -134,7 +134,7 @@ def _moved(noised: Vector, before: ReplayedNode, key: int) -> Vector:
 
 
 def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:
-    """Psi by (subject, node), for everyone whom noise of a request promised to hide and every node, the cut ones too."""
+    """Psi by (subject, node), for everyone whom noise of a request promised to hide, at every node, cut or not."""
     nodes = [row.node for row in reader.node_rows()]
     result = {}
     for leaf in sorted({one.node for one in nodes} - {one.parent for one in nodes}):
