@@ -77,21 +77,16 @@ def epsilon_lower_bound(
             f"{min(with_client.size, without_client.size)} replays are too few to bound epsilon: take {FEWEST_REPLAYS} "
             "at least, 10000 are usual"
         )
-    choose_p, measure_p = np.sort(with_client[::2]), np.sort(with_client[1::2])
-    choose_q, measure_q = np.sort(without_client[::2]), np.sort(without_client[1::2])
-    ranks = np.unique(np.linspace(0, choose_p.size + choose_q.size - 1, THRESHOLDS).astype(np.int64))
-    # Tails matter most, so the outermost values are tried one by one as well.
-    pooled = np.sort(np.concatenate([choose_p, choose_q]))
-    edges = np.arange(min(50, pooled.size))
-    thresholds = np.unique(pooled[np.concatenate([ranks, edges, pooled.size - 1 - edges])])
-    best: tuple[float, float, str] | None = None
-    for side in ("with", "without"):
-        found = _bounds(choose_p, choose_q, thresholds, side, delta, mistake)[0]
-        place = int(np.argmax(found))
-        if best is None or found[place] > best[0]:
-            best = (float(found[place]), float(thresholds[place]), side)
-    assert best is not None
-    _, threshold, side = best
+    best = (-math.inf, 0.0, "with", 1.0)
+    for sign in (1.0, -1.0):  # the statistic may be large with the client, or small
+        choose_p, choose_q = np.sort(sign * with_client[::2]), np.sort(sign * without_client[::2])
+        thresholds = _thresholds(choose_p, choose_q)
+        for side in ("with", "without"):
+            found = _bounds(choose_p, choose_q, thresholds, side, delta, mistake)[0]
+            place = int(np.argmax(found))
+            best = max(best, (float(found[place]), float(thresholds[place]), side, sign))
+    _, threshold, side, sign = best
+    measure_p, measure_q = np.sort(sign * with_client[1::2]), np.sort(sign * without_client[1::2])
     epsilon, rates, alarms = _bounds(measure_p, measure_q, np.array([threshold]), side, delta, mistake)
     return EpsilonBound(
         statistic,
@@ -102,6 +97,14 @@ def epsilon_lower_bound(
         float(alarms[0]),
         side,
     )
+
+
+def _thresholds(values_p: Floats, values_q: Floats) -> Floats:
+    """Values to try as thresholds: evenly by rank, and the outermost one by one, since tails matter most."""
+    pooled = np.sort(np.concatenate([values_p, values_q]))
+    ranks = np.linspace(0, pooled.size - 1, THRESHOLDS).astype(np.int64)
+    edges = np.arange(min(50, pooled.size))
+    return np.unique(pooled[np.concatenate([ranks, edges, pooled.size - 1 - edges])])
 
 
 def _bounds(
