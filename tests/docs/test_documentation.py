@@ -74,7 +74,14 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_link_of_the_pages_exists() -> None:
-    pages = ["CONTRIBUTING.md", "docs/store.md", "docs/performance.md", "docs/new-method.md", "docs/experiments.md"]
+    pages = [
+        "CONTRIBUTING.md",
+        "docs/store.md",
+        "docs/performance.md",
+        "docs/new-method.md",
+        "docs/experiments.md",
+        "docs/audit.md",
+    ]
     for page in [*PAGES, *pages]:
         base = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
