@@ -81,6 +81,7 @@ def test_every_link_of_the_pages_exists() -> None:
         "docs/new-method.md",
         "docs/experiments.md",
         "docs/security.md",
+        "docs/audit.md",
     ]
     for page in [*PAGES, *pages]:
         base = (ROOT / page).parent
