@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.erasure import forgetting_models
-from sifu.api.integrity import check_integrity
-from sifu.core.errors import InputError
+from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.ledger import canonical_json
 from sifu.methods.training import uninterrupted
 from sifu.methods.view import RunView
@@ -145,9 +144,9 @@ def restore(
         parse_anchor(anchor)
     given = [_read_certificate(path) for path in certificates]
     with read_backup(file, folder) as staged:
+        check_whole(staged, file)
         reader = RunReader(staged)
         try:
-            check_integrity(reader)
             known = {key for _, key in keys_of(reader)}
             head, run = anchor_of(reader), reader.value("run")
             held = anchor is not None and holds_anchor(reader, anchor)
@@ -174,6 +173,15 @@ def restore(
         "requests": late,
         "erased": list(dropped),
     }
+
+
+def check_whole(staged: Path, file: Path) -> None:
+    """Refuse a backup whose run does not verify: its list of files is as easily forged as its files."""
+    from sifu.api.verification import verify_run  # which imports this file
+
+    problems = verify_run(staged).problems
+    if problems:
+        raise RunDamagedError(f"{file} is damaged or was changed, nothing was restored. {problems[0]}")
 
 
 def _record_restoration(

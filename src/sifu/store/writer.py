@@ -23,7 +23,17 @@ from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.store import files
-from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
+from sifu.store.database import (
+    DATABASE,
+    OLDER_SCHEMA,
+    SCHEMA_VERSION,
+    create_database,
+    is_older_schema,
+    migrate,
+    open_database,
+    scrub_database,
+    transaction,
+)
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import WriterLock
 from sifu.store.projection import KEYS, Change, changes
@@ -182,6 +192,8 @@ class RunWriter(RunReader):
                 raise RunDamagedError(
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
+            if is_older_schema(connection):
+                writer._migrate()
             for name in _FOLDERS:
                 (folder / name).mkdir(mode=0o700, exist_ok=True)
             models = {files.model_path(folder, node).name for node in writer.models()}
@@ -195,6 +207,16 @@ class RunWriter(RunReader):
             writer.close()
             raise
         return writer
+
+    def _migrate(self) -> None:
+        """Bring the tables of an older run up to date, and say so in its ledger; all of it or nothing."""
+        with transaction(self.connection):
+            migrate(self.connection)
+            event = self._record("migrated", {"from": OLDER_SCHEMA, "to": SCHEMA_VERSION}, NewRows(), (), self.layout)
+        self._write_head(event)
+
+    def _write_head(self, event: Event) -> None:
+        files.write_atomically(self.folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
 
     def close(self) -> None:
         """Close the database and let go of the lock."""
@@ -249,7 +271,7 @@ class RunWriter(RunReader):
             for file in {one.file for one in updates} - files_before:
                 updates_path(self.folder, file).unlink(missing_ok=True)
             raise
-        files.write_atomically(self.folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
+        self._write_head(event)
         for node in dropped_models:
             files.model_path(self.folder, node).unlink(missing_ok=True)
         if dropped_models:
