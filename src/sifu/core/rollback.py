@@ -81,10 +81,7 @@ def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
     a method that merely goes on without the client (fine-tuning) hides nothing. A path that begins at a fresh model
     made then is covered whole.
     """
-    return begins_without(path, subject) or any(
-        edge <= depth and order >= subject.order and path.nodes[edge].noise_std > 0.0
-        for edge, order in path.noise_depths
-    )
+    return begins_without(path, subject) or bool(depth >= 0 and path.covering_order[depth] >= subject.order)
 
 
 class Exposure:

@@ -185,7 +185,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
     if not isinstance(mapping, Mapping):
         raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     known = {one.name for one in fields(kind)}
     values = {}
     for key, value in mapping.items():

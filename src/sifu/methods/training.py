@@ -126,7 +126,7 @@ class RecordedTraining:
         self._fetch_model: Callable[[], Vector] = lambda: current
         self._tip = view.rows[-1].node
         self._depth = view.path.tip
-        self._next = 1 + max(row.node.node for row in writer.node_rows())
+        self._next = 1 + max(writer.nodes_by_number())
         self._root = writer.load_model(view.rows[0].node.node).astype(np.float64)
         self._tracker = view.tracker()
         self._levels = levels_to_keep(view.spec)
@@ -160,6 +160,7 @@ class RecordedTraining:
                     break
         finally:
             self.commit()
+        self.view.remember(self._tip.node, self._tracker.copy())
 
     def _stream(self) -> Iterator[StreamedRound]:
         keep = self.view.spec.keep

@@ -86,10 +86,20 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
 
 def replay(all_changes: Iterable[Change]) -> Tables:
     """The tables as the ledger says they must be."""
-    tables: Tables = {table: {} for table in KEYS}
+    tables = empty_tables()
     for change in all_changes:
-        if change.values is None:
-            tables[change.table].pop(change.key, None)
-        else:
-            tables[change.table].setdefault(change.key, {}).update(change.values)
+        apply_change(tables, change)
     return tables
+
+
+def empty_tables() -> Tables:
+    """The tables before the first event."""
+    return {table: {} for table in KEYS}
+
+
+def apply_change(tables: Tables, change: Change) -> None:
+    """Make one change."""
+    if change.values is None:
+        tables[change.table].pop(change.key, None)
+    else:
+        tables[change.table].setdefault(change.key, {}).update(change.values)

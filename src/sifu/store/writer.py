@@ -78,8 +78,14 @@ class NewModel:
 class RunWriter(RunReader):
     """The one process that may change a run."""
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection, lock: WriterLock) -> None:
-        super().__init__(folder, connection)
+    def __init__(
+        self,
+        folder: Path,
+        connection: sqlite3.Connection,
+        lock: WriterLock,
+        constants: dict[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(folder, connection, constants)
         self._lock = lock
 
     @classmethod
@@ -175,7 +181,7 @@ class RunWriter(RunReader):
             )
 
     @classmethod
-    def open(cls, folder: Path) -> RunWriter:
+    def open(cls, folder: Path, constants: dict[Any, Any] | None = None) -> RunWriter:
         """Take the lock of an existing run and clear away what a crash may have left."""
         connection = open_database(folder)
         try:
@@ -183,7 +189,7 @@ class RunWriter(RunReader):
         except BaseException:
             connection.close()
             raise
-        writer = cls(folder, connection, lock)
+        writer = cls(folder, connection, lock, constants)
         try:
             _finish_creation(folder)
             # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
@@ -280,8 +286,8 @@ class RunWriter(RunReader):
             updates_path(self.folder, file).unlink(missing_ok=True)
         if dropped_updates:
             files.sync_folder(self.folder / UPDATES)
-        if contents:
-            self.export_certificates()
+        for (request, form), content in contents.items():
+            files.write_atomically(certificate_path(self.folder, request, form), content.encode())
         if for_good:
             self.scrub()
         return event
@@ -390,10 +396,10 @@ class RunWriter(RunReader):
 
     def export_certificates(self) -> None:
         """Write each certificate to its file, unless it is there already."""
-        for (request, form), content in self.certificates().items():
+        for request, form in self.query("SELECT request, form FROM certificates ORDER BY request, form"):
             path = certificate_path(self.folder, request, form)
             if not path.exists():
-                files.write_atomically(path, content.encode())
+                files.write_atomically(path, self.certificates(request)[(request, form)].encode())
 
 
 def _clear_unfinished(folder: Path) -> None:
