@@ -1,8 +1,9 @@
 """A program that runs one scripted job with a fault at a chosen point of it: python faulty_runs.py FOLDER JSON
 
 The job: train, three requests, a joint one, a strict purge. A point is a write, fsync, rename, unlink, truncation or
-SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before or after it, or the
-call fails with ENOSPC or EIO, or writes only half of its bytes. Then the job is run again until it ends, and compared
+SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before it (and after the last
+one: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO, or half of its
+bytes are written. Then the job is run again until it ends, and compared
 by the caller with the uninterrupted one. Everything is imported once; every attempt is a fork. Prints one JSON object.
 """
 
@@ -163,7 +164,7 @@ def main() -> None:
     number = 0
     for at in range(1, len(names) + 1):
         for fault in FAULTS:
-            if fault == "short write" and names[at - 1] != "write":
+            if (fault == "short write" and names[at - 1] != "write") or (fault == "kill after" and at < len(names)):
                 continue
             number += 1
             if number % job["every"] != job.get("share", 0):

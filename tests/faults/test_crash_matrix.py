@@ -23,7 +23,7 @@ from sifu.store.files import model_path
 PROGRAM = Path(__file__).with_name("faulty_runs.py")
 JOB: dict[str, Any] = {
     "spec": small_spec(
-        privacy={"noise": "seeded"}, keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 4}
+        privacy={"noise": "seeded"}, keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 2}
     ),
     "requests": [
         {"id": "first", "clients": ["client-000"], "terms": {"sigma": 0.05}},
@@ -83,7 +83,7 @@ def stored(folder: Path) -> dict[str, str]:
 
 
 def test_a_sample_of_the_crash_matrix(quick_folder: Path) -> None:
-    result = matrix(quick_folder, every=401)
+    result = matrix(quick_folder, every=201)
     assert result["points"] >= 200
     assert {"write", "fsync", "replace", "unlink", "sql COMMIT", "sql VACUUM"} <= set(result["kinds"])
     assert sum(result["faults"].values()) >= 8

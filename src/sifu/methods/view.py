@@ -73,12 +73,16 @@ class RunView:
     def __init__(self, reader: RunReader, tip: int | None = None) -> None:
         self.reader, self._now = reader, tip is None
         with readable(reader.folder):
-            self.spec = Spec.from_mapping(reader.spec)
+            constants = reader.constants
+            if "facts" not in constants:
+                constants["spec"] = Spec.from_mapping(reader.spec)
+                recorded = reader.facts
+                participation = Participation.parse(recorded["participation"])
+                outside = tuple(recorded["outside"])
+                constants["facts"] = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
+            self.spec: Spec = constants["spec"]
+            self.facts: TrainingFacts = constants["facts"]
             self.clients = reader.clients()
-            recorded = reader.facts
-            participation = Participation.parse(recorded["participation"])
-            outside = tuple(recorded["outside"])
-            self.facts = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
             self.rows: list[NodeRow] = reader.path(tip)
             self.requests: list[RequestRow] = reader.requests()
 
