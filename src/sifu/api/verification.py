@@ -92,16 +92,24 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 result.checked.append(name)
                 if result.problems and name in ("database", "ledger"):
                     break  # what follows would only repeat it
-            known = [key for _, key in keys_of(reader)]
-            if public_key is not None and public_key.lower() not in known:
-                result.problems.append("key: the run was signed with another key than the one given")
-            if anchor is not None:
-                result.problems.extend(check_anchor(reader, anchor))
-                result.checked.append("anchor")
-            result.notes.extend(restored_notes(reader))
+            try:
+                _check_against_outside(reader, result, public_key, anchor)
+            except Exception as error:
+                result.problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
     finally:
         reader.close()
     return result
+
+
+def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, anchor: str | None) -> None:
+    """What is known from elsewhere: the operator's key, a head of the chain."""
+    known = [key for _, key in keys_of(reader)]
+    if public_key is not None and public_key.lower() not in known:
+        result.problems.append("key: the run was signed with another key than the one given")
+    if anchor is not None:
+        result.problems.extend(check_anchor(reader, anchor))
+        result.checked.append("anchor")
+    result.notes.extend(restored_notes(reader))
 
 
 def check_public_key(public_key: str | None) -> None:

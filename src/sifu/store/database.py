@@ -14,6 +14,8 @@ from pathlib import Path
 from sifu.core.errors import InputError, RunDamagedError
 
 DATABASE = "run.db"
+UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
 SCHEMA_VERSION = 3
 OLDER_SCHEMA = 2
 """Still read as it is, and brought up to date by the first process that writes to the run."""
@@ -49,7 +51,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
         connection = _connect(path)
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.DatabaseError as error:
+    except UNUSABLE as error:
         raise RunDamagedError(f"{path} is damaged: {error}. Restore the folder from a backup.") from error
     if application != APPLICATION_ID:
         connection.close()
@@ -80,7 +82,7 @@ def _look_like_the_current_schema(connection: sqlite3.Connection, folder: Path) 
         connection.execute(
             f"CREATE TEMP VIEW requests AS SELECT *, {OLDER_DEADLINE_DAYS} AS deadline_days FROM main.requests"
         )
-    except sqlite3.DatabaseError as error:
+    except UNUSABLE as error:
         connection.close()
         raise RunDamagedError(f"{folder} is damaged: {error}. Restore the folder from a backup.") from error
     except RunDamagedError:
@@ -161,6 +163,6 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
             raise InputError(
                 "no space left to write the run's database: free some and run the command again; nothing was lost"
             ) from error
-        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
+        if isinstance(error, UNUSABLE) and not isinstance(error, sqlite3.IntegrityError):
             raise RunDamagedError(f"the run's database cannot be used: {error}") from error
         raise

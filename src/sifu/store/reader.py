@@ -17,7 +17,7 @@ from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
 from sifu.store import files
-from sifu.store.database import open_database, transaction
+from sifu.store.database import UNUSABLE, open_database, transaction
 from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow, read_updates
 
@@ -191,7 +191,7 @@ class RunReader:
         """Rows of a SELECT; a damaged database becomes a sentence."""
         try:
             return self.connection.execute(sql, values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except UNUSABLE as error:
             raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
 
     def value(self, key: str, default: str | None = None) -> str:
@@ -321,7 +321,7 @@ class RunReader:
         try:
             # Straight into an array: as tuples a million rows would take hundreds of megabytes.
             found = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
-        except sqlite3.DatabaseError as error:
+        except UNUSABLE as error:
             raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
         return ParticipationRows(
             found["node"].astype(np.int64),

@@ -125,7 +125,8 @@ class RunWriter(RunReader):
             staging.mkdir(mode=0o700)
             writer = cls(folder, create_database(staging), lock)
             writer._begin(asked, spec, layout, clients, facts, versions, public_key, initial_model)
-            writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with transaction(writer.connection, None):
+                writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
             _finish_creation(folder)
