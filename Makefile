@@ -27,8 +27,8 @@ test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
 
 FUZZ_SECONDS ?= 600
-fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each)
-	$(TEST_ENV) SIFU_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n 2 -s tests/faults/test_fuzz.py
+fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other
+	$(TEST_ENV) $(BIN)/python tests/faults/fuzzing.py all $(FUZZ_SECONDS)
 
 LOAD ?=
 load: $(VENV)/.runtime   ## many clients, rounds and requests; LOAD=--full: 100,000, 10,000 and 1,000; prints figures as JSON

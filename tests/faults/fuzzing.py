@@ -1,13 +1,14 @@
 """Fuzz what strangers may hand over: python fuzzing.py TARGET SECONDS [--corpus FOLDER] [--seed N]
 
-Targets: spec, certificate, store, backup. Inputs are mutated from a corpus that grows by every input whose answer (the
-sentence without its figures) was not seen before, so that rare branches are mutated further. What counts as a failure:
+Targets: spec, certificate, store, backup, or all of them. Inputs are mutated from a corpus that grows by every input
+whose answer (the sentence without its figures) was not seen before, so that rare branches are mutated further. What
+counts as a failure:
 
 * an exception that is not one of ours, or an input that takes longer than `LONGEST` seconds;
 * code run: a process, an import, a compilation, or a file written outside the folders given (an audit hook watches);
 * a certificate or database that verifies although what it says was changed.
 
-Prints one JSON object; a failing input is saved beside the corpus. Exit code 1 if there was any.
+Prints one JSON object a target; a failing input is saved beside the corpus. Exit code 1 if there was any.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import sifu
+from run_tools import build_run_with_requests
 from sifu.api import load_spec, restore, verify_certificate, verify_run
 from sifu.core.errors import SifuError
 from sifu.core.spec import Spec, commented_toml
@@ -51,6 +55,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.on, self.found, self.allowed = False, "", ""
+        for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+            bytes(4).decode(encoding)  # JSON may come in any of them; Python imports them when they are met
         sys.addaudithook(self.hook)
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -77,8 +83,8 @@ class Watch:
 class Target:
     """One thing that reads what a stranger wrote."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, run: Path) -> None:
+        self.folder, self.original = folder, run
 
     def seeds(self) -> list[bytes]:
         """Inputs to begin with."""
@@ -123,7 +129,7 @@ class CertificateFile(Target):
     """A signed certificate in a file of its own."""
 
     def __init__(self, folder: Path, run: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, run)
         self.texts = [path.read_bytes() for path in sorted((run / "certificates").glob("*.json"))]
         self.meanings = [json.loads(text) for text in self.texts]
 
@@ -153,7 +159,7 @@ class Store(Target):
     """The database of a run folder whose other files are untouched."""
 
     def __init__(self, folder: Path, run: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, run)
         self.run = folder / "run"
         shutil.copytree(run, self.run)
         connection = sqlite3.connect(self.run / "run.db")
@@ -213,7 +219,7 @@ class Backup(Target):
     """A backup that is restored."""
 
     def __init__(self, folder: Path, run: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, run)
         shutil.copytree(run, folder / "run")
         sifu.open_run(folder / "run").backup(folder / "b.zip")
         self.content = (folder / "b.zip").read_bytes()
@@ -337,13 +343,20 @@ def kind_of(answer: str) -> str:
     return re.sub(r"'[^']*'|\"[^\"]*\"|[0-9a-f]{16,}|[-+]?\d[\d.e+-]*|/\S+", "_", answer)[:80]
 
 
-def make(name: str, folder: Path, run: Path | None) -> Target:
-    """The target of this name, working in `folder`."""
-    if name == "spec":
-        return SpecFile(folder)
-    if run is None:
-        raise SystemExit(f"{name} needs --run")
-    return {"certificate": CertificateFile, "store": Store, "backup": Backup}[name](folder, run)
+TARGETS: dict[str, type[Target]] = {
+    "spec": SpecFile,
+    "certificate": CertificateFile,
+    "store": Store,
+    "backup": Backup,
+}
+
+
+def make(name: str, folder: Path, run: Path) -> Target:
+    """The target of this name, working in `folder`; what it imports is imported."""
+    target = TARGETS[name](folder, run)
+    for content in target.seeds():
+        answer_of(lambda content=content: target.check(content))  # type: ignore[misc]
+    return target
 
 
 def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
@@ -357,7 +370,7 @@ def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
     watch.found, watch.on = "", True
     try:
         answer = answer_of(lambda: target.check(content))
-    except Exception as error:
+    except Exception as error:  # whatever it is, it should have been one of ours
         return "", f"{type(error).__name__}: {error}"[:400]
     finally:
         watch.on = False
@@ -366,7 +379,7 @@ def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
     return answer, watch.found
 
 
-def fuzz(name: str, seconds: float, run: Path | None, corpus: Path | None, seed: int) -> dict[str, Any]:
+def fuzz(name: str, seconds: float, run: Path, corpus: Path | None, seed: int) -> dict[str, Any]:
     """Try inputs until the time is up."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="sifu-fuzz-") as made:
@@ -377,10 +390,6 @@ def fuzz(name: str, seconds: float, run: Path | None, corpus: Path | None, seed:
         first = len(inputs)
         if corpus and corpus.is_dir():
             inputs += [path.read_bytes() for path in sorted(corpus.iterdir())]
-        for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
-            bytes(4).decode(encoding)  # JSON may come in any of them; Python imports them when they are met
-        for content in inputs:  # imports happen here, before they count as code run by an input
-            answer_of(lambda content=content: target.check(content))  # type: ignore[misc]
         answers, problems, tried, slowest = set(), [], 0, 0.0
         new: list[bytes] = []
         end = time.monotonic() + seconds
@@ -422,15 +431,23 @@ def fuzz(name: str, seconds: float, run: Path | None, corpus: Path | None, seed:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", choices=["spec", "certificate", "store", "backup"])
+    parser.add_argument("target", choices=["all", *TARGETS])
     parser.add_argument("seconds", type=float)
-    parser.add_argument("--run", type=Path, help="a run with certificates; not needed for spec")
+    parser.add_argument("--run", type=Path, help="a run with certificates to begin from; made if it is not given")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    result = fuzz(asked.target, asked.seconds, asked.run, asked.corpus, asked.seed)
-    print(json.dumps(result, indent=1))
-    return 1 if result["problems"] else 0
+    with tempfile.TemporaryDirectory() as made:
+        run = asked.run or Path(made) / "run"
+        if asked.run is None:
+            build_run_with_requests(run)
+        wrong = 0
+        for name in TARGETS if asked.target == "all" else [asked.target]:
+            corpus = asked.corpus and (asked.corpus / name if asked.target == "all" else asked.corpus)
+            result = fuzz(name, asked.seconds, run, corpus, asked.seed)
+            print(json.dumps(result, indent=1), flush=True)
+            wrong += len(result["problems"])
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

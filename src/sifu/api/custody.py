@@ -15,6 +15,7 @@ from sifu.methods.training import uninterrupted
 from sifu.methods.view import RunView
 from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
+from sifu.store.database import transaction
 from sifu.store.reader import RequestRow, RunReader
 from sifu.store.writer import RunWriter
 
@@ -190,7 +191,8 @@ def _record_restoration(
     """Bring back the requests of `bodies`, erase what holds their clients' part, and say that this is a restoration."""
     writer = RunWriter.open(staged)
     try:
-        writer.connection.execute("PRAGMA journal_mode=WAL")
+        with transaction(writer.connection, None):
+            writer.connection.execute("PRAGMA journal_mode=WAL")
         complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
         known = {one.request: one for one in writer.requests()}
         late = {one["request"]: one for one in bodies if not _carried_out(known.get(one["request"]))}
