@@ -7,7 +7,7 @@ simulation) a node is whoever it says it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from sifu.core.identity import key_fingerprint
@@ -48,14 +48,18 @@ class KeyRoster:
 class ClaimedRoster:
     """Clients by the name they claim: for demos and simulation, never certified above `conditional`.
 
-    `claims` maps nodes to the names they gave; nodes that come later are asked by whoever fills it in.
+    `claims` maps nodes to the names they gave; nodes that come later are asked by `ask`.
     """
 
-    def __init__(self, grid: Grid, claims: dict[int, str]) -> None:
-        self._grid, self.claims = grid, claims
+    def __init__(
+        self, grid: Grid, claims: dict[int, str], ask: Callable[[list[int]], dict[int, str]] = lambda nodes: {}
+    ) -> None:
+        self._grid, self.claims, self._ask = grid, claims, ask
 
     def nodes(self, names: Sequence[str]) -> dict[str, int]:
         """The node of each of `names` that is online."""
         online = {int(node) for node in self._grid.get_node_ids()}
+        new = sorted(online - set(self.claims))
+        self.claims |= self._ask(new) if new else {}
         holders = {name: node for node, name in self.claims.items() if node in online}
         return {name: holders[name] for name in names if name in holders}
