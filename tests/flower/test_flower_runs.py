@@ -47,9 +47,7 @@ class Federation:
                 path, pem = new_key(folder, one.name)
                 self.grid.keys[self.nodes[one.name]] = pem
                 ask_for_change(self.run_folder, {"do": "add", "name": one.name, "key": fingerprint_of_file(path)})
-        self.settings = Settings(
-            str(self.run_folder), str(folder / "spec.toml"), not keyed, wait=0.2, **settings
-        )  # type: ignore[arg-type]
+        self.settings = Settings(str(self.run_folder), str(folder / "spec.toml"), not keyed, wait=0.2, **settings)  # type: ignore[arg-type]
 
     def serve(self, at_round: dict[tuple[str, int], object] | None = None) -> list[str]:
         """Run the server; `at_round` maps (phase, rounds) to what happens right after that round."""
@@ -268,8 +266,8 @@ def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) ->
     fed = Federation(tmp_path, SPEC)
     gone = fed.nodes[fed.data[0].name]
     app, key = fed.grid.apps[gone], fed.grid.keys[gone]
+    del fed.grid.apps[gone]
     with pytest.raises(NobodyAnsweredError, match="still missing"):
-        del fed.grid.apps[gone]
         fed.serve()
     fed.grid.add(gone, app, key)
     fed.serve({("training", 6): lambda: fed.grid.apps.pop(gone)})

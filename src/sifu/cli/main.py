@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from sifu.cli.bench import bench
+from sifu.cli.clients import clients
+from sifu.cli.flower import flower
 from sifu.cli.options import DataOption, Format, FormatOption
 from sifu.core.errors import InputError, SifuError, VerificationError
 from sifu.version import __version__
@@ -27,6 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
+app.add_typer(clients)
+app.add_typer(flower)
 
 
 def _show_version(asked: bool) -> None:
@@ -248,6 +252,8 @@ def request(
     status = opened.request_status(made)
     if format is Format.json:
         print_json({"request": made, "clients": names, "status": status})
+    elif status == "posted":
+        out.print(f"Request {made} for {names_text(names)} was handed to the running server, which takes it in soon.")
     elif status == "done":
         out.print(f"Request {made} for {names_text(names)} was carried out already.")
     else:

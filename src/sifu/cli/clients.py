@@ -1,0 +1,73 @@
+"""`sifu clients`: whose node holds which key. Nobody else is ever asked to train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sifu.cli.options import Format, FormatOption
+
+clients = typer.Typer(
+    name="clients",
+    help="The operator's list of clients of a federation on Flower: names and the public keys of their nodes.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder, also before there is a run.")]
+NameOption = Annotated[str, typer.Option("--name", help="The client's name.")]
+
+
+@clients.command("add")
+def add_client(
+    run: RunArgument,
+    name: NameOption,
+    key: Annotated[Path, typer.Option("--key", help="Its node's public key, as ssh-keygen writes it.", metavar="PUB")],
+    replace: Annotated[bool, typer.Option("--replace", help="Give a known client another key.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Put a client on the list, or give it another key."""
+    from sifu.api.client_list import fingerprint_of_file
+    from sifu.api.entry import check_names
+
+    check_names([name])
+    change = {"do": "replace" if replace else "add", "name": name, "key": fingerprint_of_file(key)}
+    _apply(run, change, f"{name} takes part with the key {change['key'][:16]}...", format)
+
+
+@clients.command("list")
+def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Who is on the list."""
+    from sifu.api.client_list import described, listed_clients
+    from sifu.cli.commands import table
+    from sifu.cli.output import out, print_json
+
+    found = described(listed_clients(run))
+    if format is Format.json:
+        print_json({"clients": found})
+        return
+    shown = table("client", "state", "SHA-256 of its key")
+    for one in found:
+        shown.add_row(one["name"], one["status"], one["key"])
+    out.print(shown)
+
+
+@clients.command("block")
+def block_client(run: RunArgument, name: NameOption, format: FormatOption = Format.text) -> None:
+    """Never ask this client again. This does not forget it: sifu request does."""
+    _apply(run, {"do": "block", "name": name}, f"{name} is blocked; what it taught the model stays", format)
+
+
+def _apply(run: Path, change: dict[str, Any], sentence: str, format: Format) -> None:
+    from sifu.api.client_list import ask_for_change
+    from sifu.cli.output import out, print_json
+
+    done = ask_for_change(run, change)
+    if format is Format.json:
+        print_json({"change": change, "done": done})
+    elif done:
+        out.print(f"{sentence}.", markup=False)
+    else:
+        out.print(f"The running server was told, and will take it in between rounds: {sentence}.", markup=False)
