@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -73,6 +74,21 @@ def make_node_key(path: Path) -> None:
     path.with_suffix(".pub").write_bytes(
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
+
+
+def descendants(parent: int) -> list[int]:
+    """Processes that `parent` started, and those they started."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after_name = path.read_text().rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
+    found, look = [], [parent]
+    while look:
+        new = children.get(look.pop(), [])
+        found += new
+        look += new
+    return found
 
 
 class Deployment:
@@ -150,10 +166,11 @@ class Deployment:
         return self.start(name, BIN / "flwr", "run", app, "here", "--stream")
 
     def kill(self, name: str, number: int) -> None:
-        """End a process and what it started."""
+        """End a process and what it started, also in sessions of their own (a ServerApp outlives its SuperLink)."""
         process = self.processes.pop(name)
-        if process.poll() is None:
-            os.killpg(process.pid, number)
+        for one in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, number)
         process.wait(timeout=30)
 
     def wait_for(self, condition: object, seconds: float, what: str) -> None:

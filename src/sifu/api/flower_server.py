@@ -109,7 +109,14 @@ def serve_on_flower(
         engine = office.begin_run(folder, make_blueprint)
     run = open_run(folder, engine=engine)
     run.engine()  # refuses clients or a model that are not those of the run
-    return serve(run, engine, linger=settings.linger, progress=progress, after_mail=office.update_keys)
+    return serve(
+        run,
+        engine,
+        linger=settings.linger,
+        lock_wait=settings.wait,
+        progress=progress,
+        after_mail=office.update_keys,
+    )
 
 
 def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 from sifu.api.client_list import recorded_clients
 from sifu.api.integrity import check_integrity
@@ -13,7 +14,7 @@ from sifu.api.lifecycle import Lifecycle
 from sifu.api.mailbox import LOOK_EVERY, Mailbox
 from sifu.api.run import Run
 from sifu.core.engine import Engine
-from sifu.core.errors import NotCertifiableError
+from sifu.core.errors import NotCertifiableError, RunBusyError
 from sifu.core.premises import Level
 from sifu.methods.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
 from sifu.methods.view import RunView
@@ -28,6 +29,7 @@ def serve(
     engine: Engine,
     *,
     linger: float = 0.0,
+    lock_wait: float = 0.0,
     min_level: Level | None = None,
     progress: ProgressCallback | None = None,
     after_mail: Callable[[RunWriter], None] | None = None,
@@ -36,10 +38,11 @@ def serve(
 
     A request that arrives stops its clients from being sampled at once; it is carried out when the rounds of
     the request before it are done, or at once if there is none. When all is done, the server waits `linger` seconds for
-    more. Killed at any time, calling this again goes on. `after_mail` is called before the first round and whenever
+    more. Killed at any time, calling this again goes on; a server before it that has not noticed its end yet is waited
+    for up to `lock_wait` seconds. `after_mail` is called before the first round and whenever
     letters were taken in.
     """
-    writer = RunWriter.open(run.folder)
+    writer = _open_patiently(run.folder, lock_wait)
     try:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
@@ -77,6 +80,18 @@ def serve(
                 time.sleep(LOOK_EVERY)
     finally:
         writer.close()
+
+
+def _open_patiently(folder: Path, lock_wait: float) -> RunWriter:
+    """The run's writer; another one may need a moment to let go of it."""
+    end = time.monotonic() + lock_wait
+    while True:
+        try:
+            return RunWriter.open(folder)
+        except RunBusyError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(LOOK_EVERY)
 
 
 def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter], None] | None) -> None:
