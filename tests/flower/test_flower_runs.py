@@ -16,6 +16,7 @@ from sifu.api.client_list import ask_for_change, fingerprint_of_file, listed_cli
 from sifu.api.federation import clients_from_spec
 from sifu.api.flower_server import Settings, serve_on_flower
 from sifu.core.errors import InputError
+from sifu.core.premises import Level
 from sifu.core.spec import Spec, commented_toml
 from sifu.flower.engine import NobodyAnsweredError
 from sifu.methods.training import Progress
@@ -49,7 +50,7 @@ class Federation:
                 ask_for_change(self.run_folder, {"do": "add", "name": one.name, "key": fingerprint_of_file(path)})
         self.settings = Settings(str(self.run_folder), str(folder / "spec.toml"), not keyed, wait=0.2, **settings)  # type: ignore[arg-type]
 
-    def serve(self, at_round: dict[tuple[str, int], object] | None = None) -> list[str]:
+    def serve(self, at_round: dict[tuple[str, int], object] | None = None, min_level: Level | None = None) -> list[str]:
         """Run the server; `at_round` maps (phase, rounds) to what happens right after that round."""
         waiting = dict(at_round or {})
 
@@ -58,7 +59,7 @@ class Federation:
             if act:
                 act()  # type: ignore[operator]
 
-        return serve_on_flower(self.grid, self.settings, patience=HASTY, progress=progress)
+        return serve_on_flower(self.grid, self.settings, patience=HASTY, progress=progress, min_level=min_level)
 
     def contacted(self) -> set[str]:
         """Who was sent anything since the grid's list was last cleared."""

@@ -20,6 +20,7 @@ from sifu.api.serving import serve
 from sifu.api.spec_files import load_spec
 from sifu.core.errors import InputError
 from sifu.core.identity import AUTHENTICATED, Admitted, plain
+from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.flower.engine import Blueprint, FlowerFederation, NobodyAnsweredError, Patience
 from sifu.flower.exchange import Exchange
@@ -95,6 +96,7 @@ def serve_on_flower(
     make_blueprint: MakeBlueprint = blueprint,
     patience: Patience | None = None,
     progress: Callable[[Progress], None] | None = None,
+    min_level: Level | None = None,
 ) -> list[str]:
     """Make the run or go on with it, until all is done; returns the requests that were carried out."""
     folder = Path(settings.run)
@@ -114,6 +116,7 @@ def serve_on_flower(
         engine,
         linger=settings.linger,
         lock_wait=settings.wait,
+        min_level=min_level,
         progress=progress,
         after_mail=office.update_keys,
     )
