@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployment import make_node_key
 from flower_federation import HASTY, grid_of, small_spec
 from memory_grid import MemoryGrid
 
 import sifu
-from sifu.api.client_list import ask_for_change, fingerprint_of_file, listed_clients
+from sifu.api.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
 from sifu.api.federation import clients_from_spec
 from sifu.api.flower_server import Settings, serve_on_flower
+from sifu.api.signed_requests import sign_request
 from sifu.core.errors import InputError
 from sifu.core.premises import Level
 from sifu.core.spec import Spec, commented_toml
@@ -278,3 +280,33 @@ def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) ->
     assert len(told) == 8
     assert told[0][0]["client"] == fed.data[0].name
     assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    names = [one.name for one in fed.data]
+    fed.serve()
+    for name in ("mine", "strange"):
+        make_node_key(tmp_path / name)
+    key = fingerprint_of_file(tmp_path / "mine.pub")
+    ask_for_change(fed.run_folder, {"do": "replace", "name": names[6], "key": key})
+    run, number = sifu.open_run(fed.run_folder), run_id(fed.run_folder)
+    good = sign_request(tmp_path / "mine", names[6], number, "own")
+    bent = json.loads(json.dumps(good))
+    bent["body"]["request"] = "other"
+    for statement, match in (
+        (sign_request(tmp_path / "mine", names[5], number, "a"), "for itself only"),
+        (sign_request(tmp_path / "strange", names[6], number, "b"), "not on the list"),
+        (sign_request(tmp_path / "mine", names[6], "another", "c"), "another run"),
+        (bent, "signature does not hold"),
+    ):
+        with pytest.raises(InputError, match=match):
+            run.request_signed(statement)
+    assert run.request_signed(good) == "own"
+    assert run.request_signed(good) == "own"
+    reader = run.reader()
+    kinds = [event.kind for event in reader.events()]
+    assert [one.clients for one in reader.requests()] == [(names[6],)]
+    reader.close()
+    assert kinds.count("letter refused") == 4
+    assert run.verify().problems == []

@@ -74,6 +74,17 @@ def listed_clients(folder: Path) -> tuple[Admitted, ...]:
         raise InputError(f"{path} is not a list of clients: {error}") from error
 
 
+def run_id(folder: Path) -> str | None:
+    """The random id of a run, which signed requests name; None before there is one."""
+    if not (folder / DATABASE).exists():
+        return None
+    reader = RunReader(folder)
+    try:
+        return reader.value("run")
+    finally:
+        reader.close()
+
+
 def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
     """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
     if not (folder / DATABASE).exists():

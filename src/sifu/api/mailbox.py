@@ -9,6 +9,7 @@ from typing import Any
 
 from sifu.api.client_list import change_clients
 from sifu.api.lifecycle import receive
+from sifu.api.signed_requests import id_of_signed, terms_of_signed
 from sifu.core.errors import InputError, SifuError
 from sifu.core.terms import RequestTerms
 from sifu.methods.training import uninterrupted
@@ -40,10 +41,14 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         raise InputError("the letter cannot be read")
     if letter.kind == "request":
         receive(writer, RunView(writer), terms_of_letter(letter.content), letter.id)
+    elif letter.kind == "signed":
+        if id_of_signed(letter.content) != letter.id:
+            raise InputError("the letter's name is not the id that was signed")
+        receive(writer, RunView(writer), terms_of_signed(writer, letter.content), letter.id)
     elif letter.kind == "clients":
         change_clients(writer, letter.content)
     else:
-        raise InputError(f"letters are requests or about clients, found {letter.kind!r}")
+        raise InputError(f"letters are requests, signed requests or about clients, found {letter.kind!r}")
 
 
 def terms_of_letter(content: dict[str, Any]) -> RequestTerms:

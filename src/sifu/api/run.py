@@ -14,6 +14,7 @@ from sifu.api.integrity import blaming_damage, check_integrity
 from sifu.api.lifecycle import Lifecycle, check_new, receive
 from sifu.api.mailbox import Mailbox, take_in
 from sifu.api.outcome import Outcome, outcome_of
+from sifu.api.signed_requests import id_of_signed
 from sifu.api.status import status_of
 from sifu.api.terms import LEVELS, check_level, make_terms, terms_of
 from sifu.api.verification import Verification, verify_run
@@ -186,6 +187,22 @@ class Run:
             return receive(writer, view, asked, request)
         finally:
             writer.close()
+
+    def request_signed(self, statement: dict[str, Any]) -> str:
+        """Take in a request that a client signed with its node's key; what does not count is refused and recorded."""
+        request = id_of_signed(statement)
+        post(self.folder, "signed", request, statement)
+        try:
+            writer = RunWriter.open(self.folder)
+        except RunBusyError:
+            return request  # the server takes it in, or refuses and records it
+        try:
+            refused = [one for one in take_in(writer) if one.startswith(f"signed {request}: ")]
+        finally:
+            writer.close()
+        if refused:
+            raise InputError(f"refused and recorded: {refused[0].partition(': ')[2]}")
+        return request
 
     def _post_request(self, clients: Sequence[str], request: str | None, terms: Mapping[str, Any]) -> str:
         """Leave a request in the inbox of a run that another process writes to; it is taken in between rounds."""
