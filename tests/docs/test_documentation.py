@@ -82,6 +82,7 @@ def test_every_link_of_the_pages_exists() -> None:
         "docs/flower.md",
         "docs/new-method.md",
         "docs/experiments.md",
+        "docs/audit.md",
     ]
     for page in [*PAGES, *pages]:
         base = (ROOT / page).parent
