@@ -18,7 +18,7 @@ from sifu.store.inbox import Letter, any_letters, discard, letters
 from sifu.store.writer import RunWriter
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks into the inbox; rounds may be far shorter."""
+"""Seconds between two looks into the inbox of a run whose clients are all in this process; rounds may be far shorter."""
 
 
 def take_in(writer: RunWriter) -> list[str]:
@@ -60,17 +60,25 @@ def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
 
 
 class Mailbox:
-    """The inbox of a run that this process writes to; `after` is called with the writer when letters were taken in."""
+    """The inbox of a run that this process writes to; `after` is called with the writer when letters were taken in.
 
-    def __init__(self, writer: RunWriter, after: Callable[[RunWriter], None] | None = None) -> None:
-        self._writer, self._after = writer, after
+    `look_every` seconds pass between two looks; 0 looks between any two rounds.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        after: Callable[[RunWriter], None] | None = None,
+        look_every: float = LOOK_EVERY,
+    ) -> None:
+        self._writer, self._after, self._look_every = writer, after, look_every
         self._looked = -1.0
         self.refused: list[str] = []
 
     def waiting(self) -> bool:
-        """Whether a letter waits; the folder is looked at a few times a second only."""
+        """Whether a letter waits."""
         now = time.monotonic()
-        if now - self._looked < LOOK_EVERY:
+        if now - self._looked < self._look_every:
             return False
         self._looked = now
         return any_letters(self._writer.folder)

@@ -46,7 +46,8 @@ def serve(
     try:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-        mailbox = Mailbox(writer, lambda opened: _settle(opened, engine, after_mail))
+        # Whoever was blocked or asked to be forgotten is not asked for even one round more.
+        mailbox = Mailbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0)
         watched = _recording(writer, engine, progress)
         lifecycle = Lifecycle(writer, engine, watched, mailbox)
         mailbox.take_in()
