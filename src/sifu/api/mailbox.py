@@ -18,7 +18,7 @@ from sifu.store.inbox import Letter, any_letters, discard, letters
 from sifu.store.writer import RunWriter
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks into the inbox of a run whose clients are all in this process; rounds may be far shorter."""
+"""Seconds between two looks into the inbox where all clients are in this process; rounds may be far shorter."""
 
 
 def take_in(writer: RunWriter) -> list[str]:
