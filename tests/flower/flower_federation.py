@@ -57,7 +57,9 @@ def _numbered(message: object) -> object:
     return message
 
 
-def both_engines(spec: Spec, patience: Patience = HASTY) -> tuple[object, FlowerFederation, MemoryGrid]:
+def both_engines(
+    spec: Spec, patience: Patience = HASTY, *, masked: bool = False
+) -> tuple[object, FlowerFederation, MemoryGrid]:
     """The embedded engine, the Flower engine, and the grid under it."""
     data = clients_from_spec(spec)
     embedded, _ = engine_from_spec(spec, data)
@@ -67,7 +69,7 @@ def both_engines(spec: Spec, patience: Patience = HASTY) -> tuple[object, Flower
     ordered = sorted(found.values(), key=lambda one: order[one.name])  # type: ignore[attr-defined]
     made, _ = blueprint(spec, ordered, authenticated=False, preprocessing="fixed constants")  # type: ignore[arg-type]
     roster = ClaimedRoster(grid, {node: one.name for node, one in found.items()})  # type: ignore[attr-defined]
-    return embedded, FlowerFederation(grid, roster, made, patience), grid
+    return embedded, FlowerFederation(grid, roster, made, patience, masked=masked), grid
 
 
 def everyone(engine: object) -> np.ndarray:

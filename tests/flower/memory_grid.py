@@ -22,6 +22,8 @@ class MemoryGrid(Grid):
         self.configs: dict[int, dict] = {}
         self.trouble: dict[int, Trouble] = {}
         self.sent: list[Message] = []
+        self.received: list[Message] = []
+        self.contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
         # Messages can be made only inside a task of Flower's; this is one.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -64,14 +66,16 @@ class MemoryGrid(Grid):
         node = message.metadata.dst_node_id
         if node not in self.apps:
             return lost(message)
-        context = Context(1, node, self.configs[node], RecordDict(), {})
+        context = self.contexts.setdefault(node, Context(1, node, self.configs[node], RecordDict(), {}))
         try:
             return self.apps[node](message, context)  # type: ignore[operator]
         except Exception as error:  # as Flower does: the node's failure is a reply
             return Message(Error(2, str(error)), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+        found = [self._replies.pop(number) for number in message_ids if number in self._replies]
+        self.received += found
+        return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

@@ -47,7 +47,8 @@ class Settings:
 
     `run` and `spec` are absolute paths on the server's machine. `insecure_identity` lets nodes be whoever they say
     they are and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
-    before the run is made, `linger` for requests after training is done.
+    before the run is made, `linger` for requests after training is done. With `masked_updates` the server learns the
+    mean of a round's updates and no single one.
     """
 
     run: str
@@ -58,6 +59,7 @@ class Settings:
     linger: float = 0.0
     timeout: float = 600.0
     min_replies: int = 1
+    masked_updates: bool = False
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Settings:
@@ -171,9 +173,10 @@ class _Office:
         """The run as it was begun; its clients need not be there yet."""
         reader = RunReader(folder)
         try:
-            reported, identity = reader.value(REPORTED, ""), reader.facts["identity"]
+            reported, facts = reader.value(REPORTED, ""), reader.facts
         finally:
             reader.close()
+        identity = facts["identity"]
         if (identity == AUTHENTICATED) != self._authenticated:
             raise InputError(
                 f"{folder} was begun with clients known by {identity}: go on in the same way "
@@ -191,6 +194,11 @@ class _Office:
         (folder / CLIENTS_FILE).unlink(missing_ok=True)
         engine, asked, _ = self._engine(profiles, make_blueprint)
         check_same_spec(open_run(folder, engine=engine), asked)
+        if tuple(facts["outside"]) != engine.facts.outside:  # certificates rest on what was recorded
+            raise InputError(
+                f"{folder} was begun with other rules (outside the theorem: {facts['outside'] or 'nothing'}; now "
+                f"{list(engine.facts.outside) or 'nothing'}): go on with the same min-replies and masked-updates"
+            )
         return engine
 
     def update_keys(self, writer: RunWriter) -> None:
@@ -212,7 +220,11 @@ class _Office:
         made, resolved = make_blueprint(
             asked, profiles, authenticated=self._authenticated, preprocessing=preprocessing_of(asked)
         )
-        return FlowerFederation(self._grid, self._roster, made, self._patience), asked, resolved
+        keep = self._spec.keep
+        if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):
+            raise InputError("with masked-updates the spec's keep.gram_clients and keep.updates_every must be 0")
+        engine = FlowerFederation(self._grid, self._roster, made, self._patience, masked=self._settings.masked_updates)
+        return engine, asked, resolved
 
     def _collect(self) -> list[WireProfile]:
         """Every client's profile; all of them are needed once, so they are waited for."""

@@ -76,6 +76,7 @@ wait = 300.0                 # seconds to wait for clients before the run is mad
 linger = 0.0                 # seconds to wait for requests after training is done
 timeout = 600.0              # seconds a client has to answer
 min-replies = 1              # answers that make a round; more than 1 is conditional at best
+masked-updates = false       # true: the server sees no single update; conditional at best
 """
 
 README = """# A federation that can forget

@@ -9,6 +9,7 @@ answers Flower's `train` (and `evaluate`) messages needs one line: `add_profile(
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,17 +17,22 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from sifu.core.errors import InputError
+from sifu.flower.masked_client import add_masking
 from sifu.flower.wire import (
     ARRAYS,
     METRICS,
     PROFILE_QUERY,
     SAMPLES,
+    TRAIN,
     Arrays,
     Asked,
     WireProfile,
     arrays_of,
     profile_reply,
+    read_arrays,
 )
+
+IN_THE_CLEAR = "this client sends masked updates only: the server must run with masked-updates = true"
 
 
 class LocalClient(Protocol):
@@ -48,9 +54,17 @@ class LocalClient(Protocol):
 MakeClient = Callable[[Context], LocalClient]
 
 
-def client_app(make_client: MakeClient) -> ClientApp:
-    """A ClientApp around `make_client`, which is called for every message: each may come to a new process."""
+def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientApp:
+    """A ClientApp around `make_client`, which is called for every message: each may come to a new process.
+
+    It takes part in masked rounds too. With `masked_only` it never sends an update in the clear, whoever asks.
+    """
     app = ClientApp()
+
+    def trained(message: Message, context: Context) -> tuple[Arrays, int]:
+        return make_client(context).train(_model_of(message), Asked.of(message))
+
+    add_masking(app, trained)
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:
@@ -58,7 +72,9 @@ def client_app(make_client: MakeClient) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        arrays, samples = make_client(context).train(_model_of(message), Asked.of(message))
+        if masked_only:
+            raise InputError(IN_THE_CLEAR)
+        arrays, samples = trained(message, context)
         content = RecordDict(
             {
                 ARRAYS: ArrayRecord({name: Array(one) for name, one in arrays.items()}),
@@ -84,7 +100,15 @@ def add_profile(
     smoothness: float | None = None,
     curvature: float | None = None,
 ) -> ClientApp:
-    """Make a ClientApp that answers Flower's usual messages a tracked one: it also says who it is."""
+    """Make a ClientApp that answers Flower's usual messages a tracked one: it also says who it is and can mask."""
+
+    def trained(message: Message, context: Context) -> tuple[Arrays, int]:
+        usual = copy(message)  # its content is shared, its kind is the usual one
+        usual.__dict__["_metadata"] = copy(message.metadata)
+        usual.metadata.message_type = TRAIN
+        return read_arrays(app(usual, context))
+
+    add_masking(app, trained)
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:

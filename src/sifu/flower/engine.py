@@ -9,9 +9,9 @@ leaves the model as it was. Models are averaged in one pass over the replies and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,19 +19,20 @@ from numpy.typing import NDArray
 
 from sifu.core.draws import base_key, place_key
 from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
-from sifu.core.errors import RoundRejectedError, SifuError
+from sifu.core.errors import InputError, RoundRejectedError, SifuError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
-from sifu.core.upward import norm_up
+from sifu.core.upward import norm_up, up
 from sifu.flower.exchange import Exchange, Incident
+from sifu.flower.masked_rounds import OUTSIDE, masked_round
 from sifu.flower.roster import Roster
 from sifu.flower.wire import EVALUATE, TRAIN, Asked, arrays_record, model_message, read_model, read_score
 from sifu.sim.averaging import RowUpdates, average
 from sifu.sim.clipping import Clipping
 
 if TYPE_CHECKING:
-    from flwr.app import Message
+    from flwr.app import ArrayRecord, Message
     from flwr.serverapp import Grid
 
 
@@ -81,14 +82,28 @@ def with_minimum(facts: TrainingFacts, patience: Patience) -> TrainingFacts:
 
 
 class FlowerFederation:
-    """An `Engine` of clients on Flower's nodes."""
+    """An `Engine` of clients on Flower's nodes; `masked`: it learns the mean of their updates and no single one."""
 
-    def __init__(self, grid: Grid, roster: Roster, blueprint: Blueprint, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        roster: Roster,
+        blueprint: Blueprint,
+        patience: Patience | None = None,
+        *,
+        masked: bool = False,
+    ) -> None:
         self._patience = patience or Patience()
+        self._masked = masked
         self._exchange = Exchange(grid, self._patience.poll)
         self._roster = roster
         self._blueprint = blueprint
         self._facts = with_minimum(blueprint.facts, self._patience)
+        if masked:
+            if blueprint.clipping:
+                raise InputError("server.clip needs every client's update: it cannot be used with masked updates")
+            # The other world's fixed-point numbers may have another range, so no allowance is claimed to be proven.
+            self._facts = replace(self._facts, outside=(*self._facts.outside, OUTSIDE), rounding_bounded=False)
         self._samples = np.array([one.samples for one in blueprint.clients], dtype=np.int64)
         self._participation_key = base_key(blueprint.seed, "participation")
         self._left_out: frozenset[int] = frozenset()
@@ -136,6 +151,12 @@ class FlowerFederation:
         drawn = self._facts.participation.draw(
             active, place_key(self._participation_key, position.branch, position.round)
         )
+        if self._masked:
+            if want_gram or want_updates:
+                raise InputError(
+                    "masked updates are not seen by the server: keep.gram_clients and keep.updates_every must be 0"
+                )
+            return self._masked_round(start, position, [int(one) for one in drawn])
         answers = self._train(start, position, [int(one) for one in drawn], None)
         if len(answers) < self._patience.min_replies or not answers:
             if drawn.size:
@@ -164,6 +185,38 @@ class FlowerFederation:
             )
         rounding = self._blueprint.rounding(norm_up(exact_start), participants)
         return RoundResult(new, participants, samples, drifts, shift, rounding, gram, sent)
+
+    def _masked_round(self, start: Vector, position: Position, drawn: list[int]) -> RoundResult:
+        nodes = self._online(position, drawn)
+
+        def compose(record: ArrayRecord | None, client: int, kind: str, more: Mapping[str, Any]) -> Message:
+            return self._message(record, position, client, nodes[client], kind, more=more)
+
+        def note(client: int | None, what: str) -> None:
+            self._note(position, "" if client is None else self.clients[client].name, what)
+
+        found = masked_round(
+            self._exchange,
+            self.layout,
+            start,
+            position,
+            {one: int(self._samples[one]) for one in nodes},
+            compose,
+            note,
+            timeout=self._patience.timeout,
+            pause=self._patience.pause,
+            least=self._patience.min_replies,
+        )
+        if found is None:
+            return self._empty(start, False)
+        exact_start = start.astype(np.float64)
+        new = (exact_start + self._facts.server_rate * found.step).astype(self.layout.dtype)
+        samples = self._samples[found.participants]
+        # Both worlds round to fixed point; the other one has fewer samples, and its range may be twice as wide.
+        others = samples.sum() / (samples.sum() - samples.max())
+        rounding = up(self._facts.server_rate * found.error * (1.0 + 2.0 * float(others)))
+        shift = up(norm_up(found.step) + found.error)
+        return RoundResult(new, found.participants, samples, found.drifts, shift, rounding)
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
@@ -210,6 +263,8 @@ class FlowerFederation:
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i - model of each of `clients`; all of them are needed, so each is asked up to three times."""
+        if self._masked:
+            raise InputError("this method needs single updates, which the server of a masked run never sees")
         start = self._checked_model(model)
         found: dict[int, Vector] = {}
         for attempt in range(3):
@@ -261,15 +316,9 @@ class FlowerFederation:
 
     def _train(self, start: Vector, position: Position, clients: list[int], steps: int | None) -> dict[int, Vector]:
         """Local models of those that answered with one that can be used."""
-        asked = self._may_ask(clients)
-        nodes = self._nodes(asked)
-        for one in asked:
-            if one not in nodes:
-                self._note(position, self.clients[one].name, "its node is not there")
+        nodes = self._online(position, clients)
         record = arrays_record(self.layout, start)
-        messages = {
-            one: self._message(record, position, one, node, TRAIN, steps) for one, node in sorted(nodes.items())
-        }
+        messages = {one: self._message(record, position, one, node, TRAIN, steps) for one, node in nodes.items()}
         answers, failed = self._exchange.ask(
             messages, self._patience.timeout, lambda reply: read_model(reply, self.layout)
         )
@@ -284,11 +333,27 @@ class FlowerFederation:
                 self._note(position, self.clients[client].name, f"it trained on {samples} samples, not on {said}")
         return models
 
+    def _online(self, position: Position, clients: list[int]) -> dict[int, int]:
+        """The nodes of those that may be asked and are there, sorted; who is not there is noted."""
+        asked = self._may_ask(clients)
+        nodes = self._nodes(asked)
+        for one in asked:
+            if one not in nodes:
+                self._note(position, self.clients[one].name, "its node is not there")
+        return dict(sorted(nodes.items()))
+
     def _message(
-        self, record: object, position: Position, client: int, node: int, kind: str, steps: int | None = None
+        self,
+        record: ArrayRecord | None,
+        position: Position,
+        client: int,
+        node: int,
+        kind: str,
+        steps: int | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> Message:
         asked = Asked(position, client, steps or self.clients[client].local_steps, self._blueprint.plan)
-        return model_message(self.layout, record, asked, node, kind, self._patience.timeout)  # type: ignore[arg-type]
+        return model_message(record, asked, node, kind, self._patience.timeout, more)
 
     def _nodes(self, clients: list[int]) -> dict[int, int]:
         found = self._roster.nodes([self.clients[one].name for one in clients])

@@ -27,6 +27,9 @@ ARRAYS, CONFIG, METRICS, PROFILE = "arrays", "config", "metrics", "profile"
 SAMPLES = "num-examples"
 PROFILE_QUERY = "query.sifu_profile"
 TRAIN, EVALUATE = "train", "evaluate"
+PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
+"""The three messages of a masked round; a ClientApp that does not know them answers none of them in the clear."""
+KEY, MASKED, DRIFT = "key", "masked", "drift"
 LOSS_KEYS = ("loss", "eval_loss", "eval-loss")
 ACCURACY_KEYS = ("accuracy", "eval_acc", "eval_accuracy", "acc")
 
@@ -151,11 +154,23 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     return {name: one.numpy() for name, one in record.items()}
 
 
+def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Named arrays as one vector, by name: both sides of a masked round agree on it without a layout."""
+    return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
+
+
 def model_message(
-    layout: ModelLayout, model: ArrayRecord, asked: Asked, node: int, kind: str, timeout: float
+    model: ArrayRecord | None,
+    asked: Asked,
+    node: int,
+    kind: str,
+    timeout: float,
+    more: Mapping[str, Any] | None = None,
 ) -> Message:
-    """A message with a model; its answer is worth nothing after `timeout` seconds."""
-    content = RecordDict({ARRAYS: model, CONFIG: asked.to_record()})
+    """A message, mostly with a model; its answer is worth nothing after `timeout` seconds."""
+    content = RecordDict({CONFIG: ConfigRecord({**asked.to_record(), **(more or {})})})
+    if model is not None:
+        content[ARRAYS] = model
     return Message(content, node, kind, ttl=timeout, group_id=f"{asked.position.branch}.{asked.position.round}")
 
 
@@ -179,18 +194,71 @@ def read_profile(reply: Message) -> WireProfile:
         raise InputError(f"a node's answer holds no profile ({error})") from error
 
 
-def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
-    """The model and the number of samples in a reply; anything unusable is refused with a sentence."""
+def read_arrays(reply: Message) -> tuple[Arrays, int]:
+    """The named arrays and the number of samples in a reply to `TRAIN`."""
     records = [one for one in reply.content.values() if isinstance(one, ArrayRecord)]
     if len(records) != 1:
         raise InputError(f"the answer holds {len(records)} array records, one was expected")
     try:
-        vector = layout.flatten(arrays_of(records[0]))
+        return arrays_of(records[0]), int(_number(_metrics(reply), SAMPLES))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the answer's arrays cannot be read ({error})") from error
+
+
+def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
+    """The model and the number of samples in a reply; anything unusable is refused with a sentence."""
+    arrays, samples = read_arrays(reply)
+    try:
+        vector = layout.flatten(arrays)
     except (ValueError, TypeError) as error:
         raise InputError(f"the answer's arrays cannot be read ({error})") from error
     if not np.all(np.isfinite(vector)):
         raise InputError("the answer holds NaN or Inf")
-    return vector, int(_number(_metrics(reply), SAMPLES))
+    return vector, samples
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A client that has trained for a masked round: its samples, whether its update fits the range, its key."""
+
+    samples: int
+    fits: bool
+    key: bytes
+
+
+def read_ready(reply: Message) -> Ready:
+    """The answer to `PREPARE`."""
+    metrics, config = _metrics(reply), reply.content.get(CONFIG)
+    key = config.get(KEY) if isinstance(config, ConfigRecord) else None
+    if not isinstance(key, bytes) or len(key) != 32:
+        raise InputError("the answer holds no key for the round")
+    return Ready(int(_number(metrics, SAMPLES)), bool(_number(metrics, "fits")), key)
+
+
+def read_masked(reply: Message, size: int) -> NDArray[np.uint64]:
+    """The answer to `MASKED_TRAIN`: `size` words."""
+    records = [one for one in reply.content.values() if isinstance(one, ArrayRecord)]
+    if len(records) != 1 or set(records[0]) != {MASKED}:
+        raise InputError("the answer is not one masked update")
+    try:
+        words = records[0][MASKED].numpy()
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the masked update cannot be read ({error})") from error
+    if words.dtype != np.uint64 or words.shape != (size,):
+        raise InputError(f"the masked update is {words.dtype} of shape {words.shape}, not {size} words")
+    return words
+
+
+def read_drift(reply: Message, position: Position) -> float:
+    """The answer to `DRIFT_QUERY`: a number for this very round."""
+    metrics = _metrics(reply)
+    place = Position(int(_number(metrics, "branch")), int(_number(metrics, "round")))
+    drift = float(_number(metrics, DRIFT))
+    if place != position:
+        raise InputError(f"the drift is that of round {place.branch}.{place.round}")
+    if not 0.0 <= drift < math.inf:
+        raise InputError(f"the drift is {drift}")
+    return drift
 
 
 def read_score(reply: Message) -> tuple[int, int, float]:
