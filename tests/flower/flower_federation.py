@@ -9,6 +9,7 @@ from flwr.app import Context
 from memory_grid import MemoryGrid
 
 from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.core.identity import CLAIMED
 from sifu.core.spec import Spec
 from sifu.flower.client import client_app
 from sifu.flower.engine import FlowerFederation, Patience
@@ -67,7 +68,7 @@ def both_engines(
     found = profiles_of(grid, spec)
     order = {one.name: place for place, one in enumerate(data)}
     ordered = sorted(found.values(), key=lambda one: order[one.name])  # type: ignore[attr-defined]
-    made, _ = blueprint(spec, ordered, authenticated=False, preprocessing="fixed constants")  # type: ignore[arg-type]
+    made, _ = blueprint(spec, ordered, identity=CLAIMED, preprocessing="fixed constants")  # type: ignore[arg-type]
     roster = ClaimedRoster(grid, {node: one.name for node, one in found.items()})  # type: ignore[attr-defined]
     return embedded, FlowerFederation(grid, roster, made, patience, masked=masked), grid
 

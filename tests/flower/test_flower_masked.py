@@ -21,6 +21,7 @@ from test_flower_runs import SPEC, Federation, psi_of
 import sifu
 from sifu.core.engine import Position
 from sifu.core.errors import InputError
+from sifu.core.identity import CLAIMED
 from sifu.core.sensitivity import client_increments
 from sifu.flower import masked_client
 from sifu.flower.client import add_profile, client_app
@@ -285,7 +286,7 @@ def test_an_app_that_existed_before_is_masked_too() -> None:
     profiles = [WireProfile(f"site-{k}", 10, 1) for k in range(4)]
     made, _ = own_blueprint(
         lambda branch: {"z": np.zeros(1), "a": np.zeros((1, 1))}, small_spec(local={"rate": 0.1, "steps": 1}), profiles,
-        authenticated=False, preprocessing="",
+        identity=CLAIMED, preprocessing="",
     )  # fmt: skip
     assert isinstance(made, Blueprint)
     roster = ClaimedRoster(grid, {k: f"site-{k}" for k in range(4)})

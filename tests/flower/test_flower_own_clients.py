@@ -19,6 +19,7 @@ import sifu
 from sifu.api.flower_server import Settings, serve_on_flower
 from sifu.core.engine import Position
 from sifu.core.errors import InputError
+from sifu.core.identity import CLAIMED
 from sifu.core.sensitivity import client_increments
 from sifu.core.spec import commented_toml
 from sifu.flower.client import FunctionClient, add_profile, client_app
@@ -94,10 +95,10 @@ def test_clients_of_any_kind_take_part_forget_and_are_conditional(tmp_path: Path
 def test_own_models_must_say_what_is_assumed() -> None:
     spec = small_spec(model={"kind": "python"})
     with pytest.raises(InputError, match=r"local\.rate"):
-        own_blueprint(lambda branch: {"w": np.zeros(2)}, spec, [], authenticated=False, preprocessing="")
+        own_blueprint(lambda branch: {"w": np.zeros(2)}, spec, [], identity=CLAIMED, preprocessing="")
     with pytest.raises(InputError, match="no real numbers"):
         own_blueprint(
-            lambda branch: {"w": np.zeros(2, dtype=int)}, small_spec(local={"rate": 0.1}), [], authenticated=False,
+            lambda branch: {"w": np.zeros(2, dtype=int)}, small_spec(local={"rate": 0.1}), [], identity=CLAIMED,
             preprocessing="",
         )  # fmt: skip
 

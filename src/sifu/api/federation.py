@@ -102,6 +102,11 @@ def preprocessing_of(spec: Spec) -> str:
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 
 
+def known_outputs(spec: Spec) -> int:
+    """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
+    return spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
+
+
 def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
     """The embedded engine, and the spec with `local.rate = "auto"` replaced by the rate that was found.
 
@@ -121,7 +126,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             )
         objective = OBJECTIVES[spec.model.kind if spec.model.kind in OBJECTIVES else "softmax"]
         counted = count_outputs(clients, objective)
-        outputs = spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
+        outputs = known_outputs(spec)
         if outputs and outputs < counted:
             raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
         from_labels = not outputs and spec.model.kind not in REAL_OUTPUTS

@@ -19,7 +19,7 @@ from sifu.api.federation import FLOWER, preprocessing_of
 from sifu.api.serving import serve
 from sifu.api.spec_files import load_spec
 from sifu.core.errors import InputError
-from sifu.core.identity import AUTHENTICATED, Admitted, plain
+from sifu.core.identity import AUTHENTICATED, CLAIMED, Admitted, plain
 from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.flower.engine import Blueprint, FlowerFederation, NobodyAnsweredError, Patience
@@ -218,7 +218,10 @@ class _Office:
         data = replace(self._spec.data, name=FLOWER, clients=max(2, len(profiles)), samples_per_client=0)
         asked = replace(self._spec, data=data)
         made, resolved = make_blueprint(
-            asked, profiles, authenticated=self._authenticated, preprocessing=preprocessing_of(asked)
+            asked,
+            profiles,
+            identity=AUTHENTICATED if self._authenticated else CLAIMED,
+            preprocessing=preprocessing_of(asked),
         )
         keep = self._spec.keep
         if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):

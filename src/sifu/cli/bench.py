@@ -88,6 +88,9 @@ def run_experiment(
     precision: Annotated[
         str, typer.Option("--precision", help="Of networks on a GPU.", metavar="float32|tf32|tf32x3")
     ] = "float32",
+    engine: Annotated[
+        str, typer.Option("--engine", help="Who runs the rounds: this program, or Flower.", metavar="embedded|flower")
+    ] = "embedded",
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of what is done.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures at the end.")] = True,
     format: FormatOption = Format.text,
@@ -118,6 +121,7 @@ def run_experiment(
         device=device,
         lanes=lanes,
         precision=precision,
+        engine=engine,
         keep_runs=keep_runs,
         where=tuple(where or ()),
         command=("sifu", *sys.argv[1:]),

@@ -55,6 +55,7 @@ class Options:
     device: str = "auto"
     lanes: int | None = None
     precision: str = "float32"
+    engine: str = "embedded"
     keep_runs: bool = False
     where: tuple[str, ...] = ()
     """Parts of the experiment's grid: `clients=50,1000`."""
@@ -118,6 +119,7 @@ class Bench:
             options.lanes,
             self.cache,
             options.precision,
+            options.engine,
         )
         work = self.work() if self.experiment.kind == "requests" else Work((), ())
         self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written

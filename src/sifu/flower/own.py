@@ -8,7 +8,6 @@ import numpy as np
 
 from sifu.core.engine import TrainingFacts
 from sifu.core.errors import InputError
-from sifu.core.identity import AUTHENTICATED, CLAIMED
 from sifu.core.layout import ModelLayout
 from sifu.core.participation import Participation
 from sifu.core.spec import Spec
@@ -21,7 +20,7 @@ def own_blueprint(
     spec: Spec,
     profiles: Sequence[WireProfile],
     *,
-    authenticated: bool,
+    identity: str,
     preprocessing: str,
 ) -> tuple[Blueprint, Spec]:
     """Training that only the clients know; `initial(branch)` makes a model that no client's data has touched.
@@ -52,7 +51,7 @@ def own_blueprint(
         smooth_model=False,
         rounding_bounded=False,
         preprocessing=preprocessing,
-        identity=AUTHENTICATED if authenticated else CLAIMED,
+        identity=identity,
     )
     clients = tuple(one.client for one in profiles)
     return Blueprint(layout, clients, facts, lambda branch: layout.flatten(initial(branch)), spec.seed), spec

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from sifu.core.engine import TrainingFacts
 from sifu.core.errors import InputError
-from sifu.core.identity import AUTHENTICATED, CLAIMED
 from sifu.core.participation import ClientIndices, Participation
 from sifu.core.regularity import largest_certified_rate
 from sifu.core.spec import Spec
@@ -52,7 +52,7 @@ def _training(plan: WirePlan) -> LocalTraining:
     return LocalTraining(plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.nesterov, plan.weight_decay)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReadyClient:
     """A client that trains a ready-made model on data of its own: `x` (n, ...) and `y` as `sifu.sim` takes them."""
 
@@ -94,19 +94,25 @@ class ReadyClient:
         return int(found.samples[0]), int(found.correct[0]), float(found.loss_sum[0])
 
     def _federation(self, plan: WirePlan, number: int) -> SimulatedFederation:
-        model = make_model(plan.model, input_shape([self]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
-        return SimulatedFederation(
-            [self],
-            model,
-            _training(plan),
-            dtype=plan.dtype,  # type: ignore[arg-type]
-            seed=plan.seed,
-            first_number=number,
-        )
+        return _federation_of(self, plan, number)
+
+
+@lru_cache(maxsize=32)
+def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> SimulatedFederation:
+    """A federation of one; kept, since a process of Flower's simulation plays the same client again and again."""
+    model = make_model(plan.model, input_shape([client]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
+    return SimulatedFederation(
+        [client],
+        model,
+        _training(plan),
+        dtype=plan.dtype,  # type: ignore[arg-type]
+        seed=plan.seed,
+        first_number=number,
+    )
 
 
 def blueprint(
-    spec: Spec, profiles: Sequence[WireProfile], *, authenticated: bool, preprocessing: str
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
     """The training a spec describes on clients with these profiles, and the spec with its local rate filled in."""
     shapes = {one.input_shape for one in profiles}
@@ -147,7 +153,7 @@ def blueprint(
         shape_from_labels=not spec.model.outputs and not linear_values,
         clip=clipping.clip if clipping else 0.0,
         noise=clipping.noise if clipping else 0.0,
-        identity=AUTHENTICATED if authenticated else CLAIMED,
+        identity=identity,
     )
 
     def allowance(norm: float, participants: ClientIndices) -> float:
