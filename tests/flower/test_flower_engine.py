@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from memory_grid import lost
 
 from sifu.core.engine import Position
+from sifu.core.errors import RoundRejectedError
 from sifu.flower.engine import NobodyAnsweredError, Patience
 from sifu.flower.wire import TRAIN, arrays_of
 
@@ -74,7 +75,7 @@ def _wrong_sender(grid: object, node: int) -> None:
 
 
 def test_whoever_is_lost_late_or_wrong_was_absent_and_that_is_recorded() -> None:
-    embedded, flower, grid = both_engines(small_spec())
+    embedded, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
     nodes = {flower.clients[k].name: 9000 - 7 * k for k in range(8)}
     names = [one.name for one in flower.clients]
     _wrong_sender(grid, nodes[names[1]])
@@ -90,14 +91,33 @@ def test_whoever_is_lost_late_or_wrong_was_absent_and_that_is_recorded() -> None
     np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
     np.testing.assert_allclose(found.drifts, expected.drifts, rtol=1e-6)
     told = {one.client: one.what for one in flower.take_incidents()}
-    assert set(told) == {names[k] for k in (1, 2, 4, 5, 6, 7)}
+    assert set(told) == {names[k] for k in (1, 2, 7)}
     assert "error 5" in told[names[1]]
     assert "no answer within" in told[names[2]]
-    assert "NaN" in told[names[4]]
-    assert "shape" in told[names[5]]
-    assert "1000000 samples" in told[names[6]]
     assert "not there" in told[names[7]]
+    refused = {one.client: (one.reason, one.left_out) for one in found.rejections}
+    assert refused == {
+        names[4]: ("not finite", True), names[5]: ("wrong shape", True), names[6]: ("wrong samples", True),
+    }  # fmt: skip
     assert flower.take_incidents() == []
+    with pytest.raises(NobodyAnsweredError, match="did not answer"):
+        flower.local_updates(model, Position(0, 0), np.array([4]), 1)
+    assert [one.what for one in flower.take_incidents()] == ["its reply was refused: not finite"] * 3
+
+
+@pytest.mark.parametrize("rule", ["stop", "round"])
+def test_a_refused_reply_stops_the_run_or_drops_the_round_as_the_spec_says(rule: str) -> None:
+    _, flower, grid = both_engines(small_spec(server={"rejected": rule}))
+    grid.trouble[9000] = lambda message: _changed(grid.answer(message), lambda one: one + 1e15)
+    model = flower.initial_model(0)
+    if rule == "stop":
+        with pytest.raises(RoundRejectedError, match="client-000: too large"):
+            flower.run_round(model, Position(0, 0), everyone(flower))
+        return
+    found = flower.run_round(model, Position(0, 0), everyone(flower))
+    assert found.participants.size == 0
+    np.testing.assert_array_equal(found.model, model)
+    assert [one.reason for one in found.rejections] == ["too large", *["round dropped"] * 7]
 
 
 def _changed(reply: Message, change: object, samples: int | None = None) -> Message:

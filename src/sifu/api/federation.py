@@ -12,6 +12,7 @@ from sifu.core.errors import InputError
 from sifu.core.participation import Participation
 from sifu.core.randomness import keyed_generator
 from sifu.core.regularity import largest_certified_rate
+from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 
 PYTHON = "python"
@@ -149,6 +150,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             preprocessing=preprocessing_of(spec),
             shape_from_labels=from_labels,
             clipping=clipping,
+            replies=ReplyRules(server.rejected, server.update_bound),
         )
 
     if spec.local.rate != "auto":

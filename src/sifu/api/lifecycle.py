@@ -29,24 +29,42 @@ from sifu.methods.training import (
 )
 from sifu.methods.view import RunView
 from sifu.store import keys
+from sifu.store.actor import actor_name
 from sifu.store.rows import NodeRow
 from sifu.store.updates import NewUpdates, only_clients
 from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
 
+DEADLINE_DAYS = 30
+"""A month from the request, unless it says otherwise."""
 
-def receive(writer: RunWriter, view: RunView, asked: RequestTerms, request: str | None) -> str:
+
+def receive(
+    writer: RunWriter,
+    view: RunView,
+    asked: RequestTerms,
+    request: str | None,
+    deadline_days: int = DEADLINE_DAYS,
+    actor: str | None = None,
+) -> str:
     """Put a request into the ledger; the same id with the same terms again changes nothing."""
     known = {one.request: one for one in view.requests}
     check_new(view, asked, request)
     if request is not None and request in known:
         return request
+    if not 0 <= deadline_days <= 36500:
+        raise InputError(f"the deadline must be 0 to 36500 days away, found {deadline_days}")
     number = len(known) + 1
     while request is None:
         request = f"r{number}" if f"r{number}" not in known else None
         number += 1
-    content = asdict(asked) | {"request": request, "clients": list(asked.clients), "sigma": str(asked.sigma)}
+    content = asdict(asked) | {
+        "request": request,
+        "clients": list(asked.clients),
+        "sigma": str(asked.sigma),
+        "deadline_days": deadline_days,
+    }
     with uninterrupted():
-        writer.record("request received", {"request": content})
+        writer.record("request received", {"request": content, "actor": actor_name(actor)})
     return request
 
 
@@ -63,9 +81,9 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
     view.new_subjects(asked, view.next_order)
     for one in view.requests:
         both = set(one.clients) & set(asked.clients)
-        if one.status == "received" and both:
+        if one.waits and both:
             raise InputError(f"client {', '.join(sorted(both))} already waits in request {one.request}")
-    waiting = sum(len(one.clients) for one in view.requests if one.status == "received")
+    waiting = sum(len(one.clients) for one in view.requests if one.waits)
     if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
         raise InputError("the requests together would forget every client: nobody would be left to train with")
 
@@ -108,6 +126,16 @@ class Lifecycle:
         method = method_named(row.method)
         plan = method.plan(view, terms_of(row))
         check_level(plan, min_level)
+        if row.status != "planned":
+            content = {
+                "request": request,
+                "actor": actor_name(),
+                "source_node": plan.source_node,
+                "noise_std": plan.noise_std,
+                "level": plan.level,
+            }
+            with uninterrupted():
+                self.writer.record("request planned", content)
         self._roll_back(view, plan, request, method.starting_model(view, plan, self.engine))
         self._retrain(request)
 
@@ -164,6 +192,7 @@ class Lifecycle:
         ]
         payload: dict[str, Any] = {
             "request": request,
+            "actor": actor_name(),
             "run": {"tip": str(noise_node), "phase": "retraining"},
             "choice": {
                 "request_order": plan.order,
@@ -192,6 +221,7 @@ class Lifecycle:
                 updates=updates,
                 dropped_updates=gone.dropped,
                 evaluations=evaluations,
+                for_good=plan.terms.retention == "strict",
             )
 
     def _retrain(self, request: str) -> None:
@@ -232,6 +262,7 @@ class Lifecycle:
         }
         payload = {
             "request": request,
+            "actor": actor_name(),
             "final_node": final,
             "level": facts.level,
             "run": {"phase": "ready"},

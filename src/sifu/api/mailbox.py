@@ -8,12 +8,13 @@ from dataclasses import fields
 from typing import Any
 
 from sifu.api.client_list import change_clients
-from sifu.api.lifecycle import receive
+from sifu.api.lifecycle import DEADLINE_DAYS, receive
 from sifu.api.signed_requests import id_of_signed, terms_of_signed
 from sifu.core.errors import InputError, SifuError
 from sifu.core.terms import RequestTerms
 from sifu.methods.training import uninterrupted
 from sifu.methods.view import RunView
+from sifu.store.actor import LONGEST_ACTOR
 from sifu.store.inbox import Letter, any_letters, discard, letters
 from sifu.store.writer import RunWriter
 
@@ -40,11 +41,16 @@ def _open(writer: RunWriter, letter: Letter) -> None:
     if letter.content is None:
         raise InputError("the letter cannot be read")
     if letter.kind == "request":
-        receive(writer, RunView(writer), terms_of_letter(letter.content), letter.id)
+        content = dict(letter.content)
+        deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
+        if not isinstance(deadline, int) or not isinstance(actor, str | None):
+            raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
+        receive(writer, RunView(writer), terms_of_letter(content), letter.id, deadline, actor)
     elif letter.kind == "signed":
         if id_of_signed(letter.content) != letter.id:
             raise InputError("the letter's name is not the id that was signed")
-        receive(writer, RunView(writer), terms_of_signed(writer, letter.content), letter.id)
+        terms = terms_of_signed(writer, letter.content)
+        receive(writer, RunView(writer), terms, letter.id, actor=f"client {terms.clients[0]}"[:LONGEST_ACTOR])
     elif letter.kind == "clients":
         change_clients(writer, letter.content)
     else:

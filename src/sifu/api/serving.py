@@ -58,7 +58,7 @@ def serve(
             if mailbox.waiting():
                 mailbox.take_in()
             done += lifecycle.finish_running()
-            waiting = [one.request for one in writer.requests() if one.status == "received"]
+            waiting = [one.request for one in writer.requests() if one.waits]
             request = next((one for one in waiting if one not in refused), None)
             if request is not None:
                 try:

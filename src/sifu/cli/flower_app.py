@@ -107,6 +107,7 @@ def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
         base,
         data=replace(base.data, preprocessing="fixed"),
         model=replace(base.model, outputs=10),
+        server=replace(base.server, rejected="reply"),
         stop=replace(base.stop, max_rounds=50, target=0.9),
     )
     where, plan = run.resolve(), folder.resolve() / "spec.toml"

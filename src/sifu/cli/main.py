@@ -12,8 +12,10 @@ import typer
 
 from sifu.cli.bench import bench
 from sifu.cli.clients import clients
+from sifu.cli.custody import anchor, backup, key, purge, restore
 from sifu.cli.flower import flower
-from sifu.cli.options import DataOption, Format, FormatOption
+from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
+from sifu.cli.requests import certificate, decide, requests
 from sifu.core.errors import InputError, SifuError, VerificationError
 from sifu.version import __version__
 
@@ -31,6 +33,10 @@ app = typer.Typer(
 app.add_typer(bench)
 app.add_typer(clients)
 app.add_typer(flower)
+for command in (anchor, backup, decide, purge, requests, restore):
+    app.command()(command)
+app.add_typer(key)
+app.add_typer(certificate)
 
 
 def _show_version(asked: bool) -> None:
@@ -48,7 +54,6 @@ def options(
     """What stands before the command."""
 
 
-RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
 ClientsOption = Annotated[
     str, typer.Option("--clients", help="Names of the clients to forget, separated by commas.", metavar="A,B")
 ]
@@ -242,6 +247,8 @@ def request(
     reserve: ReserveOption = None,
     max_rounds: MaxRoundsOption = None,
     target: TargetOption = None,
+    deadline: Annotated[int, typer.Option("--deadline", help="Days until it must be done.", metavar="DAYS")] = 30,
+    actor: Annotated[str | None, typer.Option("--actor", help="Who enters it; or set SIFU_ACTOR.")] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out."""
@@ -262,7 +269,7 @@ def request(
         raise InputError("whom? Give --clients A,B, or --signed FILE")
     else:
         names = _names(clients)
-        made = opened.request(names, id, **terms)
+        made = opened.request(names, id, deadline_days=deadline, actor=actor, **terms)
     status = opened.request_status(made)
     if format is Format.json:
         print_json({"request": made, "clients": names, "status": status})
@@ -331,6 +338,10 @@ def verify(
     public_key: Annotated[
         str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
     ] = None,
+    anchor: Annotated[
+        str | None,
+        typer.Option("--anchor", help="A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH"),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong."""
@@ -341,7 +352,9 @@ def verify(
 
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
-    result = verify_run(target, public_key) if target.is_dir() else verify_certificate(target, public_key)
+    if anchor is not None and not target.is_dir():
+        raise InputError("an anchor belongs to a run folder; a certificate is checked by its signature")
+    result = verify_run(target, public_key, anchor) if target.is_dir() else verify_certificate(target, public_key)
     if format is Format.json:
         print_json(
             {

@@ -8,7 +8,7 @@ them is too small.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,37 @@ class Position:
 
     branch: int
     round: int
+
+
+Reason = Literal[
+    "unknown client",
+    "forgotten client",
+    "not asked",
+    "another round",
+    "twice",
+    "not an array",
+    "wrong dtype",
+    "wrong shape",
+    "not finite",
+    "too large",
+    "wrong samples",
+    "round dropped",
+]
+"""Why a client's reply was refused (`sifu.core.replies`)."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A reply that was refused, and why.
+
+    `client` is the name of a known client, or what an unknown one called itself. `left_out` says that a client the
+    round had asked for is missing from it because of this.
+    """
+
+    position: Position
+    client: str
+    reason: Reason
+    left_out: bool
 
 
 @dataclass(frozen=True)
@@ -94,7 +125,7 @@ class RoundResult:
     floating point may have moved the result from exact arithmetic (0.0 where nothing is proven, see
     `TrainingFacts.rounding_bounded`). `gram` holds <theta_i - mean, theta_j - mean> and `updates` the rows
     theta_i - theta^n of the participants, when asked for. An empty round has no participants, leaves the model
-    as it was, and has zeros everywhere.
+    as it was, and has zeros everywhere. `rejections` are replies that were refused; nothing of them is in the model.
     """
 
     model: Vector
@@ -105,6 +136,7 @@ class RoundResult:
     rounding: float
     gram: NDArray[np.float64] | None = None
     updates: NDArray[np.floating] | None = None
+    rejections: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,13 @@ def collect_premises(
     noise: NoiseSource,
     largest_psi: float,
     rate_source: RateSource,
+    left_out: int = 0,
+    gaps: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
-    `largest_psi` is the largest Psi that any subject reached on the way to the noised node.
+    `largest_psi` is the largest Psi that any subject reached on the way to the noised node, `left_out` how many
+    clients' replies were refused on that way, `gaps` how often the run was restored from an older state before.
     """
     return (
         regularity_premise(facts, measured),
@@ -114,6 +117,8 @@ def collect_premises(
             else "Population accounting under-states sensitivity; it can be compared, never certified.",
         ),
         _counterfactual_premise(facts),
+        *replies_premise(left_out),
+        *record_premise(gaps),
         _calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
         _noise_premise(noise),
@@ -137,6 +142,8 @@ def training_noise_premises(
     noise: NoiseSource,
     rate_source: RateSource,
     replayed: bool = False,
+    left_out: int = 0,
+    gaps: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order.
 
@@ -166,6 +173,8 @@ def training_noise_premises(
             + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
         ),
         _counterfactual_premise(facts),
+        *replies_premise(left_out),
+        *record_premise(gaps),
         _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
@@ -202,6 +211,35 @@ def _counterfactual_premise(facts: TrainingFacts) -> Premise:
         "assumed",
         "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
         "client's slots left empty, not with a world where others filled them.",
+    )
+
+
+def replies_premise(left_out: int) -> tuple[Premise, ...]:
+    """Which replies are refused depends on clients' data, so the schedule does too; said only where it happened."""
+    if left_out == 0:
+        return ()
+    return (
+        Premise(
+            "replies",
+            "assumed",
+            "Some clients' replies were refused and left out; the certificate compares with a world in which the same "
+            "ones were left out.",
+            f"{left_out} replies left out",
+        ),
+    )
+
+
+def record_premise(gaps: int) -> tuple[Premise, ...]:
+    """Releases that an older state knows nothing of are charged to nobody; said only where there may be some."""
+    if gaps == 0:
+        return ()
+    return (
+        Premise(
+            "record",
+            "assumed",
+            "The run was restored from a backup that may not have been its latest state; models released in between "
+            "are not counted.",
+        ),
     )
 
 

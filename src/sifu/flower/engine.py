@@ -1,8 +1,9 @@
 """The Flower engine: our own round loop over a `Grid`, behind the same protocol as the embedded simulator.
 
 A round draws its participants by the same keys as every engine, asks those whose node is there, and averages who
-answered in time. Whoever is offline, late, fails, or sends what cannot be used was absent from the round, and that is
-recorded (`take_incidents`). A round with fewer than `min_replies` answers is dropped whole: it has no participants and
+answered in time. Whoever is offline, late or fails was absent from the round, and that is recorded (`take_incidents`).
+Every reply is checked before anything of it touches the model; what is refused is recorded, and `server.rejected` says
+what happens then. A round with fewer than `min_replies` answers is dropped whole: it has no participants and
 leaves the model as it was. Models are averaged in one pass over the replies and drifts measured in a second.
 """
 
@@ -18,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from sifu.core.draws import base_key, place_key
-from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
+from sifu.core.engine import ClientProfile, Evaluation, Position, Rejection, RoundResult, TrainingFacts
 from sifu.core.errors import InputError, RoundRejectedError, SifuError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices
+from sifu.core.replies import Reply, ReplyGate, ReplyRules, vector_refusal
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
 from sifu.core.upward import norm_up, up
 from sifu.flower.exchange import Exchange, Incident
@@ -56,6 +58,7 @@ class Blueprint:
     plan: str = ""
     rounding: Callable[[float, ClientIndices], float] = lambda norm, participants: 0.0
     clipping: Clipping | None = None
+    replies: ReplyRules = ReplyRules()
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ class FlowerFederation:
         self._blueprint = blueprint
         self._facts = with_minimum(blueprint.facts, self._patience)
         if masked:
-            if blueprint.clipping:
-                raise InputError("server.clip needs every client's update: it cannot be used with masked updates")
+            if blueprint.clipping or blueprint.replies.update_bound:
+                raise InputError("server.clip and server.update_bound need every client's update: not with masked ones")
             # The other world's fixed-point numbers may have another range, so no allowance is claimed to be proven.
             self._facts = replace(self._facts, outside=(*self._facts.outside, OUTSIDE), rounding_bounded=False)
         self._samples = np.array([one.samples for one in blueprint.clients], dtype=np.int64)
@@ -157,11 +160,19 @@ class FlowerFederation:
                     "masked updates are not seen by the server: keep.gram_clients and keep.updates_every must be 0"
                 )
             return self._masked_round(start, position, [int(one) for one in drawn])
-        answers = self._train(start, position, [int(one) for one in drawn], None)
+        nodes = self._online(position, [int(one) for one in drawn])
+        gate = ReplyGate(
+            start, position, list(nodes), self.layout, self.clients, self._blueprint.replies, forgotten=self._left_out
+        )
+        for client, (vector, count) in self._train(start, position, nodes, None).items():
+            gate.take(Reply(client, position, count, vector))
+        rejections = gate.finish()
+        self._stop_if_told(position, rejections)
+        answers = gate.accepted
         if len(answers) < self._patience.min_replies or not answers:
             if drawn.size:
                 self._note(position, "", f"{len(answers)} of {drawn.size} answered: the round was dropped")
-            return self._empty(start, want_gram)
+            return self._empty(start, want_gram, rejections)
         participants = np.array(sorted(answers), dtype=np.int64)
         samples = self._samples[participants]
         exact_start = start.astype(np.float64)
@@ -184,7 +195,15 @@ class FlowerFederation:
                 f"model overflows {self.layout.dtype}; lower the local rate ({self._facts.local_rate:g})"
             )
         rounding = self._blueprint.rounding(norm_up(exact_start), participants)
-        return RoundResult(new, participants, samples, drifts, shift, rounding, gram, sent)
+        return RoundResult(new, participants, samples, drifts, shift, rounding, gram, sent, rejections)
+
+    def _stop_if_told(self, position: Position, rejections: tuple[Rejection, ...]) -> None:
+        left_out = [f"{one.client}: {one.reason}" for one in rejections if one.left_out]
+        if left_out and self._blueprint.replies.on_rejection == "stop":
+            raise RoundRejectedError(
+                f"round {position.round} of branch {position.branch} was rejected and changed nothing: a reply cannot "
+                f"be used ({', '.join(left_out[:5])}). See server.rejected"
+            )
 
     def _masked_round(self, start: Vector, position: Position, drawn: list[int]) -> RoundResult:
         nodes = self._online(position, drawn)
@@ -247,6 +266,7 @@ class FlowerFederation:
                 evaluation,
                 done.gram,
                 done.updates,
+                done.rejections,
             )
             # A Poisson draw may name nobody; that is a round like any other. Nobody answering at all is not.
             dropped = done.participants.size == 0 and evaluation is None
@@ -272,7 +292,9 @@ class FlowerFederation:
             if missing:
                 if attempt:
                     time.sleep(self._patience.pause)
-                found |= self._train(start, position, missing, steps)
+                replies = self._train(start, position, self._online(position, missing), steps)
+                found |= {one: self._usable(position, one, start, *reply) for one, reply in replies.items()}
+                found = {one: vector for one, vector in found.items() if vector.size}
         missing = [self.clients[int(one)].name for one in clients if int(one) not in found]
         if missing:
             raise NobodyAnsweredError(
@@ -314,9 +336,18 @@ class FlowerFederation:
             np.array([one[2] for one in scores], dtype=np.float64),
         )
 
-    def _train(self, start: Vector, position: Position, clients: list[int], steps: int | None) -> dict[int, Vector]:
-        """Local models of those that answered with one that can be used."""
-        nodes = self._online(position, clients)
+    def _usable(self, position: Position, client: int, start: Vector, vector: Vector, samples: int) -> Vector:
+        """The model of a reply, or an empty one if it cannot be used."""
+        why = "wrong samples" if samples != self._samples[client] else vector_refusal(vector, start, self.layout)
+        if why is None:
+            return vector
+        self._note(position, self.clients[client].name, f"its reply was refused: {why}")
+        return np.zeros(0, dtype=self.layout.dtype)
+
+    def _train(
+        self, start: Vector, position: Position, nodes: Mapping[int, int], steps: int | None
+    ) -> dict[int, tuple[Vector, int]]:
+        """What those answered that did, not yet checked."""
         record = arrays_record(self.layout, start)
         messages = {one: self._message(record, position, one, node, TRAIN, steps) for one, node in nodes.items()}
         answers, failed = self._exchange.ask(
@@ -324,14 +355,7 @@ class FlowerFederation:
         )
         for client, why in sorted(failed.items()):
             self._note(position, self.clients[client].name, why)
-        models = {}
-        for client, (vector, samples) in answers.items():
-            if samples == self._samples[client]:
-                models[client] = vector
-            else:  # weights and all that is certified rest on the count of the profile
-                said = self._samples[client]
-                self._note(position, self.clients[client].name, f"it trained on {samples} samples, not on {said}")
-        return models
+        return answers
 
     def _online(self, position: Position, clients: list[int]) -> dict[int, int]:
         """The nodes of those that may be asked and are there, sorted; who is not there is noted."""
@@ -362,9 +386,9 @@ class FlowerFederation:
     def _note(self, position: Position, client: str, what: str) -> None:
         self._incidents.append(Incident(position.branch, position.round, client, what))
 
-    def _empty(self, start: Vector, want_gram: bool) -> RoundResult:
-        nobody = np.zeros(0, dtype=np.int64)
-        return RoundResult(start, nobody, nobody, np.zeros(0), 0.0, 0.0, np.zeros((0, 0)) if want_gram else None)
+    def _empty(self, start: Vector, want_gram: bool, rejections: tuple[Rejection, ...] = ()) -> RoundResult:
+        nobody, gram = np.zeros(0, dtype=np.int64), np.zeros((0, 0)) if want_gram else None
+        return RoundResult(start, nobody, nobody, np.zeros(0), 0.0, 0.0, gram, rejections=rejections)
 
     def _checked_model(self, model: Vector) -> Vector:
         vector = np.array(model, dtype=self.layout.dtype)

@@ -10,6 +10,7 @@ from sifu.core.engine import TrainingFacts
 from sifu.core.errors import InputError
 from sifu.core.layout import ModelLayout
 from sifu.core.participation import Participation
+from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 from sifu.flower.engine import Blueprint
 from sifu.flower.wire import Arrays, WireProfile
@@ -39,6 +40,7 @@ def own_blueprint(
     layout = ModelLayout(
         tuple(first), tuple(tuple(np.shape(one)) for one in first.values()), str(next(iter(first.values())).dtype)
     )
+    rules = ReplyRules(spec.server.rejected, spec.server.update_bound)
     facts = TrainingFacts(
         local_rate=spec.local.rate,
         momentum=spec.local.momentum,
@@ -51,7 +53,9 @@ def own_blueprint(
         smooth_model=False,
         rounding_bounded=False,
         preprocessing=preprocessing,
+        outside=rules.outside,
         identity=identity,
     )
     clients = tuple(one.client for one in profiles)
-    return Blueprint(layout, clients, facts, lambda branch: layout.flatten(initial(branch)), spec.seed), spec
+    made = Blueprint(layout, clients, facts, lambda branch: layout.flatten(initial(branch)), spec.seed, replies=rules)
+    return made, spec

@@ -17,6 +17,7 @@ from sifu.core.engine import TrainingFacts
 from sifu.core.errors import InputError
 from sifu.core.participation import ClientIndices, Participation
 from sifu.core.regularity import largest_certified_rate
+from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 from sifu.flower.engine import Blueprint
 from sifu.flower.wire import Arrays, Asked, WirePlan, WireProfile
@@ -135,6 +136,7 @@ def blueprint(
     training = _training(plan)
     model: LinearModel | ModuleModel = make_model(plan.model, next(iter(shapes)), outputs, init=spec.model.init)
     server = spec.server
+    rules = ReplyRules(server.rejected, server.update_bound)
     clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
     rounding = _rounding(model, training, server.rate, profiles, spec.model.dtype) if clipping is None else None
     facts = TrainingFacts(
@@ -148,7 +150,7 @@ def blueprint(
         dtype=spec.model.dtype,
         smooth_model=model.smooth,
         rounding_bounded=rounding is not None,
-        outside=(*model.outside, OUTSIDE) if clipping else model.outside,
+        outside=(*model.outside, *((OUTSIDE,) if clipping else ()), *rules.outside),
         preprocessing=preprocessing,
         shape_from_labels=not spec.model.outputs and not linear_values,
         clip=clipping.clip if clipping else 0.0,
@@ -168,6 +170,7 @@ def blueprint(
         plan.to_text(),
         allowance,
         clipping,
+        rules,
     )
     return made, spec
 
