@@ -139,14 +139,19 @@ class RecordedTraining:
         self._committed = time.monotonic()
         self._thin()
 
-    def run(self, phase: str, progress: ProgressCallback | None = None) -> None:
-        """Rounds until the stop rule holds; an interrupt keeps every finished round."""
+    def run(
+        self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
+    ) -> bool:
+        """Rounds until the stop rule holds (True), or until `pause` asks for a stop between two (False).
+
+        An interrupt keeps every finished round.
+        """
         stop = self._stop
         try:
             if self._accuracy is None and is_evaluated(stop, self._tip.position):
                 self._record_evaluation(self.engine.evaluate(self.model, self.active))
             if should_stop(stop, self._tip.position, self._accuracy):
-                return
+                return True
             for done in self._stream():
                 # An interrupt between two of these steps would leave half a round to be committed.
                 with uninterrupted():
@@ -157,7 +162,10 @@ class RecordedTraining:
                     accuracy = self._accuracy if self._accuracy is not None else math.nan
                     progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
                 if should_stop(stop, self._tip.position, self._accuracy):
-                    break
+                    return True
+                if pause and pause():
+                    return False
+            return True
         finally:
             self.commit()
 
