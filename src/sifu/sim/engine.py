@@ -198,7 +198,7 @@ class SimulatedFederation:
         with np.errstate(over="ignore", invalid="ignore"):
             new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
-        rounding = self.rounding_allowance(norm_up(exact_start), participants)
+        rounding = self.rounding_allowance(norm_up(exact_start), participants) if self._rounding else 0.0
         updates = None
         if want_updates:
             updates = self.local_updates(start, position, participants, self._training.steps)
