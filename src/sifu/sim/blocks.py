@@ -115,7 +115,7 @@ class Part:
             for own, row in zip(found.unbind(), self._rows.tolist(), strict=True):
                 torch.mm(model, self._block.turned[row], out=own)
             return found
-        found = (self.x.reshape(count * padded, width) @ model.T).reshape(count, padded, -1)
+        found = (self.x.reshape(count * padded, width) @ model.T.contiguous()).reshape(count, padded, -1)
         return found.transpose(1, 2).contiguous()
 
     def pulled_back(self, dual: Tensor) -> Tensor:

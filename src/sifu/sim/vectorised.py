@@ -120,11 +120,10 @@ class VectorisedTrainer:
         weights = torch.tensor(model).reshape(self._shape).T.contiguous()
         correct, loss_sum = np.zeros(clients.size, dtype=np.int64), np.zeros(clients.size)
         for part in self._parts(clients):
-            scores, real = part.outputs(weights).transpose(1, 2), part.row_weights[:, 0] > 0
-            targets = part.targets.transpose(1, 2)
-            losses = self._objective.row_loss(scores, targets).to(torch.float64)
+            scores, real = part.outputs(weights), part.row_weights[:, 0] > 0
+            losses = self._objective.row_loss(scores, part.targets, dim=1).to(torch.float64)
             loss_sum[part.places] = torch.where(real, losses, 0.0).sum(dim=1).numpy()
-            correct[part.places] = (self._objective.hits(scores, targets) & real).sum(dim=1).numpy()
+            correct[part.places] = (self._objective.hits(scores, part.targets, dim=1) & real).sum(dim=1).numpy()
         return correct, loss_sum
 
     def _parts(self, clients: ClientIndices) -> Iterator[Part]:
