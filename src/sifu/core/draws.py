@@ -92,7 +92,7 @@ def fractions(drawn: Scores) -> NDArray[np.float64]:
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-_PIECE = 16384
+_PIECE = 65536
 """Scores are drawn in pieces that stay in a core's own cache."""
 _FEW = 512
 """So few scores are sorted as they are."""

@@ -82,6 +82,8 @@ class SimulatedFederation:
         self._training = training
         self._seed = int(seed)
         self._participation_key = base_key(self._seed, "participation")
+        self._last_checked: ClientIndices = np.zeros(0, dtype=np.int64)
+        """Clients in increasing order that were asked for last."""
         self._layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
@@ -182,8 +184,11 @@ class SimulatedFederation:
         that Psi bounds the distance to.
         """
         start = self._checked_model(model)
+        chosen = self._checked_clients(active, "active")
         participants = self._facts.participation.draw(
-            self._checked_clients(active, "active"), place_key(self._participation_key, position.branch, position.round)
+            chosen,
+            place_key(self._participation_key, position.branch, position.round),
+            increasing=chosen is self._last_checked,
         )
         if absent is not None:
             participants = np.setdiff1d(participants, absent)
@@ -287,7 +292,10 @@ class SimulatedFederation:
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """`clients` as indices of known clients, none of them twice; the argument is never kept."""
         chosen = np.asarray(clients, dtype=np.int64).reshape(-1)
-        # Clients in increasing order, the usual case, are seen to differ in one pass.
+        # Mostly they are those of the last round. In increasing order, the usual case, they are seen to differ in one pass.
+        last = self._last_checked
+        if np.array_equal(chosen, last):
+            return last
         increasing = bool((chosen[1:] > chosen[:-1]).all())
         ends = chosen[[0, -1]] if increasing and chosen.size else chosen
         lowest, highest = ends.min(initial=0), ends.max(initial=0)
@@ -297,4 +305,7 @@ class SimulatedFederation:
             )
         if not increasing and np.unique(chosen).size != chosen.size:
             raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
+        if increasing:
+            self._last_checked = chosen.copy()
+            return self._last_checked
         return chosen
