@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from sifu.api.cost import cost_of
+from sifu.api.requests import deadline_of, is_overdue
 from sifu.core.ledger import finite_or_text
 from sifu.core.terms import RequestTerms
 from sifu.methods.registry import METHODS, method_named
@@ -17,7 +19,7 @@ from sifu.store.reader import RunReader
 
 def status_of(reader: RunReader) -> dict[str, Any]:
     """Everything `sifu status` shows, as plain values."""
-    view = RunView(reader)
+    view, now = RunView(reader), datetime.datetime.now(datetime.UTC)
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     everyone = np.arange(len(view.clients))
@@ -64,6 +66,7 @@ def status_of(reader: RunReader) -> dict[str, Any]:
             "files": len(updates),
             "bytes": sum(row.bytes for row in updates.values()),
         },
+        "rejections": [asdict(one) for one in reader.rejections()],
         "requests": [
             {
                 "request": one.request,
@@ -75,6 +78,8 @@ def status_of(reader: RunReader) -> dict[str, Any]:
                 "sigma": one.noise_std if one.noise_std is not None else one.sigma,
                 "level": one.level,
                 "received": one.received,
+                "deadline": deadline_of(one).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "overdue": is_overdue(one, now),
                 "finished": one.finished,
                 "cost": asdict(cost_of(reader, one)) if one.status == "done" else None,
             }
