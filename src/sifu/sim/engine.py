@@ -386,10 +386,10 @@ class SimulatedFederation:
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """`clients` as indices of known clients, none of them twice; the argument is never kept."""
         chosen = np.asarray(clients, dtype=np.int64).reshape(-1)
-        # Mostly they are those of the last round. In increasing order, the usual case, they are seen to differ in one pass.
         last = self._last_checked
-        if np.array_equal(chosen, last):
+        if np.array_equal(chosen, last):  # mostly they are those of the last round
             return last
+        # Clients in increasing order, the usual case, are seen to differ in one pass.
         increasing = bool((chosen[1:] > chosen[:-1]).all())
         ends = chosen[[0, -1]] if increasing and chosen.size else chosen
         lowest, highest = ends.min(initial=0), ends.max(initial=0)
