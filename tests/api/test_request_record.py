@@ -142,7 +142,7 @@ def test_level_none_says_that_nothing_is_guaranteed(own_trained: Path, cli: Comm
 
 
 def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Path) -> None:
-    """A request while another process trains is refused as busy at once, changes nothing, and is taken afterwards."""
+    """A request while another process trains is handed to it, outlives it, and counts once."""
     spec = tmp_path / "spec.toml"
     spec.write_text("[data]\nclients = 12\n[stop]\ntarget = 0.0\nmax_rounds = 4000\n")
     training = start_cli("train", spec, "--run", tmp_path / "run")
@@ -151,9 +151,7 @@ def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Pat
             pass
         asked = start_cli("request", tmp_path / "run", "--clients", "client-003", "--id", "a")
         _, err = asked.communicate(timeout=120)
-        if training.poll() is None:
-            assert asked.returncode == 5, err
-            assert "in use" in err
+        assert asked.returncode == 0, err
     finally:
         training.kill()
         training.communicate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -88,11 +88,29 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
         raise InputError("the requests together would forget every client: nobody would be left to train with")
 
 
+class Mail(Protocol):
+    """What may arrive between two rounds."""
+
+    def waiting(self) -> bool:
+        """Whether something did."""
+        ...
+
+    def take_in(self) -> None:
+        """Make events of it."""
+        ...
+
+
 class Lifecycle:
     """Carries requests out on a run that this process may write to."""
 
-    def __init__(self, writer: RunWriter, engine: Engine, progress: ProgressCallback | None = None) -> None:
-        self.writer, self.engine, self.progress = writer, engine, progress
+    def __init__(
+        self,
+        writer: RunWriter,
+        engine: Engine,
+        progress: ProgressCallback | None = None,
+        mail: Mail | None = None,
+    ) -> None:
+        self.writer, self.engine, self.progress, self.mail = writer, engine, progress, mail
 
     def finish_running(self) -> list[str]:
         """Go on with a request that an interruption left half-way; returns what was finished."""
@@ -164,9 +182,13 @@ class Lifecycle:
         ]
         current = self.writer.load_model(tip)
         evaluations = [
-            evaluation_row(tip, f"forgotten:{request}", self.engine.evaluate(current, asking)),
-            evaluation_row(tip, f"remaining:{request}", self.engine.evaluate(current, view.active)),
-            evaluation_row(noise_node, f"forgotten:{request}", self.engine.evaluate(start, asking)),
+            evaluation_row(node, subset, found)
+            for node, subset, found in (
+                (tip, f"forgotten:{request}", self.engine.evaluate(current, asking)),
+                (tip, f"remaining:{request}", self.engine.evaluate(current, view.active)),
+                (noise_node, f"forgotten:{request}", self.engine.evaluate(start, asking)),
+            )
+            if found.samples.any()  # clients on other machines are not asked once they want to be forgotten
         ]
         payload: dict[str, Any] = {
             "request": request,
@@ -207,13 +229,17 @@ class Lifecycle:
         row = next(one for one in self.writer.requests() if one.request == request)
         view = RunView(self.writer)
         stop = terms_of(row).stop(view.spec.stop)
-        RecordedTraining(self.engine, self.writer, view, stop).run(f"retraining {request}", self.progress)
+        pause = self.mail.waiting if self.mail else None
+        while not RecordedTraining(self.engine, self.writer, view, stop).run(
+            f"retraining {request}", self.progress, pause
+        ):
+            assert self.mail is not None  # nobody else asks for a pause
+            self.mail.take_in()
+            view = RunView(self.writer)
         recorded = RecordedRequest(self.writer, row)
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
         final = self.writer.tip
-        after = evaluation_row(
-            final, f"forgotten:{request}", self.engine.evaluate(self.writer.load_model(final), asking)
-        )
+        after = self.engine.evaluate(self.writer.load_model(final), asking)
         rolled = payload_of_request(self.writer, request, "rolled back")
         on_disk = self.writer.models()
         noised_row = next(one for one in rolled["models"] if one["node"] == row.noise_node)
@@ -244,7 +270,9 @@ class Lifecycle:
         }
         # The final node may have been evaluated for this request already, when it is the noised one itself.
         known = {(one.node, one.subset) for one in self.writer.evaluations()}
-        evaluations = [] if (after.node, after.subset) in known else [after]
+        subset = f"forgotten:{request}"
+        wanted = (final, subset) not in known and after.samples.any()
+        evaluations = [evaluation_row(final, subset, after)] if wanted else []
         with uninterrupted():
             self.writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
 

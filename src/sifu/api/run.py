@@ -6,8 +6,10 @@ import datetime
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,15 @@ from sifu.api.erasure import Purge, purge
 from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.api.integrity import blaming_damage, check_integrity
 from sifu.api.lifecycle import DEADLINE_DAYS, Lifecycle, check_new, receive
+from sifu.api.mailbox import Mailbox, take_in
 from sifu.api.outcome import Outcome, outcome_of
 from sifu.api.requests import decide, history_of, public_record
+from sifu.api.signed_requests import id_of_signed
 from sifu.api.status import status_of
 from sifu.api.terms import LEVELS, check_level, make_terms, terms_of
 from sifu.api.verification import Verification, verify_run
 from sifu.core.engine import ClientProfile, Engine
-from sifu.core.errors import InputError, NotCertifiableError, RunDamagedError
+from sifu.core.errors import InputError, NotCertifiableError, RunBusyError, RunDamagedError
 from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.methods.plan import Plan
@@ -30,8 +34,10 @@ from sifu.methods.registry import method_named
 from sifu.methods.training import ProgressCallback, RecordedTraining, uninterrupted
 from sifu.methods.view import RunView
 from sifu.store import keys
+from sifu.store.actor import actor_name
 from sifu.store.database import DATABASE
 from sifu.store.files import model_bytes, write_atomically
+from sifu.store.inbox import post
 from sifu.store.reader import RequestRow, RunReader
 from sifu.store.writer import RunWriter
 
@@ -111,10 +117,10 @@ class Run:
             return status_of(view)
 
     def request_status(self, request: str) -> str:
-        """`received`, `running` or `done`."""
+        """`received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
         reader = self.reader()
         try:
-            return next(one.status for one in reader.requests() if one.request == request)
+            return next((one.status for one in reader.requests() if one.request == request), "posted")
         finally:
             reader.close()
 
@@ -225,7 +231,10 @@ class Run:
         try:
             if writer.phase == "training":
                 check_integrity(writer)
-                RecordedTraining(engine, writer, RunView(writer)).run("training", progress)
+                mailbox = Mailbox(writer)
+                mailbox.take_in()
+                while not RecordedTraining(engine, writer, RunView(writer)).run("training", progress, mailbox.waiting):
+                    mailbox.take_in()
                 with uninterrupted():
                     writer.record("training done", {"run": {"phase": "ready"}, "node": writer.tip})
         finally:
@@ -277,13 +286,55 @@ class Run:
         **terms: Any,
     ) -> str:
         """Put a request into the ledger; the same id with the same terms again changes nothing."""
-        writer = RunWriter.open(self.folder, self._constants)
         try:
+            writer = RunWriter.open(self.folder, self._constants)
+        except RunBusyError:
+            return self._post_request(clients, request, terms, deadline_days, actor)
+        try:
+            take_in(writer)
             view = RunView(writer)
             asked = make_terms(view.spec, clients, terms)
             return receive(writer, view, asked, request, deadline_days, actor)
         finally:
             writer.close()
+
+    def request_signed(self, statement: dict[str, Any]) -> str:
+        """Take in a request that a client signed with its node's key; what does not count is refused and recorded."""
+        request = id_of_signed(statement)
+        post(self.folder, "signed", request, statement)
+        try:
+            writer = RunWriter.open(self.folder, self._constants)
+        except RunBusyError:
+            return request  # the server takes it in, or refuses and records it
+        try:
+            refused = [one for one in take_in(writer) if one.startswith(f"signed {request}: ")]
+        finally:
+            writer.close()
+        if refused:
+            raise InputError(f"refused and recorded: {refused[0].partition(': ')[2]}")
+        return request
+
+    def _post_request(
+        self,
+        clients: Sequence[str],
+        request: str | None,
+        terms: Mapping[str, Any],
+        deadline_days: int,
+        actor: str | None,
+    ) -> str:
+        """Leave a request in the inbox of a run that another process writes to; it is taken in between rounds."""
+        reader = self.reader()
+        try:
+            with reader.snapshot(), blaming_damage(reader):
+                view = RunView(reader)
+                asked = make_terms(view.spec, clients, terms)
+                check_new(view, asked, request)
+        finally:
+            reader.close()
+        chosen = request if request is not None else f"r-{secrets.token_hex(4)}"
+        content = asdict(asked) | {"clients": list(asked.clients), "deadline_days": deadline_days}
+        post(self.folder, "request", chosen, content | {"actor": actor_name(actor)})
+        return chosen
 
     def forget(
         self,
@@ -305,6 +356,7 @@ class Run:
             raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
         writer = RunWriter.open(self.folder, self._constants)
         try:
+            take_in(writer)
             view = RunView(writer)
             known = {one.request: one for one in view.requests}
             asked = None if clients is None else make_terms(view.spec, clients, terms)
@@ -321,7 +373,7 @@ class Run:
                 return []
             check_integrity(writer)
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-            lifecycle = Lifecycle(writer, self.engine(), progress)
+            lifecycle = Lifecycle(writer, self.engine(), progress, Mailbox(writer))
             resumed = lifecycle.finish_running()
             if asked is not None:
                 view = RunView(writer)

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from sifu.cli.bench import bench
+from sifu.cli.clients import clients
 from sifu.cli.custody import anchor, backup, key, purge, restore
+from sifu.cli.flower import flower
 from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
 from sifu.cli.requests import certificate, decide, requests
 from sifu.core.errors import InputError, SifuError, VerificationError
@@ -29,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
+app.add_typer(clients)
+app.add_typer(flower)
 for command in (anchor, backup, decide, purge, requests, restore):
     app.command()(command)
 app.add_typer(key)
@@ -225,7 +229,12 @@ def plan(
 @app.command()
 def request(
     run: RunArgument,
-    clients: ClientsOption,
+    clients: Annotated[
+        str | None, typer.Option("--clients", help="Names of the clients to forget.", metavar="A,B")
+    ] = None,
+    signed: Annotated[
+        Path | None, typer.Option("--signed", help="A request signed by the client, see sifu clients sign.")
+    ] = None,
     id: Annotated[str | None, typer.Option("--id", help="Your own id; the same id again changes nothing.")] = None,
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
@@ -246,15 +255,26 @@ def request(
     from rich.markup import escape
 
     from sifu.api import Run
+    from sifu.cli.clients import read_statement
     from sifu.cli.output import names_text, out, print_json
 
     terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
-    names = _names(clients)
     opened = Run(run)
-    made = opened.request(names, id, deadline_days=deadline, actor=actor, **terms)
+    if signed is not None:
+        if clients is not None or id is not None or any(value is not None for value in terms.values()):
+            raise InputError("a signed request says everything itself: leave the other options out")
+        statement = read_statement(signed)
+        names, made = [str(statement["body"].get("client"))], opened.request_signed(statement)
+    elif clients is None:
+        raise InputError("whom? Give --clients A,B, or --signed FILE")
+    else:
+        names = _names(clients)
+        made = opened.request(names, id, deadline_days=deadline, actor=actor, **terms)
     status = opened.request_status(made)
     if format is Format.json:
         print_json({"request": made, "clients": names, "status": status})
+    elif status == "posted":
+        out.print(f"Request {made} for {names_text(names)} was handed to the running server, which takes it in soon.")
     elif status == "done":
         out.print(f"Request {made} for {names_text(names)} was carried out already.")
     else:

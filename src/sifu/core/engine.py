@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.identity import IN_PROCESS
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices, Participation
 
@@ -93,7 +94,8 @@ class TrainingFacts:
     `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
     `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
     `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
-    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`.
+    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`. `identity`
+    says how clients are known (`sifu.core.identity`).
     """
 
     local_rate: float
@@ -111,6 +113,7 @@ class TrainingFacts:
     shape_from_labels: bool = False
     clip: float = 0.0
     noise: float = 0.0
+    identity: str = IN_PROCESS
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sifu.core.calibration import Calibration
 from sifu.core.composition import TrainingNoise
 from sifu.core.engine import DECLARED_FIXED, FIXED_CONSTANTS, ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.core.history import Accounting
+from sifu.core.identity import AUTHENTICATED, IN_PROCESS
 from sifu.core.noise import NoiseSource
 from sifu.core.regularity import RegularityClass
 
@@ -26,9 +27,9 @@ RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
 
 
-BEFORE_TRAINING = ("preprocessing", "hyper-parameters", "method")
-"""The premises that matter even where no noise was needed: what came before training, and whether the method proves
-anything at all."""
+BEFORE_TRAINING = ("preprocessing", "hyper-parameters", "method", "identity")
+"""The premises that matter even where no noise was needed: what came before training, whether the method proves
+anything at all, and whether a client is who it says it is."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def collect_premises(
         _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
+        *identity_premises(facts),
         Premise(
             "honest reports",
             "trusted",
@@ -176,6 +178,7 @@ def training_noise_premises(
         _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
+        *identity_premises(facts),
         Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),
     )
 
@@ -264,6 +267,28 @@ def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -
         "forgotten clients; what it reveals of them is assumed not to matter.",
     }
     return Premise("hyper-parameters", "assumed" if rate_source == "forgotten" else "met", statements[rate_source])
+
+
+def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """How clients on other machines are known; in one process there is nothing to say."""
+    if facts.identity == IN_PROCESS:
+        return ()
+    if facts.identity == AUTHENTICATED:
+        return (
+            Premise(
+                "identity",
+                "trusted",
+                "Clients are known by the public keys of their nodes; the operator's list says whose key is whose.",
+            ),
+        )
+    return (
+        Premise(
+            "identity",
+            "assumed",
+            "Clients were known by the names they claimed; it is assumed that each was who it said it was, and that no "
+            "forgotten client came back under another name.",
+        ),
+    )
 
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:

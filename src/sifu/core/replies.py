@@ -58,6 +58,11 @@ class ReplyRules:
             raise InputError(f"server.update_bound must be 0 (off) to {LARGEST_UPDATE:g}, found {self.update_bound}")
 
     @property
+    def outside(self) -> tuple[str, ...]:
+        """What of these rules lies outside the theory: in the other world another reply may lie beyond the bound."""
+        return ("leaving out updates beyond a bound",) if self.update_bound else ()
+
+    @property
     def limit(self) -> float:
         """The largest norm of an update that is accepted."""
         return self.update_bound or LARGEST_UPDATE

@@ -139,28 +139,40 @@ class RecordedTraining:
         self._committed = time.monotonic()
         self._thin()
 
-    def run(self, phase: str, progress: ProgressCallback | None = None) -> None:
-        """Rounds until the stop rule holds; an interrupt keeps every finished round."""
-        stop = self._stop
+    def run(
+        self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
+    ) -> bool:
+        """Rounds until the stop rule holds (True), or until `pause` asks for a stop between two (False).
+
+        An interrupt keeps every finished round.
+        """
         try:
-            if self._accuracy is None and is_evaluated(stop, self._tip.position):
-                self._record_evaluation(self.engine.evaluate(self.model, self.active))
-            if should_stop(stop, self._tip.position, self._accuracy):
-                return
-            for done in self._stream():
-                # An interrupt between two of these steps would leave half a round to be committed.
-                with uninterrupted():
-                    self._take_in(done)
-                if time.monotonic() - self._committed > COMMIT_SECONDS or self._pending.is_large:
-                    self.commit()
-                if progress:
-                    accuracy = self._accuracy if self._accuracy is not None else math.nan
-                    progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
-                if should_stop(stop, self._tip.position, self._accuracy):
-                    break
+            ended = self._until_stopped(phase, progress, pause)
         finally:
             self.commit()
         self.view.remember(self._tip.node, self._tracker.copy())
+        return ended
+
+    def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
+        stop = self._stop
+        if self._accuracy is None and is_evaluated(stop, self._tip.position):
+            self._record_evaluation(self.engine.evaluate(self.model, self.active))
+        if should_stop(stop, self._tip.position, self._accuracy):
+            return True
+        for done in self._stream():
+            # An interrupt between two of these steps would leave half a round to be committed.
+            with uninterrupted():
+                self._take_in(done)
+            if time.monotonic() - self._committed > COMMIT_SECONDS or self._pending.is_large:
+                self.commit()
+            if progress:
+                accuracy = self._accuracy if self._accuracy is not None else math.nan
+                progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
+            if should_stop(stop, self._tip.position, self._accuracy):
+                return True
+            if pause and pause():
+                return False
+        return True
 
     def _stream(self) -> Iterator[StreamedRound]:
         keep = self.view.spec.keep

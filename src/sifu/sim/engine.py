@@ -30,7 +30,7 @@ from sifu.sim.local_training import LocalTraining
 from sifu.sim.loop import LoopTrainer
 from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
 from sifu.sim.objectives import OBJECTIVES
-from sifu.sim.rounding import LinearRounding, within_reach
+from sifu.sim.rounding import ClientSizes, LinearRounding, within_reach
 from sifu.sim.smoothness import linear_curvature
 from sifu.sim.vectorised import VectorisedTrainer
 
@@ -42,8 +42,10 @@ class SimulatedFederation:
 
     `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
     `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
-    one client after the other. Data are checked and copied here; later changes to them have no effect. `replies` says
-    what happens to a client's model that cannot be used; by default the round stops with a sentence.
+    one client after the other. Data are checked and copied here; later changes to them have no effect. `first_number`
+    is the number that batches and dropped units of the first client are drawn for: a client that trains alone, on a
+    machine of its own, draws what it would draw among all. `replies` says what happens to a client's model that cannot
+    be used; by default the round stops with a sentence.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SimulatedFederation:
         preprocessing: str = "fixed constants",
         shape_from_labels: bool = False,
         clipping: Clipping | None = None,
+        first_number: int = 0,
         replies: ReplyRules | None = None,
     ) -> None:
         if not (math.isfinite(server_rate) and server_rate > 0.0):
@@ -86,20 +89,23 @@ class SimulatedFederation:
         self._training = training
         self._seed = int(seed)
         self._participation_key = base_key(self._seed, "participation")
+        self._last_checked: ClientIndices = np.zeros(0, dtype=np.int64)
+        """Clients in increasing order that were asked for last."""
         self._layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self._samples = np.array([client.samples for client in checked], dtype=np.int64)
         self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
         if linear and strategy != "loop":
-            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed)
+            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed, first_number)
         elif conv_net and strategy != "loop":
-            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed)
+            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed, first_number)
         else:
-            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed)
+            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed, first_number)
         self._clipping = clipping
         self._reply_rules = replies or ReplyRules()
         self._rounding: LinearRounding | None = None
+        self._sizes: ClientSizes | None = None
         self._clients = tuple(ClientProfile(one.name, one.samples, training.steps) for one in checked)
         if linear:
             found = linear_curvature(checked, linear.objective, training)
@@ -107,9 +113,10 @@ class SimulatedFederation:
                 ClientProfile(one.name, one.samples, training.steps, smoothness, training.weight_decay)
                 for one, smoothness in zip(checked, found.smoothness.tolist(), strict=True)
             )
+            self._sizes = ClientSizes.of(checked, linear.objective, training, found)
             within = within_reach(training, float(found.smoothness.max()))
             if clipping is None and dtype == "float64" and within:
-                self._rounding = LinearRounding(linear, training, server_rate, checked, found)
+                self._rounding = LinearRounding(linear, training, server_rate, self._sizes)
         self._facts = TrainingFacts(
             local_rate=training.rate,
             momentum=training.momentum,
@@ -124,8 +131,7 @@ class SimulatedFederation:
             outside=(
                 *model.outside,
                 *((OUTSIDE,) if clipping else ()),
-                # In the other world another reply may lie beyond the bound.
-                *(("leaving out updates beyond a bound",) if self._reply_rules.update_bound else ()),
+                *self._reply_rules.outside,
             ),
             preprocessing=preprocessing,
             shape_from_labels=shape_from_labels,
@@ -173,6 +179,11 @@ class SimulatedFederation:
         """What every round does, and what is proven about it."""
         return self._facts
 
+    @property
+    def sizes(self) -> ClientSizes | None:
+        """What rounding of a linear model depends on, client by client."""
+        return self._sizes
+
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
         return self._rounding.of_round(length, participants) if self._rounding and participants.size else 0.0
@@ -197,8 +208,11 @@ class SimulatedFederation:
         that Psi bounds the distance to.
         """
         start = self._checked_model(model)
+        chosen = self._checked_clients(active, "active")
         participants = self._facts.participation.draw(
-            self._checked_clients(active, "active"), place_key(self._participation_key, position.branch, position.round)
+            chosen,
+            place_key(self._participation_key, position.branch, position.round),
+            increasing=chosen is self._last_checked,
         )
         if absent is not None:
             participants = np.setdiff1d(participants, absent)
@@ -219,7 +233,7 @@ class SimulatedFederation:
         with np.errstate(over="ignore", invalid="ignore"):
             new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
-        rounding = self.rounding_allowance(norm_up(exact_start), participants)
+        rounding = self.rounding_allowance(norm_up(exact_start), participants) if self._rounding else 0.0
         updates = None
         if want_updates:
             updates = self.local_updates(start, position, participants, self._training.steps)
@@ -305,12 +319,18 @@ class SimulatedFederation:
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i - model of each client after its first `steps` local steps of this position."""
+        return self.local_models(model, position, clients, steps) - self._checked_model(model)
+
+    def local_models(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """theta_i of each client after its first `steps` local steps of this position."""
         start = self._checked_model(model)
         chosen = self._checked_clients(clients, "trained")
-        updates = np.zeros((chosen.size, start.size), dtype=self._layout.dtype)
+        found = np.zeros((chosen.size, start.size), dtype=self._layout.dtype)
         for places, models in self._trainer.train(start, position, chosen, steps):
-            updates[places if isinstance(places, slice) else places.numpy()] = models.numpy() - start
-        return updates
+            found[places if isinstance(places, slice) else places.numpy()] = models.numpy()
+        return found
 
     def _average(
         self,
@@ -366,6 +386,9 @@ class SimulatedFederation:
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """`clients` as indices of known clients, none of them twice; the argument is never kept."""
         chosen = np.asarray(clients, dtype=np.int64).reshape(-1)
+        last = self._last_checked
+        if np.array_equal(chosen, last):  # mostly they are those of the last round
+            return last
         # Clients in increasing order, the usual case, are seen to differ in one pass.
         increasing = bool((chosen[1:] > chosen[:-1]).all())
         ends = chosen[[0, -1]] if increasing and chosen.size else chosen
@@ -376,4 +399,7 @@ class SimulatedFederation:
             )
         if not increasing and np.unique(chosen).size != chosen.size:
             raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
+        if increasing:
+            self._last_checked = chosen.copy()
+            return self._last_checked
         return chosen

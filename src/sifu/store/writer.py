@@ -42,6 +42,8 @@ from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_dig
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 
 LOCK_FILE = "lock"
+CLIENTS_FILE = "clients.json"
+"""The operator's list of clients, written before there is a run; the ledger holds it from then on."""
 SCRUB_FILE = "scrub"
 """Lies in the folder from before something is erased for good until no page and no log of the database holds it."""
 REPORT = "report"
@@ -103,7 +105,7 @@ class RunWriter(RunReader):
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
         # Only what a creation of ours left behind may be cleared away: its marker was written first.
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        allowed = _OWN_FILES if _CREATING in found else {LOCK_FILE}
+        allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in found else {LOCK_FILE})
         if (folder.exists() and not folder.is_dir()) or found - allowed:
             raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
