@@ -107,6 +107,11 @@ class SensitivityTracker:
         self._lost = True
 
     @property
+    def client_count(self) -> int:
+        """How many clients it follows."""
+        return int(self._values.size)
+
+    @property
     def rounding(self) -> float:
         """R(n), the allowance for floating point gathered so far."""
         return self._rounding

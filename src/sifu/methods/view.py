@@ -90,9 +90,10 @@ class RunView:
     def regularities(self) -> Regularities:
         """P_i and alpha_i of every client."""
         constants = self.reader.constants
-        if "regularities" not in constants:
-            constants["regularities"] = Regularities.of(self.clients, self.facts, self.spec)
-        found: Regularities = constants["regularities"]
+        key = ("regularities", len(self.clients))
+        if key not in constants:
+            constants[key] = Regularities.of(self.clients, self.facts, self.spec)
+        found: Regularities = constants[key]
         return found
 
     def rate_source(self, clients: Iterable[int]) -> RateSource:
@@ -132,18 +133,20 @@ class RunView:
     def index_of(self) -> dict[str, int]:
         """Index of each client by name."""
         constants = self.reader.constants
-        if "index of" not in constants:
-            constants["index of"] = {one.name: index for index, one in enumerate(self.clients)}
-        found: dict[str, int] = constants["index of"]
+        key = ("index of", len(self.clients))
+        if key not in constants:
+            constants[key] = {one.name: index for index, one in enumerate(self.clients)}
+        found: dict[str, int] = constants[key]
         return found
 
     @cached_property
     def population_samples(self) -> int:
         """Samples of the whole federation."""
         constants = self.reader.constants
-        if "samples" not in constants:
-            constants["samples"] = sum(one.samples for one in self.clients)
-        return int(constants["samples"])
+        key = ("samples", len(self.clients))
+        if key not in constants:
+            constants[key] = sum(one.samples for one in self.clients)
+        return int(constants[key])
 
     @cached_property
     def path(self) -> ActivePath:
@@ -314,7 +317,8 @@ class RunView:
 
     def tracker(self) -> SensitivityTracker:
         """Psi of every client at the tip, by replaying the rounds of the path from the last place it was known at."""
-        known = self.reader.trackers
+        count = len(self.clients)
+        known = {node: one for node, one in self.reader.trackers.items() if one.client_count == count}
         start = next((d for d in range(len(self.rows) - 1, -1, -1) if self.rows[d].node.node in known), None)
         tracker = SensitivityTracker(len(self.clients)) if start is None else known[self.rows[start].node.node].copy()
         beyond = self.rows[0 if start is None else start + 1 :]

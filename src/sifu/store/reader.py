@@ -144,7 +144,7 @@ def readable(folder: Path) -> Iterator[None]:
 class RunReader:
     """The recorded facts of a run.
 
-    What never changes in a run (`constants`) is read once and may be handed on to the next reader of the same run.
+    What hardly ever changes in a run (`constants`) is read once and may be handed on to the next reader of the run.
     Nodes and events are only ever added, so only new ones are read. Verification begins with a reader
     that knows nothing yet.
     """
@@ -155,7 +155,7 @@ class RunReader:
         self.folder = folder
         self.connection = connection or open_database(folder)
         self._constants = {} if constants is None else constants
-        self._known_as: tuple[str, ...] | None = None
+        self._known_at: tuple[int, int] | None = None
         self._nodes: tuple[tuple[int, int], dict[int, NodeRow]] | None = None
         self._path: tuple[list[NodeRow], dict[int, int]] = ([], {})
         self._remembered: tuple[tuple[int, int], dict[str, Any]] = ((-1, -1), {})
@@ -165,12 +165,14 @@ class RunReader:
 
     @property
     def constants(self) -> dict[Any, Any]:
-        """A place for what follows from things of the run that never change, as long as it is this run."""
-        if self._known_as is None:
-            self._known_as = tuple(self.value(key) for key in ("run", "clients_digest", "spec", "facts"))
-            if self._constants.get("known as") != self._known_as:
+        """A place for what follows from the run's clients, spec and facts, empty again should one of them change."""
+        version = self._version()
+        if self._known_at != version:
+            known_as = tuple(self.value(key) for key in ("run", "clients_digest", "spec", "facts"))
+            if self._constants.get("known as") != known_as:
                 self._constants.clear()
-                self._constants["known as"] = self._known_as
+                self._constants["known as"] = known_as
+            self._known_at = version
         return self._constants
 
     def take_over(self, earlier: RunReader) -> None:
