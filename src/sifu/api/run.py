@@ -20,6 +20,7 @@ from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
+from sifu.methods.sequence import most_expensive
 from sifu.methods.training import ProgressCallback, RecordedTraining, uninterrupted
 from sifu.methods.view import RunView
 from sifu.store import keys
@@ -64,6 +65,15 @@ class Run:
                 view = RunView(reader)
                 asked = make_terms(view.spec, clients, terms)
                 return method_named(asked.method).plan(view, asked)
+        finally:
+            reader.close()
+
+    def most_expensive(self) -> str:
+        """The name of the active client whom it costs most to forget now."""
+        reader = self.reader()
+        try:
+            with reader.snapshot(), blaming_damage(reader):
+                return most_expensive(RunView(reader))
         finally:
             reader.close()
 

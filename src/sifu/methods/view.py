@@ -238,6 +238,12 @@ class RunView:
             return client_curve(self.path, next(iter(parts.values())))
         return joint_curve(self.path, parts)
 
+    def shared_depths(self, clients: Sequence[int]) -> list[int]:
+        """Depths of the rounds on the path that two or more of `clients` took part in."""
+        depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
+        found, counts = np.unique(depths, return_counts=True)
+        return [int(depth) for depth in found[counts > 1]]
+
     def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
         rows = self.reader.participation(clients)
         depth_of = self.path.depth_of
