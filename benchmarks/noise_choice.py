@@ -92,7 +92,7 @@ TASKS = (
     Task("digits 160x10 iid, eps 1, 3 in a row", digits(160, 10, 1.0), requests=3),
     Task("digits 50x30 iid, eps 10", digits(50, 30), clients_a_request=1),
     Task("digits 160x10 dirichlet 0.3, eps 10", digits(160, 10, **DIRICHLET)),
-    Task("digits 160x10 one class, eps 10", digits(160, 10, target=0.92, **ONE_CLASS)),
+    Task("digits 150x10 one class, eps 10", digits(150, 10, target=0.92, **ONE_CLASS)),
     Task("digits 50x30 one class, eps 10", digits(50, 30, target=0.90, **ONE_CLASS), clients_a_request=1),
     Task("digits 160x10 poisson 0.5, eps 10", digits(160, 10, server={"participation": "poisson(0.5)"})),
     Task("digits 160x10 weight decay 0.01, eps 10", digits(160, 10, target=0.94, local={"weight_decay": 0.01})),
@@ -108,12 +108,10 @@ TASKS = (
     ),
     Task("fashion 1000x10 iid, eps 10", images("fashion_mnist", 1000, 10, 10.0, 0.82), slow=True),
 )
-SMOKE = (Task("digits 40x10 iid, eps 10", digits(40, 10, 10.0, 0.9), clients_a_request=1),)
+SMOKE = (Task("digits 40x10 iid, eps 10", digits(40, 10, 10.0, 0.99), clients_a_request=1),)
 
 
-def carry_out(
-    task: Task, trained: Path, engine: Engine, cap: int, **terms: Any
-) -> tuple[list[dict[str, Any]], float]:
+def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> tuple[list[dict[str, Any]], float]:
     """The requests of a task on a copy of its trained run: what came of each, and the seconds of planning."""
     folder = Path(tempfile.mkdtemp(dir=trained.parent))
     shutil.rmtree(folder)
@@ -145,7 +143,9 @@ def carry_out(
     return rows, seconds
 
 
-def measure(task: Task, folder: Path, data: Path | None, repeats: int, known: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def measure(
+    task: Task, folder: Path, data: Path | None, repeats: tuple[int, int], known: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """Everything about a task, yielded whenever something was added."""
     spec = Spec.from_mapping(task.spec)
     engine, _ = engine_from_spec(spec, clients_from_spec(spec, data))
@@ -157,7 +157,7 @@ def measure(task: Task, folder: Path, data: Path | None, repeats: int, known: di
         result["scratch"] = [carry_out(task, trained, engine, 3000, method="scratch")[0]]
         yield result
     cap = int(CAP * max(rounds, *(one["rounds"] for one in result["scratch"][0])))
-    while len(result["auto"]) < repeats:
+    while len(result["auto"]) < repeats[0]:
         rows, seconds = carry_out(task, trained, engine, cap, sigma="auto")
         result["auto"].append(rows)
         result["planning_seconds"] = seconds / len(rows)
@@ -169,7 +169,7 @@ def measure(task: Task, folder: Path, data: Path | None, repeats: int, known: di
         top = 3.0 if task.requests > 1 else 1.6
         result["grid"] = {repr(float(s)): [] for s in np.geomspace(needed / 40.0, needed * top, GRID)}
     for sigma, found in result["grid"].items():
-        while len(found) < repeats:
+        while len(found) < repeats[1]:
             found.append(carry_out(task, trained, engine, cap, sigma=float(sigma))[0])
             yield result
 
@@ -237,7 +237,8 @@ def table(lines: list[Line]) -> str:
     ]
     for one in lines:
         rows.append(
-            f"| {one.task} | {one.scratch:g} | {one.best:g} ({one.best_sigma:.3g}) | {one.auto:g} ({one.auto_sigma:.3g}) "
+            f"| {one.task} | {one.scratch:g} | {one.best:g} ({one.best_sigma:.3g}) "
+            f"| {one.auto:g} ({one.auto_sigma:.3g}) "
             f"| {one.auto / max(one.best, 1):.2f} | {one.auto / max(one.scratch, 1):.2f} "
             f"| {one.predicted if one.predicted is not None else '-'} | {one.within} of {one.predictions} "
             f"| {one.planning:.2f} s |"
@@ -272,7 +273,9 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
         axis.axhline(median_total(result["scratch"]), color="#888888", ls="--", lw=1)
         autos = [rows[0]["sigma"] for rows in result["auto"] if rows[0]["sigma"] > 0]
         if autos:
-            axis.plot(autos, [total(rows) for rows in result["auto"] if rows[0]["sigma"] > 0], "*", color="#cc3311", ms=9)
+            axis.plot(
+                autos, [total(rows) for rows in result["auto"] if rows[0]["sigma"] > 0], "*", color="#cc3311", ms=9
+            )
         else:
             axis.axhline(median_total(result["auto"]), color="#cc3311", lw=1)
         axis.set(xscale="log", yscale="log", title=result["task"])
@@ -314,6 +317,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("noise-choice-runs"), help="where trained runs are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--grid-repeats", type=int, help="repeats of the grid, by default those of auto")
     parser.add_argument("--only", help="tasks whose name contains this")
     parser.add_argument("--fast", action="store_true", help="leave out the tasks that take minutes")
     parser.add_argument("--auto-again", action="store_true", help="measure auto again, keep the grids")
@@ -335,7 +339,13 @@ def main() -> None:
         options.runs = Path(tempfile.mkdtemp())
     options.runs.mkdir(parents=True, exist_ok=True)
     for task in tasks:
-        for result in measure(task, options.runs, options.data, 1 if options.smoke else options.repeats, known.get(task.name, {})):
+        for result in measure(
+            task,
+            options.runs,
+            options.data,
+            (1, 1) if options.smoke else (options.repeats, options.grid_repeats or options.repeats),
+            known.get(task.name, {}),
+        ):
             known[task.name] = result
             if not options.smoke:
                 options.results.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/guide.md"]
-EXAMPLES = ["own_model.py", "new_method.py"]
+EXAMPLES = ["own_model.py", "new_method.py", "frozen_features.py"]
 
 
 def blocks(page: str, language: str) -> list[str]:

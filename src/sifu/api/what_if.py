@@ -1,8 +1,8 @@
 """Before training: will certified unlearning pay here? The law of DESIGN section 8, and a short pilot.
 
-Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So it pays when the number
-M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder, from which Psi, the way
-gone and the learning curve are read; what it says of a longer training is extrapolated, and said so.
+Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So it pays when the
+number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder, from which Psi,
+the way gone and the learning curve are read; what it says of a longer training is extrapolated, and said so.
 """
 
 from __future__ import annotations
@@ -100,7 +100,11 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> WhatIf:
     """From a pilot to an answer."""
     privacy = spec.privacy
     terms = RequestTerms(
-        (most_expensive(view),), privacy.epsilon, privacy.delta, calibration=privacy.calibration, reserve=privacy.reserve
+        (most_expensive(view),),
+        privacy.epsilon,
+        privacy.delta,
+        calibration=privacy.calibration,
+        reserve=privacy.reserve,
     )
     tip = view.path.tip
     count, parameters, multiplier = len(view.clients), view.parameters, terms.multiplier
@@ -173,17 +177,19 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, pays: 
         )
     if measured.kind == "smooth" and measured.largest_certified_rate is not None:
         found.append(
-            f"Set local.rate to at most {measured.largest_certified_rate:.6g} (now {measured.local_rate:g}): the largest "
-            "that is certified as convex. Above it the bound grows with every step."
+            f"Set local.rate to at most {measured.largest_certified_rate:.6g} (now {measured.local_rate:g}): the "
+            "largest that is certified as convex. Above it the bound grows with every step."
         )
     if facts.dtype != "float64" and facts.smooth_model:
-        found.append('Set model.dtype = "float64": the rounding of float32 is an assumption, that of float64 is bounded.')
+        found.append(
+            'Set model.dtype = "float64": the rounding of float32 is an assumption, that of float64 is bounded.'
+        )
     participation = Participation.parse(spec.server.participation)
     if participation.kind == "fixed":
         rate = min(1.0, participation.count / len(view.clients))
         found.append(
-            f'Set server.participation = "poisson({rate:.3g})": with a fixed number another client would have filled the '
-            "slot, and certificates are conditional."
+            f'Set server.participation = "poisson({rate:.3g})": with a fixed number another client would have filled '
+            "the slot, and certificates are conditional."
         )
     if spec.privacy.accounting != "round":
         found.append('Set privacy.accounting = "round": population accounting certifies nothing.')

@@ -110,7 +110,9 @@ def print_curve(plan: Plan) -> None:
     """What each noise would do."""
     if len(plan.options) < 2:
         return
-    shown = table("-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nWhat each noise would do")
+    shown = table(
+        "-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nWhat each noise would do"
+    )
     for one in thinned(plan.options):
         chosen = " *" if one.depth == plan.source_depth and one.noise_std == plan.noise_std else ""
         shown.add_row(
@@ -141,7 +143,9 @@ def print_units(plan: Plan) -> None:
     """Both units of a request of several clients."""
     if not plan.units:
         return
-    shown = table("unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nEach by itself, or together")
+    shown = table(
+        "unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nEach by itself, or together"
+    )
     for one in plan.units:
         bound = one.shared_rounds - one.gram_rounds
         how = "each client's own"
@@ -166,7 +170,12 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
     shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of those forgotten earlier")
     for one in sorted(lines, key=lambda line: line.left_share)[:MOST_CLIENTS]:
         share = [f"{100 * value / one.budget:.0f} %" if one.budget else "-" for value in (one.used, one.cost)]
-        shown.add_row(names_text(one.names, 2), share[0], "nothing, covered" if one.covered else share[1], f"{100 * one.left_share:.0f} %")
+        shown.add_row(
+            names_text(one.names, 2),
+            share[0],
+            "nothing, covered" if one.covered else share[1],
+            f"{100 * one.left_share:.0f} %",
+        )
     return shown
 
 
@@ -174,13 +183,13 @@ def outlook_text(outlook: Outlook) -> str:
     """How many more requests stay past the last noise, in a sentence."""
     if outlook.fitting == outlook.active:
         return (
-            f"With this noise every one of the {outlook.active} other clients could be forgotten later without going back "
-            "before it, where those forgotten have little budget left."
+            f"With this noise every one of the {outlook.active} other clients could be forgotten later without going "
+            "back before it, where those forgotten have little budget left."
         )
     return (
-        f"With this noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later without going "
-        f"back before it: about {outlook.expected_requests:.3g} more requests of {outlook.usual_size:g} before one is as slow "
-        "as Scratch, if clients ask in random order."
+        f"With this noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later without "
+        f"going back before it: about {outlook.expected_requests:.3g} more requests of {outlook.usual_size:g} before "
+        "one is as slow as Scratch, if clients ask in random order."
     )
 
 
@@ -202,14 +211,20 @@ def show_what_if(spec: Path, overrides: list[str], data: Path | None, as_json: b
     facts = table("", "")
     facts.add_row("clients, parameters", f"{answer.clients}, {answer.parameters}")
     facts.add_row("clients / (s sqrt(d))", f"{number(answer.clients_over_law, 3)}; several times 1 is good")
-    facts.add_row("noise / signal", f"{number(answer.noise_to_signal, 3)} for the most expensive client, {number(answer.typical_noise_to_signal, 3)} for a typical one")
+    facts.add_row(
+        "noise / signal",
+        f"{number(answer.noise_to_signal, 3)} for the most expensive client, "
+        f"{number(answer.typical_noise_to_signal, 3)} for a typical one",
+    )
     reached = "its target was reached" if answer.reached_target else "its target was not reached"
     facts.add_row("pilot", f"{answer.pilot_rounds} rounds, accuracy {percent(answer.accuracy)}; {reached}")
     if answer.predicted_rounds is not None:
         facts.add_row("a request", f"perhaps {answer.predicted_rounds} rounds; Scratch {answer.scratch_rounds}")
     facts.add_row("level", level_text(answer.level))
     if answer.epsilon_needed is not None:
-        facts.add_row("would pay with", f"epsilon {number(answer.epsilon_needed)}, or about {answer.clients_needed} such clients")
+        facts.add_row(
+            "would pay with", f"epsilon {number(answer.epsilon_needed)}, or about {answer.clients_needed} such clients"
+        )
     elif answer.clients_needed is not None:
         facts.add_row("would pay with", f"about {answer.clients_needed} such clients")
     out.print(facts)

@@ -24,12 +24,16 @@ class PlannedCharge:
 
 @dataclass(frozen=True)
 class NoiseOption:
-    """One noise that could be used, and what would come of it."""
+    """One noise that could be used, and what would come of it.
+
+    `expected` is the figure options are compared by; it is rounds where the first training reached its target.
+    """
 
     noise_std: float
     depth: int
     rounds: int
     noise_to_signal: float
+    expected: float
     predicted_rounds: int | None
     predicted_interval: tuple[int, int] | None = None
     level: Level = "none"

@@ -1,7 +1,7 @@
 """Budgets over a sequence of requests: what everyone forgotten has left, and how far the history still goes.
 
-A request that stays past an earlier noise edge costs whoever that edge covers nothing (DESIGN section 6). One that must go
-back before it finds them with little or no budget left, and soon falls to the initial model: as slow as Scratch. So
+A request that stays past an earlier noise edge costs whoever that edge covers nothing (DESIGN section 6). One that must
+go back before it finds them with little or no budget left, and soon falls to the initial model: as slow as Scratch. So
 what matters for later requests is how many of the active clients the noise of the last edge would hide there:
 
     s Psi(n, f) <= sigma sqrt(1 - reserve)       for client f at the edge's source n.
@@ -66,9 +66,7 @@ class Outlook:
     expected_requests: float
 
 
-def budget_lines(
-    view: RunView, exposures: Sequence[Exposure], depth: int, noise_std: float
-) -> tuple[BudgetLine, ...]:
+def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise_std: float) -> tuple[BudgetLine, ...]:
     """What noise at `depth` costs everyone forgotten earlier, and what they have left."""
     return tuple(
         BudgetLine(

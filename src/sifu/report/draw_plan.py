@@ -30,7 +30,9 @@ def draw_plan(plan: Plan) -> Figure:
     axes = figure.add_subplot()
     sigmas = [one.noise_std for one in shown]
     intervals = [one.predicted_interval or (one.predicted_rounds or 0,) * 2 for one in shown]
-    axes.fill_between(sigmas, [one[0] for one in intervals], [one[1] for one in intervals], color=BLUE, alpha=0.15, lw=0)
+    axes.fill_between(
+        sigmas, [one[0] for one in intervals], [one[1] for one in intervals], color=BLUE, alpha=0.15, lw=0
+    )
     axes.plot(sigmas, [one.predicted_rounds or 0 for one in shown], "o-", color=BLUE, ms=3.5, label="predicted rounds")
     axes.plot(sigmas, [one.rounds for one in shown], ".:", color=ORANGE, label="round it goes back to")
     if plan.scratch_rounds is not None:
