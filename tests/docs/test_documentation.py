@@ -47,6 +47,13 @@ def test_every_command_of_a_page_runs(page: str, shell) -> None:
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
 
 
+def test_the_example_of_frozen_features_runs(shell) -> None:
+    (example,) = blocks("docs/frozen-features.md", "python")
+    result = shell([sys.executable, "-c", example])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(("proven", "exact"))
+
+
 def test_the_readme_example_runs(shell) -> None:
     (example,) = blocks("README.md", "python")
     result = shell([sys.executable, "-c", example])
@@ -74,7 +81,15 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_link_of_the_pages_exists() -> None:
-    pages = ["CONTRIBUTING.md", "docs/store.md", "docs/performance.md", "docs/new-method.md", "docs/experiments.md"]
+    pages = [
+        "CONTRIBUTING.md",
+        "docs/store.md",
+        "docs/performance.md",
+        "docs/new-method.md",
+        "docs/experiments.md",
+        "docs/noise.md",
+        "docs/frozen-features.md",
+    ]
     for page in [*PAGES, *pages]:
         base = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):

@@ -90,6 +90,15 @@ def show_status(run: Run, as_json: bool) -> None:
                 level_text(one["level"] or "-"),
             )
         out.print(requests)
+    if status["budgets"]:
+        left = [one["left"] / one["budget"] for one in status["budgets"] if one["budget"] > 0]
+        out.print(f"\nBudgets of the {len(left)} forgotten by noise: between {min(left):.0%} and {max(left):.0%} left")
+    ahead = status["outlook"]
+    if ahead:
+        out.print(
+            f"Past the last noise {ahead['fitting']} of {ahead['active']} active clients could be forgotten with the same "
+            f"noise: about {ahead['expected_requests']:.3g} requests of {ahead['usual_size']:g} before one needs more"
+        )
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:

@@ -72,16 +72,6 @@ def noise_options(
 def choose_noise(view: RunView, options: Sequence[NoiseOption], terms: RequestTerms, forecast: Forecast) -> NoiseChoice:
     """The option that promises the fewest rounds; less noise than any of them, so theta_0, where Scratch is as fast."""
     best = min(options, key=lambda one: one.expected)
-    scratch = forecast.expected(0, 0.0)
-    if best.expected > WORTH_IT * scratch and best.noise_std > 0.0:
-        least = min((one.noise_std for one in options if one.noise_std > 0.0), default=1.0)
-        return NoiseChoice(
-            0.5 * least,
-            (
-                "at every kept model the noise would undo what was learned there, so training starts again from the "
-                "initial model: exact, and as fast as Scratch. More clients, or a larger epsilon, would help",
-            ),
-        )
     roomy = [
         one
         for one in options
@@ -89,8 +79,19 @@ def choose_noise(view: RunView, options: Sequence[NoiseOption], terms: RequestTe
         and one.noise_std >= view.kept[one.depth].psi_max * terms.multiplier
     ]
     chosen = min(roomy, key=lambda one: one.expected, default=best)
-    # An exact node needs no noise; any small number leads there, since nothing later is allowed with it.
-    return NoiseChoice(chosen.noise_std or 0.5 * min((o.noise_std for o in options if o.noise_std > 0.0), default=1.0))
+    if chosen.noise_std > 0.0 and chosen.expected <= WORTH_IT * forecast.expected(0, 0.0):
+        return NoiseChoice(chosen.noise_std)
+    # Less noise than any node needs leads to the latest one that needs none: theta_0, or one they never touched.
+    too_little = 0.5 * min((one.noise_std for one in options if one.noise_std > 0.0), default=1.0)
+    if chosen.noise_std == 0.0 and chosen.depth > 0:
+        return NoiseChoice(too_little)
+    return NoiseChoice(
+        too_little,
+        (
+            "at every kept model the noise would undo what was learned there, so training starts again from the "
+            "initial model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
+        ),
+    )
 
 
 def on_ladder(noise_std: float) -> float:
