@@ -96,8 +96,8 @@ def show_status(run: Run, as_json: bool) -> None:
     ahead = status["outlook"]
     if ahead:
         out.print(
-            f"Past the last noise {ahead['fitting']} of {ahead['active']} active clients could be forgotten with the same "
-            f"noise: about {ahead['expected_requests']:.3g} requests of {ahead['usual_size']:g} before one needs more"
+            f"Past the last noise {ahead['fitting']} of {ahead['active']} active clients could be forgotten with the "
+            f"same noise: about {ahead['expected_requests']:.3g} requests of {ahead['usual_size']:g} before one needs more"
         )
 
 
