@@ -162,22 +162,31 @@ def test_distances_are_measured_and_never_above_the_honest_bound(tmp_path: Path)
 
 def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trajectories in threads, each with an engine of its own that is closed when it is done."""
-    from sifu.api.federation import engine_from_spec
     from sifu.experiments.engines import Lanes
 
     made: list[Any] = []
 
-    def lane_engines(specs: Any, clients: Any, device: str) -> list[Any]:
-        assert device == "cuda"
-        engines = [engine_from_spec(spec, data)[0] for spec, data in zip(specs, clients, strict=True)]
-        for engine in engines:
-            engine.close = lambda engine=engine: made.append(engine)  # type: ignore[attr-defined]
-        return engines
+    class OneLane:
+        """A federation that notes when it is closed."""
+
+        def __init__(self, federation: Any) -> None:
+            self._federation = federation
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._federation, name)
+
+        def close(self) -> None:
+            made.append(self)
+
+    def lane_engines(federations: Any, clients: Any, device: str, precision: str) -> list[Any]:
+        assert (device, precision) == ("cuda", "float32")
+        assert len(federations) == len(clients)
+        return [OneLane(one) for one in federations]
 
     module = types.ModuleType("sifu.sim.lanes")
     module.lane_engines = lane_engines  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sifu.sim.lanes", module)
-    monkeypatch.setattr(runner_module, "engine_source", lambda device, lanes, cache: (Lanes(cache, "cuda", 2), "cpu"))
+    monkeypatch.setattr(runner_module, "engine_source", lambda *_: (Lanes(_[2], "cuda", 2), "cpu"))
     result = Bench(options(tmp_path / "lanes", presets=("paper",))).run()
     assert not result.failures
     assert len(made) == 3  # one training, two trajectories
