@@ -93,7 +93,7 @@ TASKS = (
     Task("digits 50x30 iid, eps 10", digits(50, 30), clients_a_request=1),
     Task("digits 160x10 dirichlet 0.3, eps 10", digits(160, 10, **DIRICHLET)),
     Task("digits 140x10 one class, eps 10", digits(140, 10, target=0.92, **ONE_CLASS)),
-    Task("digits 50x28 one class, eps 10", digits(50, 28, target=0.90, **ONE_CLASS), clients_a_request=1),
+    Task("digits 50x28 one class, eps 10", digits(50, 28, target=0.95, **ONE_CLASS), clients_a_request=1),
     Task("digits 160x10 poisson 0.5, eps 10", digits(160, 10, server={"participation": "poisson(0.5)"})),
     Task("digits 160x10 weight decay 0.01, eps 10", digits(160, 10, target=0.94, local={"weight_decay": 0.01})),
     Task("mnist 500x10 iid, eps 10", images("mnist", 500, 10, 10.0, 0.90)),

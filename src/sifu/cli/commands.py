@@ -97,7 +97,8 @@ def show_status(run: Run, as_json: bool) -> None:
     if ahead:
         out.print(
             f"Past the last noise {ahead['fitting']} of {ahead['active']} active clients could be forgotten with the "
-            f"same noise: about {ahead['expected_requests']:.3g} requests of {ahead['usual_size']:g} before one needs more"
+            f"same noise: about {ahead['expected_requests']:.3g} requests of {ahead['usual_size']:g} before one needs "
+            "more"
         )
 
 
