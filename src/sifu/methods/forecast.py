@@ -9,7 +9,8 @@ Recovering from it takes a share of the whole training that grows with the rise 
 
     recovery = T * 2.44 * (rise / (loss_0 - loss_T))^0.55,
 
-a fit by eye to runs on digits and MNIST (a white noise meets few steep directions, which heal at once, and many flat ones, which heal slowly and harm little). Both go on at the same time, so they add up in squares.
+a fit by eye to runs on digits and MNIST (white noise meets few steep directions, which heal at once,
+and many flat ones, which heal slowly and harm little). Both go on at the same time, so they add up in squares.
 
 tr(H) is taken from the noise edges of earlier requests, where the loss before and after is recorded. Before there is
 any: softmax curvature sum p(1-p) is about 0.83 times the loss, and a client's mean ||x||^2 about four times its
