@@ -92,6 +92,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "request": [own_run, "--clients", "client-007"],
         "forget": [own_run],
         "verify": [own_run],
+        "audit": [own_run, "--no-attacks", "--replays", 2000],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
         "doctor": [],
         "methods": [],

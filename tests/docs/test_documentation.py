@@ -89,6 +89,7 @@ def test_every_link_of_the_pages_exists() -> None:
         "docs/experiments.md",
         "docs/noise.md",
         "docs/frozen-features.md",
+        "docs/audit.md",
     ]
     for page in [*PAGES, *pages]:
         base = (ROOT / page).parent

@@ -1,26 +1,19 @@
-"""Kernels run on a GPU where there is one, and in Triton's interpreter otherwise (small sizes only)."""
+"""Kernels run on a GPU where there is one, and in Triton's interpreter otherwise (see the conftest above)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from sifu.core.participation import Participation
 from sifu.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
 from sifu.sim.networks import ConvNet
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)

@@ -212,3 +212,22 @@ def test_slots_hold_every_likely_draw() -> None:
     assert slots_for(Participation("all"), 9) == 9
     assert slots_for(Participation("fixed", count=20), 9) == 9
     assert 10 < slots_for(Participation("poisson", rate=0.1), 1000) < 300
+
+
+def test_noise_that_protects_nobody_is_refused(make_federation: Any) -> None:
+    """Lanes draw keyed noise: a run whose certificate would say otherwise must not get an engine."""
+    honest, data = make_federation((6, 3), dtype="float64", clipping=Clipping(0.02, 1.0, "seeded", 1))
+    (engine,) = lane_engines([honest], [data], DEVICE)
+    engine.close()
+    claiming, data = make_federation((6, 3), dtype="float64", clipping=Clipping(0.02, 1.0, "system", 1))
+    with pytest.raises(InputError, match="protects nobody"):
+        lane_engines([claiming], [data], DEVICE)
+
+
+def test_certificates_hear_of_a_lower_precision(make_federation: Any) -> None:
+    network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
+    federation, data = make_federation(network)
+    for precision, outside in (("float32", ()), ("tf32", ("products in tf32",))):
+        (engine,) = lane_engines([federation], [data], DEVICE, precision)
+        assert engine.facts.outside == (*federation.facts.outside, *outside)
+        engine.close()

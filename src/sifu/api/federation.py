@@ -68,6 +68,22 @@ def clients_from_spec(
     return from_dataset(dataset, indices, spec.model.dtype, flat, data.normalise, names=names)
 
 
+def held_out_from_spec(spec: Spec, data_folder: str | Path | None = None) -> tuple[Any, Any] | None:
+    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none."""
+    from sifu.data import load
+
+    data = spec.data
+    if data.name == PYTHON:
+        return None
+    own = data.name == "npz"
+    dataset = load(data.name, Path(data.file) if own else data_folder or data.folder or None)
+    if dataset.x_test.shape[0] == 0:
+        return None
+    flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
+    x = dataset.features("test", dtype=spec.model.dtype, flat=flat, normalise=data.normalise)
+    return x, dataset.y_test
+
+
 CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2}
 """How many classes the named data sets have, whoever takes part."""
 

@@ -393,6 +393,73 @@ def verify(
 
 
 @app.command()
+def audit(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="The run folder; with --client, a folder with what the client holds."),
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option("--request", help="Attack the release of this request.", show_default="the last")
+    ] = None,
+    attacks: Annotated[
+        bool, typer.Option(help="Membership inference, Scratch and relearning too; they retrain.")
+    ] = True,
+    subjects: Annotated[int, typer.Option("--subjects", help="Replay at most so many of the forgotten.", min=1)] = 16,
+    replays: Annotated[int, typer.Option("--replays", help="Replays of a release in each world.", min=20)] = 100_000,
+    shadows: Annotated[
+        int, typer.Option("--shadows", help="Shadow federations in each world, 0 for none.", min=0)
+    ] = 16,
+    seed: Annotated[int | None, typer.Option("--seed", help="Make the audit's own draws repeatable.")] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Also audit operators who cheat: each must be caught.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Folder for audit.json and audit.png.", show_default="DIR/audit")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="Check as this leaving client, without the run.", metavar="NAME")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="--client: its public certificate.")] = None,
+    before: Annotated[
+        Path | None, typer.Option("--before", help="--client: released model before, safetensors.")
+    ] = None,
+    after: Annotated[Path | None, typer.Option("--after", help="--client: released model after.")] = None,
+    own_data: Annotated[
+        Path | None, typer.Option("--own-data", help="--client: its data, an npz with x and y.")
+    ] = None,
+    public_key: Annotated[
+        str | None, typer.Option("--public-key", help="--client: the operator's key (hex), known from elsewhere.")
+    ] = None,
+    nonce: Annotated[
+        str | None, typer.Option("--nonce", help="--client: opens the commitment to the model after.")
+    ] = None,
+    data: DataOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
+
+    Replays the run with and without the forgotten clients (all data must be at hand), holds true distances
+    against Psi and noise against its record, bounds epsilon from below by replaying releases, and attacks the released
+    model. With --client: what a leaving client can check with only its certificate, two released models and its data.
+    """
+    as_json = format is Format.json
+    if client is not None:
+        from sifu.cli.audit import audit_as_client
+
+        audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, as_json)
+        return
+    clients_only = {"certificate": certificate, "before": before, "after": after, "own-data": own_data, "nonce": nonce}
+    for name, value in clients_only.items():
+        if value is not None:
+            raise InputError(f"--{name} belongs to --client NAME, the audit of a leaving client")
+    if folder is None and not controls:
+        raise InputError("name the run folder to audit, or give --controls or --client")
+    from sifu.cli.audit import audit_folder
+
+    audit_folder(folder, request, attacks, subjects, replays, shadows, seed, controls, output, data, as_json)
+
+
+@app.command()
 def report(
     run: RunArgument,
     output: Annotated[

@@ -17,15 +17,16 @@ LEVEL_STYLES = {"exact": "bold green", "proven": "bold green", "conditional": "b
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout; figures that JSON cannot hold become null."""
-    json.dump(_plain(value), sys.stdout, indent=2)
+    json.dump(plain_values(value), sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """A value as JSON can hold it."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain_values(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -106,7 +106,7 @@ def _do_not_forget(rows: Sequence[Row]) -> Verdict | None:
         for name, gap in gaps.items()
     )
     same = all(gap > NEAR for gap in gaps.values())
-    why = "" if same else "clients' data are alike here, so a model without them does well on them, too"
+    why = "" if same else "a model that misses the target does worse on everyone, the forgotten included"
     return Verdict(f"accuracy on the forgotten less Scratch's: {shown}", same, why)
 
 
@@ -122,7 +122,8 @@ def _forget_gap(rows: Sequence[Row], method: str) -> float | None:
 
 
 def _fail_on_harder(rows: Sequence[Row]) -> Verdict | None:
-    parts, failed = [], []
+    parts, failed, missing = [], [], []
+    seen = {one.first["dataset"] for one in courses_of(rows)} & set(HARDER)
     for method, name in (("last", "Last"), ("dp", "DP")):
         found = [
             one for one in courses_of(rows) if one.line == Line(method, "paper") and one.first["dataset"] in HARDER
@@ -131,9 +132,12 @@ def _fail_on_harder(rows: Sequence[Row]) -> Verdict | None:
             missed = sum(not one.reached for one in found)
             parts.append(f"{name} missed the target in {missed} of {len(found)}")
             failed.append(2 * missed >= len(found))
+        else:
+            missing.append(name)
     if not parts:
         return None
-    return Verdict(", ".join(parts) + " runs on CIFAR-10 and CIFAR-100", all(failed))
+    text = ", ".join(parts) + f" runs on {', '.join(title_of(name) for name in sorted(seen))}"
+    return Verdict(text + "".join(f"; {name} not measured there" for name in missing), all(failed))
 
 
 def _sigma_ends(rows: Sequence[Row]) -> Verdict | None:

@@ -17,6 +17,7 @@ from sifu.core.draws import base_key, place_key
 from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
 from sifu.core.errors import InputError, RoundRejectedError
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.noise import NoiseSource
 from sifu.core.participation import ClientIndices, Participation
 from sifu.core.upward import norm_up
 from sifu.sim.averaging import Average, average_models
@@ -136,6 +137,11 @@ class SimulatedFederation:
     def seed(self) -> int:
         """Keys every draw."""
         return self._seed
+
+    @property
+    def noise_source(self) -> NoiseSource | None:
+        """Where the noise of training comes from, if updates are clipped."""
+        return self._clipping.source if self._clipping else None
 
     @property
     def layout(self) -> ModelLayout:

@@ -56,11 +56,18 @@ def lane_engines(
             first.model, first.training, first.facts.participation, first.facts.server_rate,
         ):  # fmt: skip
             raise InputError("lanes must share the model, the local training, participation and the server rate")
+    if any(one.facts.noise > 0.0 and one.noise_source != "seeded" for one in federations):
+        raise InputError(
+            "lanes draw the noise of training from a keyed generator, which protects nobody: set privacy.noise = "
+            "'seeded' for an experiment, or use device cpu for noise from the operating system"
+        )
     data = _gather(clients, max(one.samples for federation in federations for one in federation.clients))
     if isinstance(first.model, LinearModel):
         source, entries = _linear_source(federations, first.model, data, device)
+        outside: tuple[str, ...] = ()
     else:
         source, entries = _conv_source(federations, _network(first), data, device, precision)
+        outside = (f"products in {precision}",) if precision != "float32" else ()
     group = LaneGroup(
         source,
         torch.from_numpy(data.tables).to(device),
@@ -68,7 +75,7 @@ def lane_engines(
         [one.seed for one in federations],
         [(one.facts.clip, one.facts.noise) for one in federations],
     )
-    return [LaneEngine(one, group, lane, entries) for lane, one in enumerate(federations)]
+    return [LaneEngine(one, group, lane, entries, outside) for lane, one in enumerate(federations)]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sifu.sim.gpu import kernels, round_kernels
+from sifu.sim.gpu.captured import CapturedRounds
 from sifu.sim.gpu.device_layout import ConvolutionPlace, DeviceLayout, stored_channels
 from sifu.sim.gpu.schedule import Schedule
 from sifu.sim.local_training import LocalTraining
@@ -110,7 +111,7 @@ class ConvProgram:
         self._norm_partial = make(groups, self._blocks, dtype=torch.float64)
         self._conv_partial = make(self.parts, groups, max(self.layout.convolution_size, 1))
         self._buffers = self._make_buffers(make)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._rounds = CapturedRounds(self._round, self.counter, self.history)
 
     def _make_buffers(self, make: Callable[..., Tensor]) -> _Buffers:
         rows, convolutions = self.groups * self.batch, self.layout.convolutions
@@ -148,31 +149,7 @@ class ConvProgram:
 
     def run(self, rounds: int) -> None:
         """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
-        self.counter.zero_()
-        if self.device.type != "cuda":
-            for _ in range(rounds):
-                self._round()
-            return
-        if self._graph is None:
-            self._capture()
-            self.counter.zero_()
-        for _ in range(rounds):
-            self._graph.replay()  # type: ignore[union-attr]
-
-    def _capture(self) -> None:
-        """Record one round; running it once before compiles the kernels."""
-        saved = self.history[:2].clone()
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            self._round()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        self.counter.zero_()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._round()
-        self._graph = graph
-        self.history[:2] = saved
+        self._rounds.run(rounds)
 
     def _round(self) -> None:
         size, slots, lanes, groups = self.layout.size, self.slots, self.lanes, self.groups
@@ -242,7 +219,7 @@ class ConvProgram:
             kernels.hidden_layer_backward[(-(-place.inputs // 32), groups)](
                 before, buffers.hidden[number], buffers.hidden_gradients[number], self.params, self.velocities, into,
                 size, batch, place.weight_at, place.bias_at, self._keep_scale, *sgd,
-                IN=place.inputs, OUT=place.outputs, MASK_INPUT=False, BM=_power(batch), BF=32,
+                IN=place.inputs, OUT=place.outputs, BM=_power(batch), BF=32,
                 BO=min(64, _power(place.outputs)), num_warps=4, num_stages=2, **flags,
             )  # fmt: skip
         for number in reversed(range(len(layout.convolutions))):

@@ -282,13 +282,13 @@ def hidden_layer(
 def hidden_layer_backward(
     inputs, outputs, upstream, models, velocities, input_gradient,
     size, BATCH, weight_at, bias_at, keep_scale, rate, momentum, decay,
-    IN: tl.constexpr, OUT: tl.constexpr, MASK_INPUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
     BM: tl.constexpr, BF: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a hidden layer's input, and one step of its weights, reading them once.
 
-    `upstream` is the gradient of `outputs`; BM covers the whole batch. MASK_INPUT: the input itself came out of a
-    ReLU that nothing later masks.
+    `upstream` is the gradient of `outputs`; BM covers the whole batch. The input's own ReLU is masked where its
+    gradient is used.
     """
     g = tl.program_id(1).to(tl.int64)
     f = tl.program_id(0) * BF + tl.arange(0, BF)
@@ -325,7 +325,7 @@ def hidden_layer_backward(
             tl.store(velocities + spot_b, drive, mask=o < OUT)
     tl.store(
         input_gradient + (g * BATCH + n)[:, None] * IN + f[None, :],
-        tl.where(x > 0.0, acc, 0.0) if MASK_INPUT else acc,
+        acc,
         mask=(n < BATCH)[:, None] & (f < IN)[None, :],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,9 +28,16 @@ class LaneEngine:
     """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
 
     def __init__(
-        self, federation: SimulatedFederation, group: LaneGroup, lane: int, entries: NDArray[np.int64]
+        self,
+        federation: SimulatedFederation,
+        group: LaneGroup,
+        lane: int,
+        entries: NDArray[np.int64],
+        outside: tuple[str, ...] = (),
     ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
+        # What this device does otherwise than the embedded engine stands in every certificate.
+        self._facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
         self._entries = torch.from_numpy(entries).to(group.device)
         self._samples = np.array([one.samples for one in federation.clients], dtype=np.int64)
 
@@ -45,8 +53,8 @@ class LaneEngine:
 
     @property
     def facts(self) -> TrainingFacts:
-        """What every round does."""
-        return self._federation.facts
+        """What every round does, on this device."""
+        return self._facts
 
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, the same as the embedded engine's."""

@@ -266,8 +266,8 @@ class LaneGroup:
                 found = self._evaluate(models[ahead, looked], [jobs[place].lane for place in looked])
                 for place, one in zip(looked, found, strict=True):
                     evaluated[place][ahead] = one
-        measured = program.measured[:rounds, : len(jobs)].cpu().numpy()
-        participants = schedule.participants[:rounds, : len(jobs)].cpu().numpy()
+        measured = program.measured[:rounds, : len(jobs)].cpu().numpy().copy()  # the program writes there again
+        participants = schedule.participants[:rounds, : len(jobs)].cpu().numpy().copy()
         slots = self.source.drawing.slots
         if int(schedule.most) > slots:
             raise RoundRejectedError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sifu.sim.gpu import round_kernels
+from sifu.sim.gpu.captured import CapturedRounds
 from sifu.sim.gpu.schedule import Schedule
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.models import LinearModel
@@ -70,7 +71,7 @@ class LinearProgram:
         )
         self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._real_entries = torch.ones(self.size, dtype=dtype, device=self.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._rounds = CapturedRounds(self._round, self.counter, self.history)
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
@@ -112,30 +113,7 @@ class LinearProgram:
 
     def run(self, rounds: int) -> None:
         """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
-        self.counter.zero_()
-        if self.device.type != "cuda":
-            for _ in range(rounds):
-                self._round()
-            return
-        if self._graph is None:
-            self._capture()
-            self.counter.zero_()
-        for _ in range(rounds):
-            self._graph.replay()  # type: ignore[union-attr]
-
-    def _capture(self) -> None:
-        saved = self.history[:2].clone()
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            self._round()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        self.counter.zero_()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._round()
-        self._graph = graph
-        self.history[:2] = saved
+        self._rounds.run(rounds)
 
     def _round(self) -> None:
         now = self.counter

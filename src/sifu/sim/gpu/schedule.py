@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sifu.core.draws import GOLDEN, MULTIPLIERS, SHIFTS
 from sifu.core.participation import Participation
+from sifu.sim.gpu.captured import capture
 
 _SIGN = -(2**63)
 _LAST = 2**63 - 1
@@ -107,18 +108,13 @@ class ScheduleDrawer:
         if self.lanes.device.type != "cuda":
             return self._draw()
         if self._graph is None:
-            stream = torch.cuda.Stream(self.lanes.device)
-            stream.wait_stream(torch.cuda.current_stream(self.lanes.device))
-            with torch.cuda.stream(stream):
-                self._draw()
-            torch.cuda.current_stream(self.lanes.device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._drawn = self._draw()
-            self._graph = graph
+            self._graph = capture(self.lanes.device, self._keep)
         self._graph.replay()
         assert self._drawn is not None
         return self._drawn
+
+    def _keep(self) -> None:
+        self._drawn = self._draw()
 
     def _draw(self) -> Schedule:
         return draw_schedule(

@@ -1,0 +1,234 @@
+"""`sifu audit --client`: what a leaving client can check by itself, without the operator's run.
+
+It has the released models from before and after its request, its own data and its public certificate. From these it can
+tell whether the certificate is whole and speaks of it, whether the model changed at all, and how the two models do on
+its data. It cannot tell from one model whether it was forgotten: the statements say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api.certificate_file import verify_certificate
+from sifu.audit.scoring import Samples, Scorer
+from sifu.core.errors import InputError
+from sifu.core.layout import ModelLayout, Vector
+
+CANNOT_SHOW = (
+    "Accuracy on your data says little: a model that never saw you may be as good on it, and forgetting does not "
+    "mean being bad at it. What was promised is that the model would look the same without you.",
+    "One released model cannot prove or disprove that. The operator's run can be replayed with and without you (sifu "
+    "audit DIR); ask for that, or for the report of an auditor who did it.",
+)
+
+
+@dataclass(frozen=True)
+class ModelOnOwnData:
+    """How a released model does on the client's own data."""
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class ClientAudit:
+    """What the client found. `problems` are what is wrong; `statements` say in words what the rest means."""
+
+    client: str
+    request: str
+    level: str
+    epsilon: float
+    delta: float
+    public_key: str
+    samples: int
+    before: ModelOnOwnData | None
+    after: ModelOnOwnData | None
+    distance: float | None
+    sigma: float
+    committed: bool | None
+    statements: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def audit_client(
+    client: str,
+    certificate: str | Path,
+    *,
+    before: str | Path | None = None,
+    after: str | Path | None = None,
+    data: str | Path | None = None,
+    public_key: str | None = None,
+    nonce: str | None = None,
+    model: Any = None,
+    kind: str = "auto",
+) -> ClientAudit:
+    """Check a certificate and two released models from the client's side.
+
+    `data` is an npz file with x (model inputs as floats, prepared as for training) and y. `nonce` opens the
+    certificate's commitment to the model after, if the operator hands it over. `model` is a `sifu.sim` model; by
+    default it is read off the file as a linear one with the loss `kind` (auto: softmax, or logistic with one output
+    and labels).
+    """
+    checked = verify_certificate(certificate, public_key)
+    body = json.loads(Path(certificate).read_bytes())["body"]
+    problems = [f"certificate: {one}" for one in checked.problems]
+    if client not in body.get("clients", []):
+        problems.append(f"certificate: it does not name {client!r}, it names {', '.join(body.get('clients', []))}")
+    statements = [_promise(body)]
+    if body.get("form") == "auditor":
+        statements.append(
+            "This is the auditor's copy: it holds figures that depend on the clients' data and is not meant for you."
+        )
+    if public_key is None:
+        statements.append(
+            f"The signature holds for the key {checked.public_key[:16]}...; whose key that is, the file cannot tell: "
+            "compare it with the one the operator published (--public-key)."
+        )
+    arrays = {name: _read(path) for name, path in (("before", before), ("after", after)) if path is not None}
+    committed = None
+    if nonce is not None:
+        if after is None:
+            raise InputError("the nonce opens the commitment to the model after: give that model too")
+        committed = _opens(Path(after), nonce, body["commitments"]["final_model"])
+        if not committed:
+            problems.append("model after: it is not the one the certificate commits to")
+    elif after is not None:
+        statements.append(
+            "Whether this model is the one certified cannot be told: its commitment is salted. Ask the operator for "
+            "the nonce of final_model (--nonce)."
+        )
+    distance = None
+    if len(arrays) == 2:
+        distance = _distance(arrays["before"], arrays["after"])
+        if distance == 0.0 and body["level"] != "none":
+            problems.append("models: before and after are the same model, so nothing was carried out between them")
+    found, samples = _on_own_data(arrays, data, model, kind) if data is not None else ({}, 0)
+    if {"before", "after"} <= set(found):
+        statements.append(_change(found["before"], found["after"]))
+    statements += CANNOT_SHOW
+    return ClientAudit(
+        client,
+        str(body["request"]),
+        str(body["level"]),
+        float(body["epsilon"]),
+        float(body["delta"]),
+        checked.public_key,
+        samples,
+        found.get("before"),
+        found.get("after"),
+        distance,
+        float(body["sigma"]),
+        committed,
+        tuple(statements),
+        tuple(problems),
+    )
+
+
+def _promise(body: dict[str, Any]) -> str:
+    rate = body.get("attacker_true_positive_rate_at_1_percent")
+    if body["level"] == "none" or rate is None:
+        return "The certificate promises nothing (level none)."
+    if body["level"] == "exact":
+        return "The certificate says that the model training went on from never saw your data."
+    assumed = ", provided that the premises marked assumed hold" if body["level"] == "conditional" else ""
+    return (
+        f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}){assumed}: whoever accepts 1 % false "
+        f"alarms spots from the releases that you were there in at most {math.ceil(100 * rate - 1e-9)} % of cases."
+    )
+
+
+def _read(path: str | Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return dict(load(Path(path).read_bytes()))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (SafetensorError, ValueError) as error:
+        raise InputError(f"{path} is not a safetensors file: {error}") from error
+
+
+def _opens(path: Path, nonce: str, commitment: str) -> bool:
+    """SHA-256(nonce || SHA-256(file)), as certificates commit to models."""
+    try:
+        salt = bytes.fromhex(nonce)
+    except ValueError as error:
+        raise InputError(f"the nonce must be hexadecimal digits, found {nonce[:20]!r}") from error
+    return hashlib.sha256(salt + hashlib.sha256(path.read_bytes()).digest()).hexdigest() == commitment
+
+
+def _distance(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    if {name: value.shape for name, value in one.items()} != {name: value.shape for name, value in other.items()}:
+        raise InputError("the models before and after have different parameters: they are not of one federation")
+    gaps = [np.linalg.norm(one[name].astype(np.float64) - other[name].astype(np.float64)) for name in one]
+    return float(np.linalg.norm(gaps))
+
+
+def _on_own_data(
+    arrays: dict[str, dict[str, np.ndarray]], data: str | Path, model: Any, kind: str
+) -> tuple[dict[str, ModelOnOwnData], int]:
+    from sifu.data.npz import read_arrays
+
+    stored = read_arrays(Path(data))
+    if "x" not in stored or "y" not in stored:
+        raise InputError(f"{data} must have the arrays x and y; it has {', '.join(sorted(stored)) or 'none'}")
+    x, y = stored["x"], stored["y"]
+    if x.dtype.kind != "f" or x.ndim < 2 or y.shape[:1] != x.shape[:1] or x.shape[0] == 0:
+        raise InputError(
+            f"{data} has x of type {x.dtype} and shape {x.shape} and y of shape {y.shape}: one row a sample is "
+            "needed, as floats, prepared as for training"
+        )
+    found = {}
+    for name, parameters in arrays.items():
+        used = model if model is not None else _linear_model(parameters, y, kind)
+        dtype = str(next(iter(parameters.values())).dtype)
+        layout: ModelLayout = used.layout(dtype)
+        vector: Vector = layout.flatten(parameters)
+        inputs = x.reshape(x.shape[0], -1) if model is None else x
+        if model is None and inputs.shape[1] != used.features:
+            raise InputError(f"the model takes {used.features} features, the samples have {inputs.shape[1]}")
+        targets = y.astype(np.int64) if used.objective.labels else y
+        samples, scorer = Samples(inputs, targets), Scorer(used, dtype)
+        found[name] = ModelOnOwnData(scorer.accuracy(vector, samples), float(np.mean(scorer.losses(vector, samples))))
+    return found, int(x.shape[0])
+
+
+def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -> Any:
+    from sifu.sim import LinearModel
+
+    weight = parameters.get("weight")
+    if set(parameters) != {"weight", "bias"} or weight is None or weight.ndim != 2:
+        raise InputError(
+            f"the model has the parameters {', '.join(sorted(parameters))}, not those of a linear model: audit it "
+            "from Python with sifu.audit.audit_client(..., model=...)"
+        )
+    features, outputs = weight.shape
+    if kind == "auto":
+        labels = y.dtype.kind in "biu"
+        kind = "least_squares" if not labels else "logistic" if outputs == 1 else "softmax"
+    return LinearModel(kind, features, outputs)  # type: ignore[arg-type]
+
+
+def _change(before: ModelOnOwnData, after: ModelOnOwnData) -> str:
+    if after.loss > before.loss:
+        return (
+            f"Your loss rose from {before.loss:.4g} to {after.loss:.4g}: the model fits your data less than before, "
+            "as is usual when a client is forgotten. It is a sign, not a proof."
+        )
+    return (
+        f"Your loss did not rise ({before.loss:.4g} before, {after.loss:.4g} after). That alone does not contradict "
+        "the certificate: the other clients' data may teach the model what yours did."
+    )

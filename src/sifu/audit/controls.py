@@ -1,0 +1,191 @@
+"""Does the audit have teeth? Three operators who cheat, and an honest one, each on a task where it shows.
+
+The task is made so that Psi is the truth: one client pushes a direction that nobody else's data touch, so nothing
+pulls the model back there and every round adds its full Delta (DESIGN section 3). All of the budget is used. The
+honest run must pass with an empirical epsilon near the certified one. Then half of the noise is added, or a later node
+than the budget allows is released, or sensitivities are counted with shares of the whole federation although few take
+part (the accounting of the authors' code): each must be caught.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api.entry import train
+from sifu.api.run import Run
+from sifu.audit.releases import Replays
+from sifu.audit.run_audit import AuditOptions, audit_run
+from sifu.core.calibration import exact_multiplier
+from sifu.core.engine import Engine
+from sifu.core.rollback import Subject
+from sifu.core.terms import RequestTerms
+from sifu.methods.method import Method, Start
+from sifu.methods.noised import noised_model
+from sifu.methods.plan import Plan
+from sifu.methods.registry import METHODS
+from sifu.methods.sifu import Sifu
+from sifu.methods.view import RunView
+
+LEAVING = "the-one-who-leaves"
+DELTA = 0.01
+
+
+@dataclass(frozen=True)
+class Control:
+    """One operator: what was done, what was certified, what the audit found."""
+
+    name: str
+    what: str
+    must_be_caught: bool
+    epsilon_certified: float
+    epsilon_true: float
+    epsilon_shown: float
+    caught: bool
+    findings: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the audit came to the right verdict; whoever cheats must be shown to by epsilon alone, too."""
+        shown = self.epsilon_shown > self.epsilon_certified
+        return self.caught == self.must_be_caught == shown
+
+
+class HalfNoise(Sifu):
+    """Says sigma and adds half of it."""
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
+        """The right node, half of the noise."""
+        cheap = replace(plan, noise_std=plan.noise_std / 2.0)
+        return Start(noised_model(view, cheap, view.reader.load_model(plan.source_node or 0)))
+
+
+class LaterNode(Sifu):
+    """Says what the right node costs and goes on from the current model."""
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """The right plan, but for where it starts."""
+        tip = view.path.tip
+        node = view.path.nodes[tip].node
+        rounds = view.path.rounds_until(tip)
+        return replace(
+            super().plan(view, terms), source_node=node, source_depth=tip, source_rounds=rounds, wanted_node=node
+        )
+
+
+def designed_clients(count: int, features: int = 128, samples: int = 4) -> dict[str, tuple[Any, Any]]:
+    """One client wants 1 along a feature of its own; the others want 0 along theirs, and have it from the start.
+
+    Features are large beside the bias, the only parameter they share, so that hardly anything is pulled back.
+    """
+    large = 10.0
+
+    def rows(feature: int) -> Any:
+        x = np.zeros((samples, features))
+        x[:, feature] = large
+        return x
+
+    others = {f"other-{k:02d}": (rows(1 + k % (features - 1)), np.zeros(samples)) for k in range(count - 1)}
+    return {LEAVING: (rows(0), np.ones(samples)), **others}
+
+
+def designed_run(
+    folder: Path, epsilon: float, *, clients: int = 5, participation: str = "all", accounting: str = "round"
+) -> Run:
+    """Forty rounds of the designed task, and a request that uses the whole budget half-way."""
+    run = train(
+        {
+            "seed": 5,
+            "data": {"preprocessing": "fixed"},
+            "model": {"kind": "least_squares"},
+            "local": {"rate": 5e-4, "steps": 2},
+            "server": {"participation": participation},
+            "stop": {"target": 0.0, "max_rounds": 40},
+            "privacy": {"accounting": accounting},
+            "keep": {"ratio": 1.01, "lowest_sigma": 1e-6},
+        },
+        run=folder,
+        clients=designed_clients(clients),
+    )
+    multiplier = exact_multiplier(epsilon, DELTA)
+    reader = run.reader()
+    try:
+        view = RunView(reader)
+        curve = view.curve(Subject(1, (0,), multiplier, "all", 1))
+        psi = float(curve.at(view.path.tip // 2)[0])
+    finally:
+        reader.close()
+    run.forget(
+        [LEAVING], sigma=multiplier * psi * (1.0 + 1e-6), epsilon=epsilon, delta=DELTA, max_rounds=1, min_level="none"
+    )
+    return run
+
+
+@contextmanager
+def carried_out_by(method: type[Method]) -> Iterator[None]:
+    """Requests for `sifu` are carried out by another method inside this block."""
+    before = METHODS["sifu"]
+    METHODS["sifu"] = method
+    try:
+        yield
+    finally:
+        METHODS["sifu"] = before
+
+
+def run_controls(
+    epsilon: float = 1.0, seed: int | None = None, progress: Callable[[str, int, int], None] | None = None
+) -> list[Control]:
+    """Every control, in folders that are thrown away."""
+    made: list[tuple[str, str, bool, Callable[[Path], Run]]] = [
+        ("honest", "nothing is wrong", False, lambda place: designed_run(place, epsilon)),
+        ("half the noise", "sigma is recorded, sigma/2 is added", True, _cheating(HalfNoise, epsilon)),
+        (
+            "later node",
+            "the noise of the allowed node is added to the current model",
+            True,
+            _cheating(LaterNode, epsilon),
+        ),
+        (
+            "population accounting",
+            "sensitivities by shares of the whole federation, a fifth of which takes part",
+            True,
+            lambda place: designed_run(
+                place, epsilon, clients=40, participation="poisson(0.2)", accounting="population"
+            ),
+        ),
+    ]
+    found = []
+    options = AuditOptions(attacks=False, replays=Replays(losses=0), seed=seed, as_if_certified=True)
+    for number, (name, what, wrong, make) in enumerate(made):
+        with tempfile.TemporaryDirectory(prefix="sifu-control-") as folder:
+            report = audit_run(make(Path(folder) / "run"), options)
+        releases = report.subjects[0].releases
+        found.append(
+            Control(
+                name,
+                what,
+                wrong,
+                epsilon,
+                0.0 if releases is None else releases.epsilon_true,
+                0.0 if releases is None else releases.epsilon_shown,
+                not report.holds,
+                report.contradictions,
+            )
+        )
+        if progress:
+            progress("controls", number + 1, len(made))
+    return found
+
+
+def _cheating(method: type[Method], epsilon: float) -> Callable[[Path], Run]:
+    def make(place: Path) -> Run:
+        with carried_out_by(method):
+            return designed_run(place, epsilon)
+
+    return make

@@ -1,0 +1,281 @@
+"""What a replay shows: true distances beside Psi, true costs beside charges, and the noise that was drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Engine
+from sifu.core.history import PathNode
+from sifu.core.layout import Vector
+from sifu.core.rollback import Subject
+from sifu.methods.coupled import NoisedModel, recorded_noise, recorded_psi, replay_worlds
+from sifu.methods.registry import method_named
+from sifu.methods.view import RunView
+from sifu.store.reader import RequestRow, RunReader
+
+Floats = NDArray[np.float64]
+RARE = 1e-6
+"""How improbable noise must be before it counts as not what was promised."""
+SLACK = {"float64": 1e-12, "float32": 1e-5}
+"""What rounding of the audit itself may add to a distance, relative to the model; far below any Psi worth hiding."""
+REPLAY_TOLERANCE = {"float64": 1e-7, "float32": 1e-2}
+"""How far, relatively, a replay on another machine may end from the model on disk."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Whose absence is replayed: a subject of a request, or (without a request) a client that may ask one day."""
+
+    subject: int
+    clients: tuple[int, ...]
+    names: tuple[str, ...]
+    request: RequestRow | None = None
+
+    @property
+    def order(self) -> int:
+        """The number of its request."""
+        return 0 if self.request is None else self.request.request_order or 0
+
+    @property
+    def budget(self) -> float:
+        """1/s^2: what its charges may reach together."""
+        return 0.0 if self.request is None else 1.0 / (self.request.multiplier or math.inf) ** 2
+
+    @property
+    def level(self) -> str:
+        """The level its request was certified at; a request that is still being carried out has none."""
+        return "none" if self.request is None else self.request.level or "none"
+
+
+@dataclass(frozen=True)
+class NodeDistance:
+    """The truth and the bound at one node."""
+
+    node: int
+    distance: float
+    psi: float
+    on_history: bool
+
+
+@dataclass(frozen=True)
+class NoiseEdge:
+    """A noise edge that a subject is charged for."""
+
+    node: int
+    source: int
+    order: int
+    noise_std: float
+    charge: float
+
+
+@dataclass(frozen=True)
+class NoiseDrawn:
+    """The noise that was really added at an edge, against what the record says of it.
+
+    ||noise||^2 / sigma^2 follows the chi-squared law of d degrees of freedom; `p_small` is the probability of so little
+    noise, `p_normal` that of values so unlike normal ones (Kolmogorov & Smirnov).
+    """
+
+    node: int
+    order: int
+    noise_std: float
+    measured_std: float
+    p_small: float
+    p_normal: float
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether it may well be the noise that was promised."""
+        return self.p_small >= RARE and self.p_normal >= RARE
+
+
+@dataclass
+class Evidence:
+    """Everything one pass over the recorded run brought to light."""
+
+    distances: dict[tuple[int, int], float] = field(default_factory=dict)
+    """||theta - phi|| by (subject, node)."""
+    lengths: dict[int, float] = field(default_factory=dict)
+    """||theta|| by node."""
+    sources: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
+    """(theta, phi) by (subject, source of an edge it is charged for)."""
+    models: dict[int, Vector] = field(default_factory=dict)
+    """Models of the nodes that were asked for."""
+    noise: dict[int, NoiseDrawn] = field(default_factory=dict)
+    deviations: dict[int, float] = field(default_factory=dict)
+    """How far, relatively, the replay ended from a model on disk."""
+    missed: int = 0
+    """Nodes that could not be carried out again."""
+
+
+def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
+    """The noise edges added at or after a subject's request that no such edge comes before (DESIGN section 6)."""
+    if watched.request is None:
+        return []
+    nodes = {row.node.node: row.node for row in reader.node_rows()}
+    charges = {(one.noise_node, one.subject): one.charge for one in reader.charges()}
+
+    def covered(number: int | None) -> bool:
+        while number is not None:
+            node = nodes[number]
+            if node.order >= watched.order and (node.kind == "initial" or node.noise_std > 0.0):
+                return True
+            number = node.parent
+        return False
+
+    return [
+        NoiseEdge(one.node, one.parent, one.order, one.noise_std, charges.get((one.node, watched.subject), 0.0))
+        for one in nodes.values()
+        if one.kind == "noise" and one.parent is not None and one.order >= watched.order and not covered(one.parent)
+    ]
+
+
+def gather(
+    engine: Engine,
+    reader: RunReader,
+    watched: Sequence[Watched],
+    keep_models: Collection[int] = (),
+    noised: NoisedModel | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evidence:
+    """Carry the run out again, with everyone and without each of the watched, in one pass."""
+    evidence = Evidence()
+    on_disk = reader.models()
+    rows = reader.node_rows()
+    sources = {(one.subject, edge.source) for one in watched for edge in charged_edges(reader, one)}
+    worlds = {one.subject: one.clients for one in watched}
+    noise_parents = {row.node.parent for row in rows if row.node.kind == "noise"}
+    exact_sources: dict[int, Floats] = {}
+    seen = 0
+    for item in replay_worlds(engine, reader, worlds, noised or recorded_noise(reader)):
+        number, exact = item.node.node, item.model.astype(np.float64)
+        evidence.lengths[number] = float(np.linalg.norm(exact))
+        for subject, theirs in item.without.items():
+            away = 0.0 if theirs is item.model else float(np.linalg.norm(exact - theirs.astype(np.float64)))
+            evidence.distances[subject, number] = away
+            if (subject, number) in sources:
+                evidence.sources[subject, number] = (item.model, theirs)
+        if number in keep_models:
+            evidence.models[number] = item.model
+        if number in noise_parents:
+            exact_sources[number] = exact
+        if item.node.kind == "noise" and item.node.noise_std > 0.0 and item.node.parent in exact_sources:
+            evidence.noise[number] = noise_drawn(item.node, exact - exact_sources[item.node.parent])
+        if number in on_disk:
+            gap = float(np.linalg.norm(exact - reader.load_model(number).astype(np.float64)))
+            evidence.deviations[number] = gap / max(evidence.lengths[number], 1e-300) if gap else 0.0
+        seen += 1
+        if progress:
+            progress(seen, len(rows))
+    evidence.missed = len(rows) - seen
+    return evidence
+
+
+def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
+    """Whether `noise` may be what N(0, sigma^2 I) gave."""
+    from scipy.special import ndtr
+    from scipy.stats import chi2, kstest
+
+    scaled = noise / node.noise_std
+    square = float(scaled @ scaled)
+    return NoiseDrawn(
+        node.node,
+        node.order,
+        node.noise_std,
+        float(np.sqrt(square / noise.size)) * node.noise_std,
+        float(chi2.cdf(square, noise.size)),
+        float(kstest(scaled, ndtr).pvalue),
+    )
+
+
+# -- what the evidence says against the record ----------------------------------------------------------------
+
+
+def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
+    """By subject: the truth beside Psi at every node that could be carried out again."""
+    history = {row.node.node for row in reader.path()}
+    psi = recorded_psi(reader)
+    view = RunView(reader)
+    for one in watched:
+        if one.request is None:
+            curve = view.curve(Subject(one.subject, one.clients, 1.0, "all", view.next_order))
+            along = curve.at(np.arange(len(view.path))).tolist()
+            psi |= {(one.subject, node): value for node, value in zip(view.path.depth_of, along, strict=True)}
+    rows: dict[int, list[NodeDistance]] = {one.subject: [] for one in watched}
+    for (subject, node), distance in evidence.distances.items():
+        if (subject, node) in psi:
+            rows[subject].append(NodeDistance(node, distance, psi[subject, node], node in history))
+    return rows
+
+
+def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> list[NodeDistance]:
+    """Nodes where the truth is above Psi by more than `slack`, relative to the model."""
+    return [
+        one
+        for one in rows
+        if not one.distance <= one.psi * (1.0 + slack) + (slack * evidence.lengths[one.node] if one.psi > 0.0 else 0.0)
+    ]
+
+
+def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
+    """Every way in which noise hid less of a subject than was charged to it, or charges broke its budget."""
+    request = watched.request
+    if request is None:
+        return
+    final = evidence.distances.get((watched.subject, request.final_node or -1))
+    if request.noise_std == 0.0 and final:
+        yield f"its release is called untouched, and the clients moved it by {final:.6g}"
+    spent = paid = 0.0
+    for edge in edges:
+        distance = evidence.distances.get((watched.subject, edge.source))
+        if distance is None:
+            continue
+        if edge.noise_std == 0.0:
+            if distance > 0.0:
+                yield f"node {edge.node} was released without noise, {distance:.6g} away from the world without it"
+            continue
+        certain = max(0.0, distance * (1.0 - slack) - slack * evidence.lengths[edge.source])
+        cost = (certain / edge.noise_std) ** 2
+        share = 1.0 - request.reserve if edge.order == watched.order else 1.0
+        spent, paid = spent + cost, paid + edge.charge
+        if cost > edge.charge:
+            yield (
+                f"at node {edge.source} it is {distance:.6g} away, so noise {edge.noise_std:.6g} costs {cost:.6g}; "
+                f"{edge.charge:.6g} was charged"
+            )
+        if edge.charge > watched.budget * share:
+            yield f"it was charged {edge.charge:.6g} at node {edge.node}, its budget is {watched.budget * share:.6g}"
+        if cost > watched.budget:
+            yield f"the noise at node {edge.node} really costs {cost:.6g}, its whole budget is {watched.budget:.6g}"
+    if request.scope == "all" and len(edges) > 1 and max(spent, paid) > watched.budget:
+        yield f"all releases together cost {spent:.6g} (charged {paid:.6g}), its budget is {watched.budget:.6g}"
+
+
+def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
+    """Whose absence to replay, those with the largest Psi at their source first, and how many are left out.
+
+    Everyone whom noise of a request promised to hide; where nobody asked yet, the active clients with the largest Psi.
+    """
+    requests = {one.request: one for one in reader.requests()}
+    names = [one.name for one in reader.clients()]
+    view = RunView(reader)
+    charged = {one.subject: 0.0 for one in reader.charges()}
+    for one in reader.charges():
+        charged[one.subject] = max(charged[one.subject], one.charge)
+    found = [
+        Watched(row.subject, row.clients, tuple(names[k] for k in row.clients), requests[row.request])
+        for row in reader.subjects()
+        if method_named(requests[row.request].method).protection == "noise"
+        and requests[row.request].noise_node is not None
+    ]
+    if not reader.subjects():
+        psi = view.tracker().total(view.active)
+        largest = view.active[np.argsort(-psi)][: min(most, 3)]
+        return [Watched(-1 - k, (int(c),), (names[c],)) for k, c in enumerate(largest.tolist())], 0
+    found.sort(key=lambda one: (-charged.get(one.subject, 0.0), one.subject))
+    return sorted(found[:most], key=lambda one: one.subject), max(0, len(found) - most)

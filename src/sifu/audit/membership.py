@@ -1,0 +1,168 @@
+"""Membership inference on forgotten clients: was this sample's client ever there?
+
+Two attacks. The *loss threshold* (Yeom et al. 2018) calls a sample a member when the released model's loss on it is
+small; non-members are samples that no client held. The *likelihood-ratio attack* (LiRA, Carlini et al. 2022; for
+unlearning Hayes et al. 2024) trains shadow federations from the request on, with the client's influence and without,
+fits a normal law to each sample's confidence in either world, and tells the worlds apart sample by sample.
+
+Only the second plays the game that the certificate speaks of: for each sample it is a test between the two worlds,
+so over many shadows its rates stay below the Gaussian trade-off curve, TPR <= Phi(Phi^-1(FPR) + 1/s). The first also
+reacts to how unlike the held-out samples a client's are, so it is read beside the same attack on Scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.audit.scoring import Samples, Scorer
+from sifu.core.calibration import true_positive_rate
+from sifu.core.engine import Engine, Position
+from sifu.core.layout import Vector
+from sifu.core.noise import NormalSource, add_noise
+from sifu.core.participation import ClientIndices
+
+Floats = NDArray[np.float64]
+LOW_RATES = (0.01, 0.10)
+
+
+@dataclass(frozen=True)
+class AttackRates:
+    """What an attack reaches: true-positive rates at false-positive rates of 1 % and 10 %, and the area below all."""
+
+    at_1_percent: float
+    at_10_percent: float
+    area: float
+
+
+@dataclass(frozen=True)
+class MembershipAudit:
+    """Attacks on the forgotten clients' samples.
+
+    `loss` holds the loss threshold on each model by name (before, released, scratch), None without held-out
+    samples. `lira` attacks shadows of the release; `lira_released` and `lira_scratch` are the shares of the samples
+    that the same attack calls members in the released model and in Scratch, at 10 % false alarms.
+    """
+
+    samples: int
+    held_out: int
+    loss: dict[str, AttackRates] | None
+    lira_client: str
+    lira: AttackRates | None
+    lira_released: float | None
+    lira_scratch: float | None
+    shadows: int
+    shadow_rounds: int
+    bound: AttackRates | None
+
+
+def attack_rates(members: Floats, others: Floats) -> AttackRates:
+    """Rates of "large is a member"; ties count against the attack.
+
+    >>> attack_rates(np.array([2.0, 3.0]), np.array([0.0, 1.0])).area
+    1.0
+    """
+    ordered = np.sort(others)
+    found = []
+    for rate in LOW_RATES:
+        allowed = int(np.floor(rate * ordered.size))
+        found.append(float(np.mean(members > ordered[ordered.size - 1 - allowed])))
+    below = np.searchsorted(ordered, members, side="left")
+    ties = np.searchsorted(ordered, members, side="right") - below
+    area = float(np.mean((below + 0.5 * ties) / ordered.size))
+    return AttackRates(found[0], found[1], area)
+
+
+def bound_rates(multiplier: float) -> AttackRates:
+    """The best any test can reach against a fully used budget: the Gaussian trade-off curve of mu = 1/s."""
+    from scipy.special import ndtr
+
+    mu = 1.0 / multiplier
+    return AttackRates(
+        true_positive_rate(mu, LOW_RATES[0]), true_positive_rate(mu, LOW_RATES[1]), float(ndtr(mu / np.sqrt(2.0)))
+    )
+
+
+def loss_attack(scorer: Scorer, models: dict[str, Vector], members: Samples, others: Samples) -> dict[str, AttackRates]:
+    """The loss threshold on each model."""
+    return {
+        name: attack_rates(-scorer.losses(model, members), -scorer.losses(model, others))
+        for name, model in models.items()
+    }
+
+
+@dataclass(frozen=True)
+class RecordedRounds:
+    """The retraining of a request as it was recorded: who took part from each position on."""
+
+    positions: tuple[Position, ...]
+    participants: tuple[ClientIndices, ...]
+
+    def first(self, rounds: int) -> RecordedRounds:
+        """Only so many of them."""
+        return RecordedRounds(self.positions[:rounds], self.participants[:rounds])
+
+    def train(self, engine: Engine, model: Vector) -> Vector:
+        """The same rounds from another model."""
+        for position, there in zip(self.positions, self.participants, strict=True):
+            model = engine.run_round(model, position, there).model
+        return model
+
+
+@dataclass(frozen=True)
+class ShadowScores:
+    """Confidence of every sample (columns) in every shadow (rows), in both worlds."""
+
+    with_client: Floats
+    without_client: Floats
+
+
+def shadow_scores(
+    engine: Engine,
+    scorer: Scorer,
+    worlds: tuple[Vector, Vector],
+    noise_std: float,
+    rounds: RecordedRounds,
+    samples: Samples,
+    shadows: int,
+    normals: NormalSource,
+    progress: Callable[[int, int], None] | None = None,
+) -> ShadowScores:
+    """Shadow federations: the request carried out again from each world, with fresh noise, to its recorded end."""
+    found: list[list[Floats]] = [[], []]
+    for shadow in range(shadows):
+        for scores, source in zip(found, worlds, strict=True):
+            model = rounds.train(engine, add_noise(source, noise_std, normals))
+            scores.append(scorer.confidences(model, samples))
+        if progress:
+            progress(shadow + 1, shadows)
+    return ShadowScores(np.stack(found[0]), np.stack(found[1]))
+
+
+def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, list[float]]:
+    """Rates over the second half of the shadows with laws fitted on the first, and the shares of `targets` called
+    members.
+
+    `targets` are confidences of the same samples in other models; their threshold is that of 10 % false alarms.
+    """
+    half = scores.with_client.shape[0] // 2
+    fits = [_fit(world[:half]) for world in (scores.with_client, scores.without_client)]
+
+    def ratios(values: Floats) -> Floats:
+        (mean_in, std_in), (mean_out, std_out) = fits
+        inside = -0.5 * ((values - mean_in) / std_in) ** 2 - np.log(std_in)
+        outside = -0.5 * ((values - mean_out) / std_out) ** 2 - np.log(std_out)
+        return inside - outside
+
+    members, others = ratios(scores.with_client[half:]).ravel(), ratios(scores.without_client[half:]).ravel()
+    threshold = np.sort(others)[others.size - 1 - int(0.1 * others.size)]
+    return attack_rates(members, others), [float(np.mean(ratios(one) > threshold)) for one in targets]
+
+
+def _fit(values: Floats) -> tuple[Floats, Floats]:
+    """Mean of each sample, one spread for all: few shadows allow no more (Carlini et al. 2022, section VI.A)."""
+    spread = float(np.sqrt(np.mean(values.var(axis=0, ddof=1))))
+    return values.mean(axis=0), np.full(values.shape[1], max(spread, 1e-12))

@@ -1,0 +1,107 @@
+"""A model's outputs sample by sample: what attacks look at, where the engine only counts and sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.errors import InputError
+from sifu.core.layout import Vector
+
+Floats = NDArray[np.float64]
+CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Model inputs and their targets."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.x.shape[0])
+
+
+class Scorer:
+    """Losses and predictions of flat models on samples; `model` is a `sifu.sim` model."""
+
+    def __init__(self, model: Any, dtype: str) -> None:
+        from torch.nn.modules.batchnorm import _NormBase
+
+        self._model, self._dtype = model, dtype
+        self._module = model.build(dtype)
+        self._module.eval()
+        for part in self._module.modules():
+            if isinstance(part, _NormBase):
+                part.train()  # as the engine evaluates: no running statistics travel
+
+    @property
+    def labels(self) -> bool:
+        """Whether targets are classes."""
+        return bool(self._model.objective.labels)
+
+    def outputs(self, vector: Vector, x: NDArray[Any]) -> Floats:
+        """The model's scores of each sample, one row each."""
+        import torch
+        from torch.nn.utils import vector_to_parameters
+
+        # The parameters are a flat vector of `dtype`; numpy may hand over a read-only one.
+        vector_to_parameters(torch.tensor(np.array(vector, dtype=self._dtype)), self._module.parameters())
+        inputs = torch.tensor(np.ascontiguousarray(x, dtype=self._dtype))
+        with torch.no_grad():
+            parts = [self._module(part).reshape(part.shape[0], -1) for part in torch.split(inputs, CHUNK)]
+        return np.asarray(torch.cat(parts).double().numpy())
+
+    def losses(self, vector: Vector, samples: Samples) -> Floats:
+        """The loss of each sample."""
+        scores, encoded = self._encoded(vector, samples)
+        return np.asarray(self._model.objective.row_loss(scores, encoded).numpy())
+
+    def accuracy(self, vector: Vector, samples: Samples) -> float:
+        """Share of samples that are predicted correctly; NaN for real targets."""
+        if not self.labels or samples.count == 0:
+            return float("nan")
+        scores, encoded = self._encoded(vector, samples)
+        return float(self._model.objective.hits(scores, encoded).double().mean())
+
+    def confidences(self, vector: Vector, samples: Samples) -> Floats:
+        """ln(p / (1 - p)) of the right class (Carlini et al. 2022); minus the loss where targets are real."""
+        losses = self.losses(vector, samples)
+        if not self.labels:
+            return -losses
+        right = -losses  # ln p
+        return right - np.log(-np.expm1(np.minimum(right, -1e-15)))
+
+    def predictions(self, vector: Vector, x: NDArray[Any]) -> NDArray[np.int64]:
+        """The predicted class of each sample."""
+        scores = self.outputs(vector, x)
+        if scores.shape[1] == 1:
+            return (scores[:, 0] > 0).astype(np.int64)
+        return np.asarray(scores.argmax(axis=1))
+
+    def _encoded(self, vector: Vector, samples: Samples) -> tuple[Any, Any]:
+        import torch
+
+        scores = torch.from_numpy(self.outputs(vector, samples.x))
+        targets = torch.from_numpy(np.ascontiguousarray(samples.y))
+        if (
+            self.labels
+            and samples.count
+            and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < max(2, scores.shape[1])
+        ):
+            raise InputError(f"labels must lie in 0..{max(2, scores.shape[1]) - 1}, found {int(samples.y.max())}")
+        return scores, self._model.objective.encode(targets, scores.shape[1], torch.float64)
+
+
+def stacked(clients: Any, chosen: NDArray[np.int64] | list[int]) -> Samples:
+    """The samples of some clients, one after the other."""
+    return Samples(
+        np.concatenate([np.asarray(clients[int(k)].x) for k in chosen]),
+        np.concatenate([np.asarray(clients[int(k)].y) for k in chosen]),
+    )

@@ -1,0 +1,317 @@
+"""What `sifu audit` shows: verdict first, then the evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sifu.api import open_run
+from sifu.audit import (
+    AuditOptions,
+    AuditReport,
+    ClientAudit,
+    Control,
+    Replays,
+    audit_client,
+    audit_run,
+    run_controls,
+)
+from sifu.cli.commands import table
+from sifu.cli.output import err, level_text, names_text, number, out, percent, plain_values, print_json
+from sifu.core.errors import InputError
+from sifu.store.database import DATABASE
+
+MOST_SUBJECTS = 12
+MODELS = ("before", "released", "scratch")
+
+
+class AuditProgress:
+    """A bar for each step of an audit, on a terminal only."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description:<20}"),
+            BarColumn(bar_width=18),
+            TextColumn("{task.completed:.0f} of {task.total:.0f}"),
+            TimeElapsedColumn(),
+            console=err,
+            transient=True,
+            disable=quiet or not err.is_terminal,
+        )
+        self._task: Any = None
+        self._phase = ""
+
+    def __enter__(self) -> AuditProgress:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        """A step and how much of it is done."""
+        if phase != self._phase:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task, self._phase = self._bar.add_task(phase, total=total), phase
+        self._bar.update(self._task, completed=done, total=total)
+
+
+def audit_folder(
+    folder: Path | None,
+    request: str | None,
+    attacks: bool,
+    subjects: int,
+    replays: int,
+    shadows: int,
+    seed: int | None,
+    controls: bool,
+    output: Path | None,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """`sifu audit DIR`, with `--controls` also or instead."""
+    options = AuditOptions(
+        subjects=subjects,
+        replays=Replays(replays=replays),
+        attacks=attacks,
+        shadows=shadows,
+        request=request,
+        seed=seed,
+    )
+    with AuditProgress(quiet=as_json) as progress:
+        report = None
+        if folder is not None:
+            report = audit_run(open_run(folder, data_folder=data), options, data_folder=data, progress=progress)
+        checked = run_controls(seed=seed, progress=progress) if controls else []
+    place = output if output is not None or folder is None else folder / "audit"
+    show_audit(report, checked, place, as_json)
+
+
+CLIENT_FILES = {"certificate": "certificate.json", "before": "before.safetensors", "after": "after.safetensors"}
+OWN_DATA = "data.npz"
+
+
+def audit_as_client(
+    client: str,
+    folder: Path | None,
+    certificate: Path | None,
+    before: Path | None,
+    after: Path | None,
+    own_data: Path | None,
+    public_key: str | None,
+    nonce: str | None,
+    as_json: bool,
+) -> None:
+    """`sifu audit --client NAME`: files by option, or by their usual names in a folder."""
+    if folder is not None and (folder / DATABASE).exists():
+        raise InputError(
+            f"{folder} is the operator's run: a client checks with what it holds. Give --certificate, --before, "
+            f"--after and --own-data, or a folder with {', '.join(CLIENT_FILES.values())} and {OWN_DATA}"
+        )
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"there is no folder {folder}")
+
+    def found(given: Path | None, name: str) -> Path | None:
+        usual = None if folder is None else folder / name
+        return given if given is not None else usual if usual is not None and usual.is_file() else None
+
+    chosen = found(certificate, CLIENT_FILES["certificate"])
+    if chosen is None:
+        raise InputError("a client needs its public certificate: give --certificate FILE")
+    show_client_audit(
+        audit_client(
+            client,
+            chosen,
+            before=found(before, CLIENT_FILES["before"]),
+            after=found(after, CLIENT_FILES["after"]),
+            data=found(own_data, OWN_DATA),
+            public_key=public_key,
+            nonce=nonce,
+        ),
+        as_json,
+    )
+
+
+def show_audit(report: AuditReport | None, controls: Sequence[Control], output: Path | None, as_json: bool) -> None:
+    """`sifu audit DIR`: exit code 3 if a certified claim is contradicted, or a control came to the wrong verdict."""
+    values: dict[str, Any] = {} if report is None else report.values()
+    if controls:
+        values["controls"] = [asdict(one) | {"passed": one.passed} for one in controls]
+        values.setdefault("holds", True)
+        values["holds"] = values["holds"] and all(one.passed for one in controls)
+    files = [] if report is None or output is None else write_audit(report, values, output)
+    if as_json:
+        print_json(values | {"files": [str(one) for one in files]})
+    else:
+        if report is not None:
+            print_report(report)
+        if controls:
+            _print_controls(controls)
+        for one in files:
+            out.print(f"Wrote {one}", markup=False)
+    if not values.get("holds", True):
+        raise typer.Exit(3)
+
+
+def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> list[Path]:
+    """The audit as JSON and as a figure (confidential: it shows distances and nodes)."""
+    from sifu.audit.figure import draw_audit
+    from sifu.report.style import figure_bytes
+    from sifu.store.files import write_atomically
+
+    output.mkdir(parents=True, exist_ok=True, mode=0o700)
+    content = {
+        output / "audit.json": (json.dumps(plain_values(values), indent=2) + "\n").encode(),
+        output / "audit.png": figure_bytes(draw_audit(report), "png"),
+    }
+    for path, data in content.items():
+        write_atomically(path, data)
+    return list(content)
+
+
+def print_report(report: AuditReport) -> None:
+    """An audit for people."""
+    if report.holds:
+        out.print(
+            f"[bold green]No contradiction[/] in {escape(report.run)}: nothing that was tried breaks a certified claim."
+        )
+    else:
+        out.print(f"[bold red]Contradicted[/]: {len(report.contradictions)} certified statement(s) do not hold.")
+        for sentence in report.contradictions:
+            out.print(f"  [red]![/] {escape(sentence)}")
+    for sentence in report.observations:
+        out.print(f"[yellow]Not certified, and does not hold:[/] {escape(sentence)}")
+    nodes = sum(len(one.nodes) for one in report.subjects)
+    out.print(
+        f"{report.nodes_replayed} nodes replayed with and without {len(report.subjects)} subject(s): {nodes} distances "
+        "held against Psi"
+    )
+    _print_subjects(report)
+    if report.noise:
+        sound = sum(1 for one in report.noise if one.as_recorded)
+        out.print(f"{sound} of {len(report.noise)} noise edges hold the noise that was recorded")
+    if report.attacks is not None:
+        _print_attacks(report)
+    for note in report.notes:
+        out.print(f"Note: {escape(note)}")
+
+
+def _print_subjects(report: AuditReport) -> None:
+    shown = table("request", "client", "level", "-distance", "-Psi", "-eps", "-true", "-shown", title="\nForgotten")
+    for one in report.subjects[:MOST_SUBJECTS]:
+        largest = max(one.nodes, key=lambda node: node.psi, default=None)
+        found, source = one.releases, one.at_source if one.request else largest
+        epsilons = (found.epsilon_certified, found.epsilon_true, found.epsilon_shown) if found else (None,) * 3
+        shown.add_row(
+            one.request or "-",
+            names_text(one.clients, 1),
+            level_text(one.level) if one.request else "not asked",
+            number(source.distance, 3) if source else "-",
+            number(source.psi, 3) if source else "-",
+            *(number(value, 3) for value in epsilons),
+        )
+    out.print(shown)
+    if len(report.subjects) > MOST_SUBJECTS:
+        out.print(f"... and {len(report.subjects) - MOST_SUBJECTS} more in the JSON")
+    if any(one.releases for one in report.subjects):
+        out.print(
+            "distance is the true one at the model gone back to, Psi its bound; eps is certified, true what follows "
+            "from the distance and the noise, shown what tests that see only releases prove."
+        )
+
+
+def _print_attacks(report: AuditReport) -> None:
+    attacks = report.attacks
+    assert attacks is not None
+    found, membership = attacks.forgetting, attacks.membership
+    shown = table(
+        "", "-before", "-released", "-Scratch", title=f"\nRequest {attacks.request}: {names_text(attacks.clients)}"
+    )
+    labels = any(value > 0.0 for value in found.accuracy.values())
+    figures = found.accuracy if labels else found.loss
+    row = [percent(figures.get(name)) if labels else number(figures.get(name)) for name in MODELS]
+    shown.add_row(f"{'accuracy' if labels else 'loss'} on their data", *row)
+    if membership is not None and membership.loss is not None:
+        for title, pick in (("1 %", "at_1_percent"), ("10 %", "at_10_percent")):
+            rates = [percent(getattr(one, pick)) if (one := membership.loss.get(name)) else "-" for name in MODELS]
+            shown.add_row(f"spotted by loss at {title} false alarms", *rates)
+    if found.watermark is not None:
+        marks = [percent(mark.success) if (mark := found.watermark.get(name)) else "-" for name in MODELS]
+        shown.add_row("owed to their watermark", *marks)
+    if found.relearn:
+        rounds = [_rounds(found.relearn.get(name), found.relearn_limit) for name in ("released", "scratch")]
+        shown.add_row("rounds to relearn them", "-", *rounds)
+    out.print(shown)
+    if membership is not None and membership.lira is not None:
+        found_by, limits = membership.lira, membership.bound
+        out.print(f"Shadow federations ({membership.shadows} in each world) against {escape(membership.lira_client)}:")
+        for title, pick in (("1 %", "at_1_percent"), ("10 %", "at_10_percent")):
+            most = f", at most {percent(getattr(limits, pick))} by the certificate" if limits else ""
+            out.print(f"  at {title} false alarms they spot {percent(getattr(found_by, pick))}{most}")
+        out.print(
+            f"  at 10 % they point at {percent(membership.lira_released)} of the samples in the released model, "
+            f"{percent(membership.lira_scratch)} in Scratch"
+        )
+    parts = [f"{percent(value)} of the {name} samples" for name, value in found.disagreement.items()]
+    if parts:
+        out.print(f"Released model and Scratch predict otherwise on {' and '.join(parts)};")
+    out.print(
+        f"they are {number(found.distance_to_scratch)} apart, where Scratch went {number(found.distance_from_start)} "
+        f"from its start in {found.scratch_rounds} rounds."
+    )
+
+
+def _rounds(found: int | None, limit: int) -> str:
+    return f"> {limit}" if found is None else str(found)
+
+
+def _print_controls(controls: Sequence[Control]) -> None:
+    shown = table("control", "-eps certified", "-eps true", "-eps shown", "caught", "as it should", title="\nControls")
+    for one in controls:
+        shown.add_row(
+            one.name,
+            number(one.epsilon_certified, 3),
+            number(one.epsilon_true, 3),
+            number(one.epsilon_shown, 3),
+            "yes" if one.caught else "no",
+            "[green]yes[/]" if one.passed else "[bold red]no[/]",
+        )
+    out.print(shown)
+
+
+def show_client_audit(found: ClientAudit, as_json: bool) -> None:
+    """`sifu audit --client`: exit code 3 if something is wrong."""
+    if as_json:
+        print_json({"holds": found.holds, **asdict(found)})
+    else:
+        verdict = "[bold green]Nothing is wrong[/]" if found.holds else "[bold red]Something is wrong[/]"
+        out.print(f"{verdict} with what {escape(found.client)} holds of request {escape(found.request)}.")
+        for sentence in found.problems:
+            out.print(f"  [red]![/] {escape(sentence)}")
+        facts = table("", "-before", "-after")
+        if found.before or found.after:
+            pair = (found.before, found.after)
+            facts.add_row("accuracy on your data", *(percent(one.accuracy) if one else "-" for one in pair))
+            facts.add_row("loss on your data", *(number(one.loss) if one else "-" for one in pair))
+            out.print(facts)
+        if found.distance is not None:
+            out.print(
+                f"The two models are {number(found.distance)} apart; noise of {number(found.sigma)} was added between."
+            )
+        if found.committed:
+            out.print("The model after is the one the certificate commits to.")
+        for sentence in found.statements:
+            out.print(f"* {escape(sentence)}")
+    if not found.holds:
+        raise typer.Exit(3)

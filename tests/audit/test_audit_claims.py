@@ -1,0 +1,172 @@
+"""`audit_run` on runs that are what they say, and on runs that are not."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import sifu
+from random_runs import random_run
+from run_tools import connect, small_spec
+from sifu.audit import AuditOptions, Replays, audit_run, run_controls
+from sifu.audit.controls import DELTA, LEAVING, HalfNoise, carried_out_by, designed_run
+from sifu.audit.evidence import noise_drawn
+from sifu.audit.releases import _likelihood_ratios
+from sifu.core.history import PathNode
+from sifu.core.noise import SystemNormals
+from sifu.methods.registry import METHODS
+from sifu.methods.sifu import Sifu
+
+QUICK = AuditOptions(attacks=False, replays=Replays(replays=4000, losses=40), seed=1)
+
+
+def certified_seeds(first: int, count: int) -> list[int]:
+    return list(range(first, first + count))
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [*certified_seeds(500, 3), *(pytest.param(s, marks=pytest.mark.slow) for s in certified_seeds(503, 17))],
+)
+def test_random_certified_runs_are_not_contradicted(tmp_path: Path, seed: int) -> None:
+    """Twenty runs with noise from the operating system; what later requests erased is said to be missing."""
+    run = random_run(seed, tmp_path / "run")
+    report = audit_run(run, QUICK)
+    assert report.contradictions == ()
+    assert report.observations == ()
+    assert report.subjects
+    with closing(run.reader()) as reader:
+        assert report.nodes_replayed + report.nodes_missed == len(reader.node_rows())
+    for one in report.subjects:
+        assert one.closest <= 1.0 + 1e-9
+        if one.releases is not None:
+            assert one.releases.epsilon_true <= one.releases.epsilon_certified * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 3.0])
+def test_every_control_is_caught_and_the_honest_operator_is_not(epsilon: float) -> None:
+    found = {one.name: one for one in run_controls(epsilon, seed=1)}
+    assert set(found) == {"honest", "half the noise", "later node", "population accounting"}
+    for one in found.values():
+        assert one.passed, one
+    # Teeth: on the designed worst case nearly all of the certified epsilon is shown.
+    assert found["honest"].epsilon_shown > 0.6 * epsilon
+    assert found["honest"].epsilon_true == pytest.approx(epsilon, rel=1e-3)
+    assert METHODS["sifu"] is Sifu
+
+
+def test_half_the_noise_is_seen_in_an_ordinary_run(tmp_path: Path) -> None:
+    """No designed task is needed: the noise that was drawn is in the model."""
+    with carried_out_by(HalfNoise):
+        run = sifu.train(small_spec(), run=tmp_path / "run")
+        run.forget(["client-000"], sigma=0.5)
+    report = audit_run(run, QUICK)
+    assert not report.holds
+    assert any("0.5 is recorded" in sentence for sentence in report.contradictions)
+
+
+def test_a_changed_model_on_disk_is_not_what_the_rounds_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that quietly does something else than the records say."""
+    from sifu.sim.engine import SimulatedFederation
+
+    honest = SimulatedFederation.run_round
+
+    def shifted(self, model, position, active, **wants):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        result = honest(self, model, position, active, **wants)
+        return replace(result, model=result.model + 0.01)
+
+    monkeypatch.setattr(SimulatedFederation, "run_round", shifted)
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run.forget(["client-000"], sigma=1.0)
+    monkeypatch.undo()
+    report = audit_run(run, QUICK)
+    assert any("not what the recorded rounds give" in sentence for sentence in report.contradictions)
+
+
+def test_drifts_that_were_halved_are_a_contradiction(tmp_path: Path) -> None:
+    run = designed_run(tmp_path / "run", 1.0)
+    assert audit_run(run, QUICK).holds
+    with closing(connect(run.folder)) as connection:
+        connection.execute("UPDATE participation SET drift = drift / 2 WHERE client = 0")
+    report = audit_run(run, QUICK)
+    assert any("above Psi" in sentence for sentence in report.contradictions)
+
+
+def test_what_was_not_certified_is_observed_not_contradicted(tmp_path: Path) -> None:
+    run = designed_run(tmp_path / "run", 1.0, clients=40, participation="poisson(0.2)", accounting="population")
+    report = audit_run(run, QUICK)
+    assert report.holds
+    assert any("above Psi" in sentence for sentence in report.observations)
+
+
+def test_clients_that_did_not_ask_are_watched_too(own_trained: Path) -> None:
+    report = audit_run(own_trained, QUICK)
+    assert report.holds
+    assert len(report.subjects) == 3
+    assert all(one.request is None and one.nodes for one in report.subjects)
+    with closing(connect(own_trained)) as connection:
+        connection.execute("UPDATE participation SET drift = drift / 3")
+    assert not audit_run(own_trained, QUICK).holds
+
+
+def test_training_noise_cannot_be_replayed_and_that_is_said(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
+    run.forget(["client-000"], method="dp", epsilon=100.0, min_level="none")
+    report = audit_run(run, QUICK)
+    assert report.holds
+    assert report.nodes_replayed == 0
+    assert any("cannot be drawn again" in note for note in report.notes)
+
+
+def test_two_releases_count_together_in_scope_all(tmp_path: Path) -> None:
+    """A later request goes back before the first one's noise: its noise is charged to the first client as well."""
+    run = designed_run(tmp_path / "run", 3.0)
+    with closing(run.reader()) as reader:
+        sigma = reader.requests()[0].noise_std
+    run.forget(["other-01"], sigma=sigma * 4.0, epsilon=3.0, delta=DELTA, max_rounds=1, method="last")
+    report = audit_run(run, QUICK)
+    assert report.holds
+    leaving = next(one for one in report.subjects if one.clients == (LEAVING,))
+    assert leaving.releases is not None
+    assert leaving.releases.missed == 0
+
+
+def test_noise_is_told_from_other_noise() -> None:
+    node = PathNode(1, 0, "noise", 1, 0, noise_std=0.7, order=1)
+    drawn = SystemNormals().standard_normal(4000)
+    assert noise_drawn(node, 0.7 * drawn).as_recorded
+    assert not noise_drawn(node, 0.6 * drawn).as_recorded
+    gone = np.where(np.arange(4000) < 400, 0.0, 0.7 * drawn / np.sqrt(0.9))
+    assert not noise_drawn(node, gone).as_recorded
+    uniform = 0.7 * np.sqrt(3.0) * np.random.default_rng(0).uniform(-1, 1, 20_000)
+    assert not noise_drawn(node, uniform).as_recorded
+
+
+def test_one_draw_a_replay_has_the_law_of_whole_models() -> None:
+    """The projection of whole noise and the one normal drawn for it are told apart by no test of 20,000 draws."""
+    generator = np.random.default_rng(5)
+    difference = generator.standard_normal(40) * 0.05
+    sigma = 0.3
+    mu = float(np.linalg.norm(difference)) / sigma
+    whole = sigma * generator.standard_normal((20_000, 40)) + difference
+    ratios = whole @ difference / sigma**2 - 0.5 * mu**2
+    short, _ = _likelihood_ratios(mu, generator, 20_000)
+    assert stats.ks_2samp(ratios, short).pvalue > 1e-3
+    assert stats.ks_2samp(ratios, short + 0.1 * mu).pvalue < 1e-3  # and would see a tenth of a deviation
+
+
+def test_recorded_noise_is_found_again_by_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeded noise can be read off the model or drawn again: distances agree."""
+    run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=tmp_path / "run")
+    run.forget(["client-000"], sigma=0.2, min_level="none")
+    from_disk = audit_run(run, QUICK)
+    monkeypatch.setattr("sifu.store.reader.RunReader.models", lambda self: {})
+    drawn_again = audit_run(run, QUICK)
+    pairs = zip(from_disk.subjects[0].nodes, drawn_again.subjects[0].nodes, strict=True)
+    assert all(a.distance == pytest.approx(b.distance, rel=1e-9, abs=1e-12) for a, b in pairs)

@@ -1,0 +1,128 @@
+"""What a leaving client can check by itself: its certificate, two released models and its data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import Command, small_spec
+from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.audit import audit_client
+from sifu.core.errors import InputError
+from sifu.core.spec import Spec
+
+CLIENT = "client-003"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the client holds, in a folder of its own, and the nonce the operator may hand over."""
+
+    folder: Path
+    key: str
+    nonce: str
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
+    place = tmp_path_factory.mktemp("leaving")
+    run = sifu.train(small_spec(), run=place / "run")
+    own = place / "own"
+    own.mkdir()
+    run.export(own / "before.safetensors")
+    run.forget([CLIENT], "leave", sigma=0.3)
+    run.export(own / "after.safetensors")
+    certificates = run.folder / "certificates"
+    (own / "certificate.json").write_bytes((certificates / "leave.public.json").read_bytes())
+    auditor = json.loads((certificates / "leave.auditor.json").read_bytes())
+    mine = next(one for one in clients_from_spec(run.spec) if one.name == CLIENT)
+    np.savez(own / "data.npz", x=mine.x, y=mine.y)
+    return Held(own, auditor["public_key"], auditor["body"]["models"]["final_model"]["nonce"])
+
+
+def test_an_honest_operator_leaves_nothing_wrong(held: Held) -> None:
+    own = held.folder
+    found = audit_client(
+        CLIENT,
+        own / "certificate.json",
+        before=own / "before.safetensors",
+        after=own / "after.safetensors",
+        data=own / "data.npz",
+        public_key=held.key,
+        nonce=held.nonce,
+    )
+    assert found.holds, found.problems
+    assert found.committed is True
+    assert found.samples == 10
+    assert found.distance is not None
+    assert found.distance > 0.0
+    spec = Spec.from_mapping(small_spec())
+    engine, _ = engine_from_spec(spec, clients_from_spec(spec))
+    from sifu.store.files import read_model
+
+    model = read_model(own / "before.safetensors", engine.layout)
+    expected = engine.evaluate(model, np.array([3]))
+    assert found.before is not None
+    assert found.before.accuracy == pytest.approx(expected.accuracy)
+    assert found.before.loss == pytest.approx(expected.loss)
+    assert any("cannot prove" in one for one in found.statements)
+
+
+def test_what_is_wrong_is_named(held: Held, tmp_path: Path) -> None:
+    own = held.folder
+    certificate = own / "certificate.json"
+    assert any("does not name" in one for one in audit_client("client-007", certificate).problems)
+    other_key = "0" * 64
+    assert any("signature" in one for one in audit_client(CLIENT, certificate, public_key=other_key).problems)
+    content = json.loads(certificate.read_bytes())
+    content["body"]["epsilon"] = 0.1
+    (tmp_path / "forged.json").write_text(json.dumps(content))
+    assert not audit_client(CLIENT, tmp_path / "forged.json").holds
+    same = audit_client(CLIENT, certificate, before=own / "after.safetensors", after=own / "after.safetensors")
+    assert any("same model" in one for one in same.problems)
+    wrong = audit_client(CLIENT, certificate, after=own / "before.safetensors", nonce=held.nonce)
+    assert wrong.committed is False
+    assert not wrong.holds
+
+
+def test_a_certificate_alone_can_be_checked(held: Held) -> None:
+    found = audit_client(CLIENT, held.folder / "certificate.json")
+    assert found.holds
+    assert found.before is None
+    assert found.committed is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.zeros((2, 64))}, "x and y"),
+        ({"x": np.zeros((2, 64), dtype=np.uint8), "y": np.zeros(2, dtype=int)}, "as floats"),
+        ({"x": np.zeros((2, 5)), "y": np.zeros(2, dtype=int)}, "64 features"),
+        ({"x": np.zeros((2, 64)), "y": np.array([0, 99])}, "labels must lie"),
+    ],
+)
+def test_bad_data_are_refused_with_a_sentence(held: Held, tmp_path: Path, arrays, words: str) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays)
+    own = held.folder
+    with pytest.raises(InputError, match=words):
+        audit_client(CLIENT, own / "certificate.json", after=own / "after.safetensors", data=tmp_path / "bad.npz")
+
+
+def test_the_command_needs_no_run(held: Held, cli: Command, tmp_path: Path) -> None:
+    answer = cli("audit", held.folder, "--client", CLIENT, "--format", "json")
+    assert answer.code == 0
+    assert answer.json["holds"] is True
+    assert answer.json["after"]["loss"] > 0.0
+    told = cli("audit", held.folder, "--client", CLIENT, "--nonce", held.nonce)
+    assert told.code == 0
+    assert "Nothing is wrong" in told.out
+    assert cli("audit", "--client", "nobody", "--certificate", held.folder / "certificate.json").code == 3
+    assert cli("audit", held.folder.parent / "run", "--client", CLIENT).code == 2
+    assert cli("audit", tmp_path, "--client", CLIENT).code == 2
+    assert cli("audit", "--nonce", "aa", "--controls").code == 2
+    assert cli("audit").code == 2

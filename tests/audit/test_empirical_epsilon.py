@@ -1,0 +1,96 @@
+"""The empirical bound on epsilon: never above the truth, near it where tests are sharp, and honest about its doubt."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from sifu.audit.empirical import clopper_pearson, epsilon_lower_bound, gaussian_epsilon
+from sifu.core.calibration import delta_reached, exact_multiplier
+from sifu.core.errors import InputError
+
+
+@given(hits=st.integers(0, 60), trials=st.integers(1, 60), mistake=st.sampled_from([0.05, 0.001, 1e-6]))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_clopper_pearson_is_scipys(hits: int, trials: int, mistake: float) -> None:
+    hits = min(hits, trials)
+    found = clopper_pearson(hits, trials, mistake)
+    interval = stats.binomtest(hits, trials).proportion_ci(1.0 - 2.0 * mistake, method="exact")
+    assert found == pytest.approx((interval.low, interval.high), abs=1e-9)
+
+
+@given(epsilon=st.floats(0.05, 30.0), delta=st.sampled_from([1e-5, 1e-2, 0.2]))
+@settings(derandomize=True, max_examples=100, deadline=None)
+def test_gaussian_epsilon_inverts_the_calibration(epsilon: float, delta: float) -> None:
+    mu = 1.0 / exact_multiplier(epsilon, delta)
+    assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-6, abs=1e-9)
+    assert delta_reached(gaussian_epsilon(mu, delta), 1.0 / mu) <= delta
+
+
+def test_gaussian_epsilon_at_its_ends() -> None:
+    assert gaussian_epsilon(0.0, 0.01) == 0.0
+    assert gaussian_epsilon(1e-4, 0.01) == 0.0  # delta alone covers it
+    assert gaussian_epsilon(math.inf, 0.01) == math.inf
+
+
+def gaussian_worlds(mu: float, replays: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal(replays) + mu, generator.standard_normal(replays)
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(1.0, 0.6), (3.0, 0.6), (10.0, 0.3)])
+def test_a_fully_used_budget_is_nearly_shown(epsilon: float, share: float) -> None:
+    worlds = gaussian_worlds(1.0 / exact_multiplier(epsilon, 0.01), 40_000, 3)
+    found = epsilon_lower_bound(*worlds, 0.01, 0.01)
+    assert share * epsilon < found.epsilon <= epsilon
+
+
+def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:
+    """500 audits of a mechanism that is exactly at its epsilon, each allowed to be wrong in one of ten."""
+    epsilon, delta, mistake = 1.0, 0.01, 0.1
+    mu = 1.0 / exact_multiplier(epsilon, delta)
+    wrong = sum(
+        epsilon_lower_bound(*gaussian_worlds(mu, 2000, seed), delta, mistake).epsilon > epsilon for seed in range(500)
+    )
+    # P(more than 75 of 500 | rate 0.1) < 2e-4
+    assert wrong <= 75
+
+
+def test_a_bound_without_a_second_half_would_be_wrong_far_too_often() -> None:
+    """The negative control: thresholds chosen and measured on the same replays, with the plain rates."""
+    epsilon, delta = 1.0, 0.01
+    mu = 1.0 / exact_multiplier(epsilon, delta)
+
+    def naive(seed: int) -> float:
+        with_client, without = gaussian_worlds(mu, 1000, seed)
+        thresholds = np.concatenate([with_client, without])
+        rates = np.array([((with_client > t).mean(), (without > t).mean()) for t in thresholds])
+        usable = rates[:, 1] > 0
+        return float(np.log(np.maximum(rates[usable, 0] - delta, 1e-12) / rates[usable, 1]).max())
+
+    assert sum(naive(seed) > epsilon for seed in range(40)) > 20
+
+
+def test_nothing_is_shown_where_there_is_nothing() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((2, 5000))
+    assert epsilon_lower_bound(values[0], values[1], 0.01).epsilon <= 0.1
+    constant = np.zeros(100)
+    assert epsilon_lower_bound(constant, constant, 0.01).epsilon == 0.0
+
+
+def test_the_other_side_is_tried_too() -> None:
+    with_client, without = gaussian_worlds(2.0, 5000, 1)
+    assert epsilon_lower_bound(-with_client, -without, 0.0).epsilon > 1.0
+    rarely = np.where(np.arange(5000) % 50 < 2, 9.0, 0.0)  # seen only when the client was not there
+    assert epsilon_lower_bound(np.zeros(5000), rarely, 0.0).side == "without"
+
+
+def test_too_few_replays_are_refused() -> None:
+    with pytest.raises(InputError, match="too few"):
+        epsilon_lower_bound(np.zeros(10), np.zeros(10), 0.01)

@@ -1,0 +1,77 @@
+"""Random runs of random federations: any training that can be certified, with a few requests of any terms."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import sifu
+from sifu.api.federation import clients_from_spec
+from sifu.api.run import Run
+from sifu.core.spec import Spec
+
+
+def random_spec(dice: random.Random, seed: int) -> dict[str, Any]:
+    """Any training that can be certified, on a federation of a few digits."""
+    return {
+        "seed": seed,
+        "data": {
+            "clients": dice.randint(8, 14),
+            "samples_per_client": dice.choice([2, 5, 10]),
+            "partition": dice.choice(["iid", "one_class"]),
+            "preprocessing": "fixed",
+        },
+        "model": {
+            "kind": dice.choice(["softmax", "logistic", "least_squares"]),
+            "init": dice.choice(["zeros", "random"]),
+        },
+        "local": {
+            "rate": dice.choice(["auto", "auto", 0.03, 0.3]),
+            "steps": dice.choice([1, 2, 4]),
+            "batch": dice.choice([0, 0, 1, 3]),
+            "momentum": dice.choice([0.0, 0.0, 0.5, 0.9]),
+            "weight_decay": dice.choice([0.0, 0.0, 0.01, 0.5]),
+        },
+        "server": {
+            "rate": dice.choice([1.0, 1.0, 0.3, 0.7, 1.3, 2.0, 2.5]),
+            "participation": dice.choice(["all", "poisson(0.15)", "poisson(0.5)", "poisson(0.9)"]),
+        },
+        "stop": {"target": 0.0, "max_rounds": dice.randint(3, 8)},
+        "keep": {"gram_clients": dice.choice([0, 0, 20]), "models": dice.choice([3, 6, 64])},
+    }
+
+
+def random_terms(dice: random.Random, strict: bool) -> dict[str, Any]:
+    """Any terms of a request; Scratch every now and then."""
+    return {
+        "epsilon": dice.choice([1.0, 10.0, 100.0]),
+        "delta": dice.choice([1e-2, 1e-5]),
+        "sigma": dice.choice(["auto", 0.01, 0.1, 0.3, 1.0, 10.0]),
+        "unit": dice.choice(["client", "joint"]),
+        "scope": dice.choice(["all", "all", "latest"]),
+        "reserve": dice.choice([0.0, 0.5]),
+        "retention": dice.choice(["paper", "strict"]) if strict else "paper",
+        "method": dice.choice(["sifu"] * 5 + ["scratch"]),
+    }
+
+
+def own_clients(spec: dict[str, Any]) -> list[Any]:
+    """The spec's clients with unequal numbers of samples, and two classes."""
+    clients = clients_from_spec(Spec.from_mapping(spec))
+    kept = [1 + number % one.samples for number, one in enumerate(clients)]
+    return [replace(one, x=one.x[:rows], y=one.y[:rows] % 2) for one, rows in zip(clients, kept, strict=True)]
+
+
+def random_run(seed: int, folder: Path) -> Run:
+    """A run of `random_spec` with two to four requests of one or two clients each."""
+    spec = random_spec(dice := random.Random(seed), seed)
+    own = spec["model"]["kind"] == "logistic" or dice.random() < 0.3
+    run = sifu.train(spec, run=folder, clients=own_clients(spec) if own else None)
+    left = [one.name for one in run.engine().clients]
+    dice.shuffle(left)
+    for _ in range(dice.randint(2, 4)):
+        who = [left.pop() for _ in range(min(dice.randint(1, 2), len(left) - 1))]
+        run.forget(who, min_level="none", **random_terms(dice, strict=spec["keep"]["gram_clients"] == 0))
+    return run
