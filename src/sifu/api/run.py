@@ -169,9 +169,13 @@ class Run:
         try:
             if writer.phase == "training":
                 check_integrity(writer)
-                RecordedTraining(engine, writer, RunView(writer)).run("training", progress)
+                training = RecordedTraining(engine, writer, RunView(writer))
+                training.run("training", progress)
+                rehearsed = training.rehearse()
                 with uninterrupted():
-                    writer.record("training done", {"run": {"phase": "ready"}, "node": writer.tip})
+                    writer.record(
+                        "training done", {"run": {"phase": "ready"}, "node": writer.tip}, evaluations=rehearsed
+                    )
         finally:
             writer.close()
         return self

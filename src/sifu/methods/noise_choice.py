@@ -5,8 +5,8 @@ left. A forecast says how many rounds each of these pairs would take; the pair w
 model where none is clearly better than Scratch.
 
 Looking ahead over a sequence: a later request stays past this noise edge, where everyone forgotten so far is covered,
-with a noise of its own; what it costs grows with Psi along the path. So a request takes no more noise than it needs,
-but among nodes that promise about the same it prefers a noise that would hide every active client there.
+with a noise of its own, chosen then. More noise now would cover nobody who asks later (edges added before a request
+never do), so a request takes no more than it needs; what earlier noise has left behind is part of the forecast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from sifu.core.premises import Premise, level_of
 from sifu.core.rollback import Exposure, least_noise
-from sifu.core.terms import RequestTerms
 from sifu.methods.forecast import Forecast
 from sifu.methods.plan import NoiseOption
 from sifu.methods.view import RunView
@@ -26,7 +25,6 @@ LARGEST_NOISE_TO_SIGNAL = 0.5
 """Noise up to this share of the way gone pays; the law of DESIGN section 8 is judged by it before training."""
 WORTH_IT = 0.9
 """Predicted rounds must be below this share of Scratch's, or training starts again: exact, and no slower."""
-ABOUT_THE_SAME = 1.1
 SIGMA_LADDER = 1.1
 """An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
 about the Psi it was chosen from."""
@@ -69,21 +67,14 @@ def noise_options(
     return tuple(found.values())
 
 
-def choose_noise(view: RunView, options: Sequence[NoiseOption], terms: RequestTerms, forecast: Forecast) -> NoiseChoice:
+def choose_noise(options: Sequence[NoiseOption], forecast: Forecast) -> NoiseChoice:
     """The option that promises the fewest rounds; less noise than any of them, so theta_0, where Scratch is as fast."""
     best = min(options, key=lambda one: one.expected)
-    roomy = [
-        one
-        for one in options
-        if one.expected <= ABOUT_THE_SAME * best.expected
-        and one.noise_std >= view.kept[one.depth].psi_max * terms.multiplier
-    ]
-    chosen = min(roomy, key=lambda one: one.expected, default=best)
-    if chosen.noise_std > 0.0 and chosen.expected <= WORTH_IT * forecast.expected(0, 0.0):
-        return NoiseChoice(chosen.noise_std)
+    if best.noise_std > 0.0 and best.expected <= WORTH_IT * forecast.expected(0, 0.0):
+        return NoiseChoice(best.noise_std)
     # Less noise than any node needs leads to the latest one that needs none: theta_0, or one they never touched.
     too_little = 0.5 * min((one.noise_std for one in options if one.noise_std > 0.0), default=1.0)
-    if chosen.noise_std == 0.0 and chosen.depth > 0:
+    if best.noise_std == 0.0 and best.depth > 0:
         return NoiseChoice(too_little)
     return NoiseChoice(
         too_little,

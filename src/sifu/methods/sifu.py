@@ -47,7 +47,7 @@ class Sifu(Method):
         options = noise_options(view, exposures, order, forecast, anywhere)
         choice: NoiseChoice | None = None
         if terms.sigma == "auto":
-            choice = choose_noise(view, options, terms, forecast)
+            choice = choose_noise(options, forecast)
             noise_std = choice.noise_std
         else:
             noise_std = terms.sigma
