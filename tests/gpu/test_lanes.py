@@ -16,6 +16,7 @@ from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound, stream_rounds
 from sifu.sim import LocalTraining
 from sifu.sim.clipping import Clipping
+from sifu.sim.gpu.conv_program import ConvProgram
 from sifu.sim.lanes import lane_engines, slots_for
 from sifu.sim.networks import ConvNet, Convolution
 
@@ -231,3 +232,16 @@ def test_certificates_hear_of_a_lower_precision(make_federation: Any) -> None:
         (engine,) = lane_engines([federation], [data], DEVICE, precision)
         assert engine.facts.outside == (*federation.facts.outside, *outside)
         engine.close()
+
+
+@pytest.mark.parametrize("slots", [1, 5, 20, 100])
+def test_a_lane_is_summed_alike_whoever_runs_beside_it(slots: int) -> None:
+    """Otherwise two runs of one seed would differ by the pace of their neighbours' threads."""
+    network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
+
+    def parts(lanes: int) -> int:
+        images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+        made = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=lanes, slots=slots, batch=2, chunk=1)
+        return made.parts
+
+    assert len({parts(lanes) for lanes in (1, 3, 10)}) == 1

@@ -88,6 +88,9 @@ def run_experiment(
     precision: Annotated[
         str, typer.Option("--precision", help="Of networks on a GPU.", metavar="float32|tf32|tf32x3")
     ] = "float32",
+    jobs: Annotated[
+        int, typer.Option("--jobs", help="Processes at once, a data set and a seed each; they may share a GPU.")
+    ] = 1,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of what is done.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures at the end.")] = True,
     format: FormatOption = Format.text,
@@ -97,6 +100,7 @@ def run_experiment(
     Every finished request is a row of DIR/results.csv. Ctrl-C loses nothing: run the same command again.
     """
     from sifu.cli.bench_progress import BenchProgress
+    from sifu.experiments.jobs import run_in_processes
     from sifu.experiments.runner import Bench, Options, default_seeds, parse_names, parse_seeds
     from sifu.experiments.settings import SCALES
 
@@ -124,7 +128,7 @@ def run_experiment(
     )
     as_json = format is Format.json
     with BenchProgress(quiet=as_json) as progress:
-        result = Bench(options, progress).run()
+        result = Bench(options, progress).run() if jobs == 1 else run_in_processes(options, jobs, progress)
     figures = _plot(folder) if plots and result.table.rows else []
     _show(result, folder, figures, as_json)
     if result.failures:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +113,31 @@ class Bench:
 
     def run(self) -> Result:
         """Do what is missing; returns the table, what was left out, and what failed."""
-        options = self.options
-        source, device = engine_source(
-            "cpu" if self.experiment.kind == "distance" else options.device,
-            options.lanes,
-            self.cache,
-            options.precision,
-        )
+        source = self._source[0]
         work = self.work() if self.experiment.kind == "requests" else Work((), ())
+        result = self.open()
+        if self.experiment.kind == "distance":
+            self._run_distances(source, result)
+        else:
+            self._run_requests(work, source, result)
+        self.write_failures(result)
+        return result
+
+    def open(self) -> Result:
+        """The table as it stands, in a folder that says where it was made."""
+        options = self.options
+        device = self._source[1]
         self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
         options.out.mkdir(parents=True, exist_ok=True)
         asked = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
         record(options.out, asked, provenance(device, options.command))
         columns = DISTANCE_COLUMNS if self.experiment.kind == "distance" else REQUEST_COLUMNS
-        result = Result(self.experiment, Table(options.out / TABLE, columns), [])
-        if self.experiment.kind == "distance":
-            self._run_distances(source, result)
-        else:
-            self._run_requests(work, source, result)
-        self._write_failures(result)
-        return result
+        return Result(self.experiment, Table(options.out / TABLE, columns), [])
+
+    @cached_property
+    def _source(self) -> tuple[EngineSource, str]:
+        options = self.options
+        return engine_source(options.device, options.lanes, self.cache, options.precision)
 
     # -- what is chosen ----------------------------------------------------------------------------------
 
@@ -339,10 +345,13 @@ class Bench:
             # Hyper-parameters that diverge are part of the question; nothing is left to measure from here on.
             table.add(self._distance_place(unit, self._last_measurement))
             text = f"diverged after {number // max(wanted.clients, 1) * wanted.every} rounds"
-        self._done += 1
-        self.report(Update(self._done, self._total, unit.name, text, finished=True))
+        with self._lock:
+            self._done += 1
+            update = Update(self._done, self._total, unit.name, text, finished=True)
+        self.report(update)
 
-    def _write_failures(self, result: Result) -> None:
+    def write_failures(self, result: Result) -> None:
+        """What went wrong, beside the table; nothing when nothing did."""
         path = self.options.out / FAILURES
         if result.failures:
             path.write_text("\n".join(f"{one.unit.name}\n{one.trace}" for one in result.failures), encoding="utf-8")

@@ -85,8 +85,9 @@ class ConvProgram:
         self._keep_scale = 1.0 / (1.0 - network.dropout) if network.dropout else 1.0
         self._dropped_below = math.ceil(network.dropout * 2.0**53)
         size, groups = self.layout.size, self.groups
-        # Few slots leave most of the chip idle unless sums over samples are split; many need no splitting.
-        self.parts = 1 << max(0, min(4, (256 // groups).bit_length() - 1))
+        # Few slots leave most of the chip idle unless sums over samples are split. The split decides how sums are
+        # rounded, so it must not depend on how many lanes happen to run together: a lane's results are its own.
+        self.parts = 1 << max(0, min(3, (64 // slots).bit_length() - 1))
         self._blocks = -(-size // _BLOCK)
 
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
