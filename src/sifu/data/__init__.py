@@ -5,7 +5,7 @@ only by the functions that need them.
 """
 
 from sifu.data.dataset import Dataset, Scale, scale_features
-from sifu.data.features import frozen_features, random_convolutions
+from sifu.data.features import frozen_features, random_convolutions, trained_convolutions
 from sifu.data.federation import ClientData, from_arrays, from_dataset, from_torch
 from sifu.data.partition import KINDS, given_names, partition
 from sifu.data.sources import NAMES, load
@@ -26,5 +26,6 @@ __all__ = [
     "partition",
     "random_convolutions",
     "scale_features",
+    "trained_convolutions",
     "watermarked",
 ]

@@ -20,6 +20,8 @@ from sifu.data.federation import ClientData, check_federation
 if TYPE_CHECKING:
     import torch
 
+    from sifu.data.dataset import Dataset
+
 BATCH = 512
 
 
@@ -71,6 +73,42 @@ def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
             "numbers, a row for each sample"
         )
     return rows.reshape(rows.shape[0], -1)
+
+
+def trained_convolutions(
+    public: Dataset, *, filters: int = 32, width: int = 64, epochs: int = 6, seed: int = 0
+) -> torch.nn.Module:
+    """The trunk of a small network trained on a public data set that no client's data is part of.
+
+    Two convolutions and a layer of `width` features; its last layer, for the public classes, is thrown away. It
+    stands for the pretrained network that a real federation would take.
+    """
+    import torch
+
+    x = torch.as_tensor(public.features("train", dtype="float32", flat=False, normalise="unit"))
+    y = torch.as_tensor(np.asarray(public.y_train, dtype=np.int64))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        trunk = torch.nn.Sequential(
+            torch.nn.Conv2d(x.shape[1], filters, 5, stride=2, padding=2),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Conv2d(filters, 2 * filters, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(2),
+            torch.nn.Flatten(),
+            torch.nn.Linear(8 * filters, width),
+            torch.nn.ReLU(),
+        )
+        head = torch.nn.Linear(width, int(y.max()) + 1)
+        optimiser = torch.optim.Adam([*trunk.parameters(), *head.parameters()], lr=2e-3)
+        for _ in range(epochs):
+            for batch in torch.randperm(len(x)).split(64):
+                loss = torch.nn.functional.cross_entropy(head(trunk(x[batch])), y[batch])
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+    return trunk.requires_grad_(False).double()
 
 
 def random_convolutions(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-_FLOORS = np.linspace(0.0, 0.97, 40)
+_FLOORS = 1.0 - np.geomspace(1.0, 0.005, 40)
 """Floors that are tried, as shares of the smallest loss of the fitted part."""
 
 
