@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two torch processes with two threads each on two cores are ten times slower than with one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow test-flower check bench clean fuzz load
 
 $(VENV)/.runtime: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,6 +17,11 @@ $(VENV)/.dev: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $(VENV)/.runtime $@
 
+$(VENV)/.flower: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,flower]"
+	touch $(VENV)/.runtime $(VENV)/.dev $@
+
 demo: $(VENV)/.runtime   ## the whole story on embedded data, in about a minute
 	$(BIN)/sifu demo
 
@@ -25,6 +30,16 @@ test: $(VENV)/.dev       ## everything but the long suites
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+
+test-flower: $(VENV)/.flower  ## real SuperLink and SuperNode processes on loopback (minutes)
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/flower -m "flower or not flower"
+
+FUZZ_SECONDS ?= 600
+fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each)
+	$(TEST_ENV) SIFU_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n 2 -s tests/faults/test_fuzz.py
+
+load: $(VENV)/.runtime   ## 100,000 clients, 10,000 rounds, 1,000 requests; prints figures as JSON
+	$(BIN)/python benchmarks/load.py
 
 check: $(VENV)/.dev      ## style, types, direction of imports
 	$(BIN)/ruff check .

@@ -90,13 +90,19 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "status": [own_run],
         "plan": [own_run, "--clients", "client-007"],
         "request": [own_run, "--clients", "client-007"],
+        "decide": [own_run, "waits", "verified"],
         "forget": [own_run],
         "verify": [own_run],
         "audit": [own_run, "--no-attacks", "--replays", 2000],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
         "doctor": [],
         "methods": [],
-        "report": [own_run],
+        "requests": [own_run],
+        "anchor": [own_run],
+        "purge": [own_run],
+        "backup": [own_run, tmp_path / "backup.zip"],
+        "restore": [tmp_path / "backup.zip", tmp_path / "restored"],
+        "report": [own_run],  # after purge, which erases it
     }  # fmt: skip
     assert set(asked) | {"demo"} >= set(COMMANDS), "a new command: add it here"
     found = {}

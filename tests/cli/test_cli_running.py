@@ -102,7 +102,6 @@ def test_a_second_writer_is_refused_while_readers_answer(
     try:
         for arguments in (
             ["train", spec, "--run", own_run],
-            ["request", own_run, "--clients", "client-007"],
             ["forget", own_run, "--clients", "client-007"],
             ["forget", own_run],
         ):
@@ -124,6 +123,25 @@ def test_a_second_writer_is_refused_while_readers_answer(
         writer.close()
     assert state(own_run) == before
     assert cli("forget", own_run, "--clients", "client-007").code == 0
+
+
+def test_a_request_beside_a_writer_waits_in_the_inbox(cli: Command, own_run: Path) -> None:
+    writer = RunWriter.open(own_run)
+    try:
+        answer = cli("request", own_run, "--clients", "client-007", "--id", "mine")
+        assert answer.code == 0, answer.err
+        assert "handed to the running server" in answer.out
+        assert cli("request", own_run, "--clients", "client-007", "--id", "mine").code == 0
+        assert cli("request", own_run, "--clients", "client-003", "--id", "mine").code == 2
+        assert cli("request", own_run, "--clients", "nobody").code == 2
+        assert query(own_run, "SELECT COUNT(*) FROM requests WHERE request = 'mine'") == [(0,)]
+    finally:
+        writer.close()
+    # The writer went away without looking: the next one takes the request in.
+    assert cli("forget", own_run).code == 0
+    assert query(own_run, "SELECT status FROM requests WHERE request = 'mine'") == [("done",)]
+    assert list((own_run / "inbox").iterdir()) == []
+    assert verify_run(own_run).problems == []
 
 
 @pytest.fixture
@@ -161,7 +179,7 @@ def test_readers_beside_a_busy_writer(cli: Command, busy_writer: tuple[Path, sub
         answer = cli("verify", folder)
         if answer.code != 0:
             problems.append(answer.err)
-    answer = cli("request", folder, "--clients", "client-003")
+    answer = cli("forget", folder, "--clients", "client-003")
     assert answer.code == 5
     assert f"pid {process.pid}" in answer.err
     assert process.poll() is None, process.communicate()[1]

@@ -74,10 +74,11 @@ def test_every_command_is_documented() -> None:
     for command in app.registered_commands:
         name = command.name or command.callback.__name__
         assert f"sifu {name}" in text, f"sifu {name} is not in the docs"
-    experiments = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    more = ("docs/experiments.md", "docs/flower.md")
+    everything = text + "".join((ROOT / page).read_text(encoding="utf-8") for page in more)
     for group in app.registered_groups:
         for command in group.typer_instance.registered_commands:
-            assert f"sifu {group.typer_instance.info.name} {command.name}" in experiments
+            assert f"sifu {group.typer_instance.info.name} {command.name}" in everything
 
 
 def test_every_link_of_the_pages_exists() -> None:
@@ -85,10 +86,12 @@ def test_every_link_of_the_pages_exists() -> None:
         "CONTRIBUTING.md",
         "docs/store.md",
         "docs/performance.md",
+        "docs/flower.md",
         "docs/new-method.md",
         "docs/experiments.md",
         "docs/noise.md",
         "docs/frozen-features.md",
+        "docs/security.md",
         "docs/audit.md",
     ]
     for page in [*PAGES, *pages]:

@@ -27,11 +27,14 @@ KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3}
 REPLAYING = ("fed_eraser", "fed_accum")
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
             ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"],
-            "updates": ["file"]}  # fmt: skip
+            "updates": ["file"], "rejections": ["branch", "round", "number"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
                 "rounds", "erased_nodes", "remaining_nodes", "confidential"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "fine_tuning": "nothing", "fed_eraser": "nothing", "fed_accum": "nothing"}  # fmt: skip
+DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
+STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
+         "request refused": 6, "request withdrawn": 6}  # fmt: skip
 COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level", "method", "noise_node", "received",
           "request", "retention", "scope", "unit")  # fmt: skip
 
@@ -128,7 +131,7 @@ class Verifier:
         mode = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
-        for pragma, value in (("application_id", 20976), ("user_version", 2)):
+        for pragma, value in (("application_id", 20976), ("user_version", 3)):
             self.agree(pragma, db.execute(f"PRAGMA {pragma}").fetchone()[0], value)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
@@ -147,6 +150,10 @@ class Verifier:
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+        self.steps: dict[str, int] = {}  # of each request: how far it got
+        self.keys: list[tuple[int, str]] = []  # the operator's keys with the event that named each
+        self.restored: list[Row] = []  # each event 'restored' with what there was just before
+        self.purges: list[Row] = []  # each event 'purged' with what there was just before
         self.written: list[Row] = []  # every file of updates that was ever recorded
 
     def check(self, good: Any, message: str) -> bool:
@@ -179,11 +186,17 @@ class Verifier:
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
             moment["updates"] = dict(replayed["updates"])
             moment["asked"] = [row["clients"] for row in replayed["requests"].values()]
+            if "public_key" in payload.get("run", {}):
+                self.take_key(event["seq"], payload)
+            if event["kind"] == "restored":
+                self.restored.append(moment)
+            if event["kind"] == "purged":
+                self.purges.append(moment | {"known": sorted(i for (i,) in replayed["subjects"])})
             for key, value in payload.get("run", {}).items():
                 put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
             for node in payload.get("dropped_models", []):
                 self.check(models.pop((node,), None), f"{at}: drops model {node}, which is not there")
-            for table in ("models", "evaluations"):
+            for table in ("models", "evaluations", "rejections"):
                 for row in payload.get(table, []):
                     put(table, row)
             for file in payload.get("dropped_updates", []):
@@ -191,6 +204,8 @@ class Verifier:
             for row in payload.get("updates", []):
                 put("updates", row | {"clients": canonical(row["clients"])})
                 self.written.append(row)
+            if event["kind"] in STEPS:
+                self.take_step(event, name["request"] if isinstance(name, dict) else name)
             if "rows" in payload:
                 rows = payload["rows"]
                 self.agree(f"{at}: first node", rows["first"], next_node)
@@ -209,6 +224,8 @@ class Verifier:
             elif event["kind"] == "request done":
                 self.done[name], result = moment, {k: payload[k] for k in ("request", "final_node", "level")}
                 put("requests", result | {"status": "done", "finished": event["time"]})
+            elif event["kind"] in DECIDED:
+                put("requests", {"request": name, "status": event["kind"].split()[1]})
             elif event["kind"] == "comparison":
                 put("comparisons", payload.get("comparison", payload))
         put("run", {"key": "head", "value": f"{len(self.tables['events'])}:{previous.hex()}"})
@@ -224,6 +241,53 @@ class Verifier:
         clients = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
         self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
+
+    def take_step(self, event: Row, request: str) -> None:
+        """Section 4: received, then perhaps verified, planned, running, done; refused or withdrawn before it runs."""
+        before, new = self.steps.get(request, 0), STEPS[event["kind"]]
+        good = {
+            1: before == 0,
+            2: before == 1,
+            3: before in (1, 2),
+            4: before in (1, 2, 3),
+            5: before == 4,
+            6: 0 < before < 4,
+        }
+        self.check(good[new], f"event {event['seq']}: {event['kind']} of {request} is out of order")
+        self.steps[request] = new
+
+    def take_key(self, seq: int, payload: Row) -> None:
+        """Section 6: a new key is signed by the old one and by itself."""
+        new = payload["run"]["public_key"]
+        if self.keys:
+            old = self.keys[-1][1]
+            said = {
+                "statement": "this key takes the place of the old one",
+                "run": self.run["run"],
+                "old": old,
+                "new": new,
+            }
+            self.agree(f"event {seq}: old key", payload["old_key"], old)
+            for key, name in ((old, "signature_by_old"), (new, "signature_by_new")):
+                try:
+                    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+                    public.verify(bytes.fromhex(payload[name]), canonical(said).encode())
+                except Exception:
+                    self.problems.append(f"event {seq}: {name} does not verify")
+        self.keys.append((seq, new))
+
+    def check_restored(self) -> None:
+        hashes = {f"{event['seq']}:{event['hash'].hex()}" for event in self.tables["events"]}
+        for moment in self.restored:
+            said, at = moment["payload"], f"event {moment['seq']}"
+            self.agree(f"{at}: branch", said["branch"], self.nodes[int(moment["tip"])]["branch"])
+            self.check(said["backup_head"] in hashes, f"{at}: the chain does not hold the head it names")
+            self.check(not said["complete"] or said["anchor"] == said["backup_head"], f"{at}: it is not complete")
+
+    def gaps(self, request: Row) -> bool:
+        """Whether the run was restored from what may be an older state before the request was carried out."""
+        seq = self.rolled[request["request"]]["seq"]
+        return any(not one["payload"]["complete"] and one["seq"] < seq for one in self.restored)
 
     def rows_digest(self, first: int, last: int) -> str:
         nodes = [n for n in range(first, last + 1) if n in self.nodes]
@@ -261,6 +325,15 @@ class Verifier:
             for client, p in here.items():
                 self.agree(f"{at}: samples of client {client}", p["samples"], self.clients[client]["samples"])
                 self.check(gone.get(client, node) >= node, f"{at}: client {client} took part after it was forgotten")
+
+    def check_rejections(self) -> None:
+        """Section 1a: whoever was left out of a round is not in it."""
+        node_at = {(row["branch"], row["position"] - 1): n for n, row in self.nodes.items() if row["kind"] == "round"}
+        names = {row["name"]: client for client, row in self.clients.items()}
+        for row in self.tables["rejections"]:
+            node = node_at.get((row["branch"], row["round"]))
+            missing = node is not None and names.get(row["client"]) not in self.rounds[node]
+            self.check(missing or not row["left_out"], f"node {node}: {row['client']} was left out, but is in it")
 
     def check_files(self) -> None:
         listed, vectors = {f"{row['node']}.safetensors": row for row in self.tables["models"]}, {}
@@ -515,6 +588,27 @@ class Verifier:
                      for key in ("subjects", "earlier_subjects")}  # fmt: skip
             self.check_certificates(request, body)
 
+    def check_purges(self) -> None:
+        """Section 5: a purge erases what holds an uncovered part of anybody forgotten by then, and nothing else."""
+        for moment in self.purges:
+            active, held, at = self.path(int(moment["tip"])), set(), f"event {moment['seq']}"
+            self.agree(f"{at}: subjects", moment["payload"]["subjects"], moment["known"])
+            for i in moment["known"]:
+                psi, covered, order = self.psi_along(active, self.subjects[i]), False, self.owner[i]["request_order"]
+                for n in active:
+                    row = self.nodes[n]
+                    noised = row["kind"] == "initial" or (row["kind"] == "noise" and row["noise_std"] > 0)
+                    covered = covered or (row["request_order"] >= order and noised)
+                    held |= {n} if psi[n] > 0 and not covered else set()
+            models = [n for n in sorted(moment["models"]) if n in held and n != active[-1]]
+            updates = []
+            for (file,), row in sorted(moment["updates"].items()):
+                node = self.nodes[row["node"]]
+                start = node["node"] if node["kind"] == "heuristic" else node["parent"]
+                updates += [file] if start in held else []
+            self.agree(f"{at}: models purged", moment["payload"].get("dropped_models", []), models)
+            self.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), updates)
+
     def training_noise(self, request: Row, subjects: list[list[int]]) -> Row:
         """Section 4a."""
         z, delta, ratios = self.facts["noise"], request["delta"], []
@@ -545,15 +639,22 @@ class Verifier:
             replayed = any(self.nodes[n]["kind"] == "heuristic" for n in self.path(request["noise_node"]))
             if replayed or seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
                 return "none"
-            doubts = facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request)
+            doubts = (facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request),
+                      self.left_out(request), self.gaps(request))  # fmt: skip
             return "conditional" if any(doubts) else "proven"
         if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
             return "none"
         doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
                   facts["participation"].startswith("fixed"), classical, facts["dtype"] != "float64",
                   not facts["rounding_bounded"], highest > 1000, not fixed_constants,
-                  self.rate_depends(request))  # fmt: skip
+                  self.rate_depends(request), self.left_out(request), self.gaps(request))  # fmt: skip
         return "conditional" if any(doubts) else "proven"
+
+    def left_out(self, request: Row) -> bool:
+        """Whether a reply was refused and left out in a round on the path to the source (section 1a)."""
+        rounds = {(self.nodes[n]["branch"], self.nodes[n]["position"] - 1) for n in self.path(request["source_node"])
+                  if self.nodes[n]["kind"] == "round"}  # fmt: skip
+        return any(row["left_out"] and (row["branch"], row["round"]) in rounds for row in self.tables["rejections"])
 
     def rate_depends(self, request: Row) -> bool:
         """Whether the automatic local rate would be another one without the clients of the request."""
@@ -603,9 +704,10 @@ class Verifier:
             certificate, stored = json.loads(text), {(r["request"], r["form"]): r for r in self.tables["certificates"]}
             self.check(stored.get((name, form), {}).get("content") == text, f"{at}: file and table differ")
             self.agree(f"{at}: hash in the ledger", done["payload"]["certificates"][form], sha256(text.encode()))
-            self.agree(f"{at}: public_key", certificate["public_key"], self.run["public_key"])
+            named = [key for seq, key in self.keys if seq < done["seq"]][-1]
+            self.agree(f"{at}: public_key", certificate["public_key"], named)
             try:
-                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.run["public_key"]))
+                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(named))
                 key.verify(bytes.fromhex(certificate["signature"]), canonical(certificate["body"]).encode())
             except Exception:
                 self.problems.append(f"{at}: the signature does not verify")
@@ -622,8 +724,9 @@ def verify(folder: Path) -> list[str]:
         verifier = Verifier(Path(folder))
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
-    for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_files, verifier.check_updates,
-                 verifier.check_requests):  # fmt: skip
+    for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
+                 verifier.check_updates, verifier.check_requests, verifier.check_purges,
+                 verifier.check_restored):  # fmt: skip
         try:
             step()
         except Exception as error:

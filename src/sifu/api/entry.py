@@ -81,15 +81,13 @@ def train(
     folder = Path(run)
     if (folder / DATABASE).exists():
         existing = open_run(folder, model=model, clients=clients, data_folder=data_folder, engine=engine)
-        _check_same_spec(existing, spec)
+        check_same_spec(existing, spec)
         return existing.train(progress)
     if engine is None:
         data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
         engine, resolved = engine_from_spec(spec, as_clients(data, spec), as_model(model))
     else:
         resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
-    check_names([one.name for one in engine.clients])
-    Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     # Remember where the data lay, so that a later command finds them from wherever it is called.
     place, file = data_folder or resolved.data.folder, resolved.data.file
     located = replace(
@@ -97,23 +95,29 @@ def train(
         folder=str(Path(place).resolve()) if place else "",
         file=str(Path(file).resolve()) if file else "",
     )
-    writer = RunWriter.create(
+    create_run(folder, spec, replace(resolved, data=located), engine).close()
+    made = open_run(folder, model=model, clients=clients, data_folder=data_folder)
+    made._engine = engine
+    return made.train(progress)
+
+
+def create_run(folder: Path, asked: Spec, resolved: Spec, engine: Engine) -> RunWriter:
+    """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in."""
+    check_names([one.name for one in engine.clients])
+    Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
+    return RunWriter.create(
         folder,
-        spec.to_mapping(),
-        replace(resolved, data=located).to_mapping(),
+        asked.to_mapping(),
+        resolved.to_mapping(),
         engine.layout,
         engine.clients,
         engine.facts,
         versions(),
         engine.initial_model(0),
     )
-    writer.close()
-    made = open_run(folder, model=model, clients=clients, data_folder=data_folder)
-    made._engine = engine
-    return made.train(progress)
 
 
-def _check_same_spec(existing: Run, asked: Spec) -> None:
+def check_same_spec(existing: Run, asked: Spec) -> None:
     """A run is continued with the spec it was made with."""
     reader = existing.reader()
     try:

@@ -12,10 +12,13 @@ from sifu.core.errors import InputError
 from sifu.core.participation import Participation
 from sifu.core.randomness import keyed_generator
 from sifu.core.regularity import largest_certified_rate
+from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 
 PYTHON = "python"
 """`data.name` of a run whose clients were handed over from Python."""
+FLOWER = "flower"
+"""`data.name` of a run whose clients are nodes of Flower and keep their data."""
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds without one output a class."""
@@ -37,6 +40,11 @@ def clients_from_spec(
         raise InputError(
             "this run was made from Python with its own data: continue it from Python with "
             "sifu.open_run(folder, clients=...)"
+        )
+    if data.name == FLOWER:
+        raise InputError(
+            "this run trains on Flower's nodes, which keep their data: put requests into it with sifu request; its "
+            "server carries them out while it runs, or when it is started again with flwr run"
         )
     if data.name == "npz":
         if not data.file:
@@ -90,9 +98,14 @@ CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar
 
 def preprocessing_of(spec: Spec) -> str:
     """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
-    if spec.data.name not in ("npz", PYTHON):
+    if spec.data.name not in ("npz", PYTHON, FLOWER):
         return FIXED_CONSTANTS
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
+
+
+def known_outputs(spec: Spec) -> int:
+    """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
+    return spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
 
 
 def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
@@ -114,7 +127,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             )
         objective = OBJECTIVES[spec.model.kind if spec.model.kind in OBJECTIVES else "softmax"]
         counted = count_outputs(clients, objective)
-        outputs = spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
+        outputs = known_outputs(spec)
         if outputs and outputs < counted:
             raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
         from_labels = not outputs and spec.model.kind not in REAL_OUTPUTS
@@ -137,6 +150,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             preprocessing=preprocessing_of(spec),
             shape_from_labels=from_labels,
             clipping=clipping,
+            replies=ReplyRules(server.rejected, server.update_bound),
         )
 
     if spec.local.rate != "auto":

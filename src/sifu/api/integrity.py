@@ -15,7 +15,7 @@ from sifu.core.regularity import RoundRegularity
 from sifu.methods.view import Regularities, RunView
 from sifu.store.projection import KEYS, changes, replay
 from sifu.store.reader import RunReader, readable
-from sifu.store.rows import clients_digest, rows_digest
+from sifu.store.rows import ParticipationRows, clients_digest, rows_digest
 
 
 def check_integrity(reader: RunReader) -> None:
@@ -120,13 +120,26 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             if part.nodes.size:
                 yield f"rounds: node {one.node} is not a round but has participants"
             continue
-        if not (np.all(np.isfinite(part.drifts)) and np.all(part.drifts >= 0)):
-            yield f"rounds: node {one.node} has a drift that is negative or not finite"
+        if not np.all(part.drifts >= 0):  # infinite: its client never told it, and its Psi is unbounded
+            yield f"rounds: node {one.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {one.node} has a participant with another number of samples than its client"
         factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
         if RoundRegularity.of(part.samples, factors, averagedness) != one.regularity:
             yield f"rounds: the sums of node {one.node} do not follow from its participants"
+    yield from _check_left_out(view, everyone)
+
+
+def _check_left_out(view: RunView, everyone: ParticipationRows) -> Iterator[str]:
+    """Whoever was left out of a round must not be in it."""
+    nodes = {(row.node.branch, row.node.position - 1): row.node.node for row in view.reader.node_rows()
+             if row.node.kind == "round"}  # fmt: skip
+    for one in view.reader.rejections():
+        node = nodes.get((one.branch, one.round))
+        if not one.left_out:
+            continue
+        if node is None or view.index_of.get(one.client) in everyone.between(node, node).clients:
+            yield f"rounds: {one.client!r} was left out of round {one.round} of branch {one.branch}, but is in it"
 
 
 def payload_of(event: Event) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,24 +29,42 @@ from sifu.methods.training import (
 )
 from sifu.methods.view import RunView
 from sifu.store import keys
+from sifu.store.actor import actor_name
 from sifu.store.rows import NodeRow
 from sifu.store.updates import NewUpdates, only_clients
 from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
 
+DEADLINE_DAYS = 30
+"""A month from the request, unless it says otherwise."""
 
-def receive(writer: RunWriter, view: RunView, asked: RequestTerms, request: str | None) -> str:
+
+def receive(
+    writer: RunWriter,
+    view: RunView,
+    asked: RequestTerms,
+    request: str | None,
+    deadline_days: int = DEADLINE_DAYS,
+    actor: str | None = None,
+) -> str:
     """Put a request into the ledger; the same id with the same terms again changes nothing."""
     known = {one.request: one for one in view.requests}
     check_new(view, asked, request)
     if request is not None and request in known:
         return request
+    if not 0 <= deadline_days <= 36500:
+        raise InputError(f"the deadline must be 0 to 36500 days away, found {deadline_days}")
     number = len(known) + 1
     while request is None:
         request = f"r{number}" if f"r{number}" not in known else None
         number += 1
-    content = asdict(asked) | {"request": request, "clients": list(asked.clients), "sigma": str(asked.sigma)}
+    content = asdict(asked) | {
+        "request": request,
+        "clients": list(asked.clients),
+        "sigma": str(asked.sigma),
+        "deadline_days": deadline_days,
+    }
     with uninterrupted():
-        writer.record("request received", {"request": content})
+        writer.record("request received", {"request": content, "actor": actor_name(actor)})
     return request
 
 
@@ -63,18 +81,36 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
     view.new_subjects(asked, view.next_order)
     for one in view.requests:
         both = set(one.clients) & set(asked.clients)
-        if one.status == "received" and both:
+        if one.waits and both:
             raise InputError(f"client {', '.join(sorted(both))} already waits in request {one.request}")
-    waiting = sum(len(one.clients) for one in view.requests if one.status == "received")
+    waiting = sum(len(one.clients) for one in view.requests if one.waits)
     if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
         raise InputError("the requests together would forget every client: nobody would be left to train with")
+
+
+class Mail(Protocol):
+    """What may arrive between two rounds."""
+
+    def waiting(self) -> bool:
+        """Whether something did."""
+        ...
+
+    def take_in(self) -> None:
+        """Make events of it."""
+        ...
 
 
 class Lifecycle:
     """Carries requests out on a run that this process may write to."""
 
-    def __init__(self, writer: RunWriter, engine: Engine, progress: ProgressCallback | None = None) -> None:
-        self.writer, self.engine, self.progress = writer, engine, progress
+    def __init__(
+        self,
+        writer: RunWriter,
+        engine: Engine,
+        progress: ProgressCallback | None = None,
+        mail: Mail | None = None,
+    ) -> None:
+        self.writer, self.engine, self.progress, self.mail = writer, engine, progress, mail
 
     def finish_running(self) -> list[str]:
         """Go on with a request that an interruption left half-way; returns what was finished."""
@@ -90,6 +126,16 @@ class Lifecycle:
         method = method_named(row.method)
         plan = method.plan(view, terms_of(row))
         check_level(plan, min_level)
+        if row.status != "planned":
+            content = {
+                "request": request,
+                "actor": actor_name(),
+                "source_node": plan.source_node,
+                "noise_std": plan.noise_std,
+                "level": plan.level,
+            }
+            with uninterrupted():
+                self.writer.record("request planned", content)
         self._roll_back(view, plan, request, method.starting_model(view, plan, self.engine))
         self._retrain(request)
 
@@ -136,12 +182,17 @@ class Lifecycle:
         ]
         current = self.writer.load_model(tip)
         evaluations = [
-            evaluation_row(tip, f"forgotten:{request}", self.engine.evaluate(current, asking)),
-            evaluation_row(tip, f"remaining:{request}", self.engine.evaluate(current, view.active)),
-            evaluation_row(noise_node, f"forgotten:{request}", self.engine.evaluate(start, asking)),
+            evaluation_row(node, subset, found)
+            for node, subset, found in (
+                (tip, f"forgotten:{request}", self.engine.evaluate(current, asking)),
+                (tip, f"remaining:{request}", self.engine.evaluate(current, view.active)),
+                (noise_node, f"forgotten:{request}", self.engine.evaluate(start, asking)),
+            )
+            if found.samples.any()  # clients on other machines are not asked once they want to be forgotten
         ]
         payload: dict[str, Any] = {
             "request": request,
+            "actor": actor_name(),
             "run": {"tip": str(noise_node), "phase": "retraining"},
             "choice": {
                 "request_order": plan.order,
@@ -170,6 +221,7 @@ class Lifecycle:
                 updates=updates,
                 dropped_updates=gone.dropped,
                 evaluations=evaluations,
+                for_good=plan.terms.retention == "strict",
             )
 
     def _retrain(self, request: str) -> None:
@@ -177,13 +229,17 @@ class Lifecycle:
         row = next(one for one in self.writer.requests() if one.request == request)
         view = RunView(self.writer)
         stop = terms_of(row).stop(view.spec.stop)
-        RecordedTraining(self.engine, self.writer, view, stop).run(f"retraining {request}", self.progress)
+        pause = self.mail.waiting if self.mail else None
+        while not RecordedTraining(self.engine, self.writer, view, stop).run(
+            f"retraining {request}", self.progress, pause
+        ):
+            assert self.mail is not None  # nobody else asks for a pause
+            self.mail.take_in()
+            view = RunView(self.writer)
         recorded = RecordedRequest(self.writer, row)
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
         final = self.writer.tip
-        after = evaluation_row(
-            final, f"forgotten:{request}", self.engine.evaluate(self.writer.load_model(final), asking)
-        )
+        after = self.engine.evaluate(self.writer.load_model(final), asking)
         rolled = payload_of_request(self.writer, request, "rolled back")
         on_disk = self.writer.models()
         last = list(self.writer.events())[-1]
@@ -206,6 +262,7 @@ class Lifecycle:
         }
         payload = {
             "request": request,
+            "actor": actor_name(),
             "final_node": final,
             "level": facts.level,
             "run": {"phase": "ready"},
@@ -214,7 +271,9 @@ class Lifecycle:
         }
         # The final node may have been evaluated for this request already, when it is the noised one itself.
         known = {(one.node, one.subset) for one in self.writer.evaluations()}
-        evaluations = [] if (after.node, after.subset) in known else [after]
+        subset = f"forgotten:{request}"
+        wanted = (final, subset) not in known and after.samples.any()
+        evaluations = [evaluation_row(final, subset, after)] if wanted else []
         with uninterrupted():
             self.writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
 

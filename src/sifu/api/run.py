@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import math
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sifu.api.custody import anchor_of, back_up, keys_of, rotate_key
+from sifu.api.erasure import Purge, purge
 from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.api.integrity import blaming_damage, check_integrity
-from sifu.api.lifecycle import Lifecycle, check_new, receive
+from sifu.api.lifecycle import DEADLINE_DAYS, Lifecycle, check_new, receive
+from sifu.api.mailbox import Mailbox, take_in
 from sifu.api.outcome import Outcome, outcome_of
+from sifu.api.requests import decide, history_of, public_record
+from sifu.api.signed_requests import id_of_signed
 from sifu.api.status import status_of
 from sifu.api.terms import LEVELS, check_level, make_terms, terms_of
 from sifu.api.verification import Verification, verify_run
 from sifu.core.engine import ClientProfile, Engine
-from sifu.core.errors import InputError, NotCertifiableError, RunDamagedError
+from sifu.core.errors import InputError, NotCertifiableError, RunBusyError, RunDamagedError
 from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.methods.plan import Plan
@@ -24,8 +33,10 @@ from sifu.methods.sequence import most_expensive
 from sifu.methods.training import ProgressCallback, RecordedTraining, uninterrupted
 from sifu.methods.view import RunView
 from sifu.store import keys
+from sifu.store.actor import actor_name
 from sifu.store.files import model_bytes, write_atomically
-from sifu.store.reader import RunReader
+from sifu.store.inbox import post
+from sifu.store.reader import RequestRow, RunReader
 from sifu.store.writer import RunWriter
 
 
@@ -77,9 +88,17 @@ class Run:
         finally:
             reader.close()
 
-    def verify(self, public_key: str | None = None) -> Verification:
-        """Recompute every claim of the run from its recorded scalars, offline."""
-        return verify_run(self.folder, public_key)
+    def verify(self, public_key: str | None = None, anchor: str | None = None) -> Verification:
+        """Recompute every claim of the run from its recorded scalars, offline; an `anchor` must be in the chain."""
+        return verify_run(self.folder, public_key, anchor)
+
+    def anchor(self) -> str:
+        """`SEQ:HASH` of the last event, to be published or kept elsewhere."""
+        reader = self.reader()
+        try:
+            return anchor_of(reader)
+        finally:
+            reader.close()
 
     def status(self) -> dict[str, Any]:
         """Clients, rounds, Psi, kept models and requests, as plain values."""
@@ -91,12 +110,48 @@ class Run:
             reader.close()
 
     def request_status(self, request: str) -> str:
-        """`received`, `running` or `done`."""
+        """`received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
         reader = self.reader()
         try:
-            return next(one.status for one in reader.requests() if one.request == request)
+            return next((one.status for one in reader.requests() if one.request == request), "posted")
         finally:
             reader.close()
+
+    def request_history(self, request: str) -> list[dict[str, Any]]:
+        """Every step of a request with its time and actor."""
+        reader = self.reader()
+        try:
+            return history_of(reader, request)
+        finally:
+            reader.close()
+
+    def public_record(self) -> list[dict[str, Any]]:
+        """The requests without personal data."""
+        reader = self.reader()
+        try:
+            return public_record(reader, datetime.datetime.now(datetime.UTC))
+        finally:
+            reader.close()
+
+    def certificate(self, request: str, form: str = "public") -> dict[str, Any]:
+        """A signed certificate, as recorded."""
+        reader = self.reader()
+        try:
+            found = reader.certificates().get((request, form))
+        finally:
+            reader.close()
+        if found is None:
+            raise InputError(f"request {request!r} has no {form} certificate: is it done? See sifu requests")
+        content: dict[str, Any] = json.loads(found)
+        return content
+
+    def decide(self, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
+        """Record that a waiting request was verified, refused or withdrawn; False if it was so already."""
+        writer = RunWriter.open(self.folder)
+        try:
+            return decide(writer, request, decision, reason, actor)
+        finally:
+            writer.close()
 
     def outcomes(self) -> list[Outcome]:
         """What came of the requests that are done, in order."""
@@ -169,8 +224,12 @@ class Run:
         try:
             if writer.phase == "training":
                 check_integrity(writer)
+                mailbox = Mailbox(writer)
+                mailbox.take_in()
                 training = RecordedTraining(engine, writer, RunView(writer))
-                training.run("training", progress)
+                while not training.run("training", progress, mailbox.waiting):
+                    mailbox.take_in()
+                    training = RecordedTraining(engine, writer, RunView(writer))
                 rehearsed = training.rehearse()
                 with uninterrupted():
                     writer.record(
@@ -180,15 +239,100 @@ class Run:
             writer.close()
         return self
 
-    def request(self, clients: Sequence[str], request: str | None = None, **terms: Any) -> str:
-        """Put a request into the ledger; the same id with the same terms again changes nothing."""
+    def keys(self) -> dict[str, Any]:
+        """The operator's public keys with the event each was named by, and whether the private one is encrypted."""
+        reader = self.reader()
+        try:
+            named = [{"key": key, "since": seq} for seq, key in keys_of(reader)]
+        finally:
+            reader.close()
+        return {"public_keys": named, "encrypted": keys.is_encrypted(self.folder)}
+
+    def rotate_key(self, brought: str | Path | None = None) -> str:
+        """Put a new operator's key (or the one in a PEM file) in place of the old; returns the new public key."""
         writer = RunWriter.open(self.folder)
         try:
-            view = RunView(writer)
-            asked = make_terms(view.spec, clients, terms)
-            return receive(writer, view, asked, request)
+            return rotate_key(writer, None if brought is None else Path(brought))
         finally:
             writer.close()
+
+    def backup(self, file: str | Path) -> str:
+        """Write everything the run is into one file; returns the anchor of that state, to be kept elsewhere."""
+        writer = RunWriter.open(self.folder)
+        try:
+            check_integrity(writer)
+            return back_up(writer, Path(file))
+        finally:
+            writer.close()
+
+    def purge(self) -> Purge:
+        """Erase for good what still holds an uncovered part of anybody forgotten; says what remains and why."""
+        writer = RunWriter.open(self.folder)
+        try:
+            check_integrity(writer)
+            return purge(writer)
+        finally:
+            writer.close()
+
+    def request(
+        self,
+        clients: Sequence[str],
+        request: str | None = None,
+        *,
+        deadline_days: int = DEADLINE_DAYS,
+        actor: str | None = None,
+        **terms: Any,
+    ) -> str:
+        """Put a request into the ledger; the same id with the same terms again changes nothing."""
+        try:
+            writer = RunWriter.open(self.folder)
+        except RunBusyError:
+            return self._post_request(clients, request, terms, deadline_days, actor)
+        try:
+            take_in(writer)
+            view = RunView(writer)
+            asked = make_terms(view.spec, clients, terms)
+            return receive(writer, view, asked, request, deadline_days, actor)
+        finally:
+            writer.close()
+
+    def request_signed(self, statement: dict[str, Any]) -> str:
+        """Take in a request that a client signed with its node's key; what does not count is refused and recorded."""
+        request = id_of_signed(statement)
+        post(self.folder, "signed", request, statement)
+        try:
+            writer = RunWriter.open(self.folder)
+        except RunBusyError:
+            return request  # the server takes it in, or refuses and records it
+        try:
+            refused = [one for one in take_in(writer) if one.startswith(f"signed {request}: ")]
+        finally:
+            writer.close()
+        if refused:
+            raise InputError(f"refused and recorded: {refused[0].partition(': ')[2]}")
+        return request
+
+    def _post_request(
+        self,
+        clients: Sequence[str],
+        request: str | None,
+        terms: Mapping[str, Any],
+        deadline_days: int,
+        actor: str | None,
+    ) -> str:
+        """Leave a request in the inbox of a run that another process writes to; it is taken in between rounds."""
+        reader = self.reader()
+        try:
+            with reader.snapshot(), blaming_damage(reader):
+                view = RunView(reader)
+                asked = make_terms(view.spec, clients, terms)
+                check_new(view, asked, request)
+        finally:
+            reader.close()
+        chosen = request if request is not None else f"r-{secrets.token_hex(4)}"
+        content = asdict(asked) | {"clients": list(asked.clients), "deadline_days": deadline_days}
+        post(self.folder, "request", chosen, content | {"actor": actor_name(actor)})
+        return chosen
 
     def forget(
         self,
@@ -210,21 +354,24 @@ class Run:
             raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
         writer = RunWriter.open(self.folder)
         try:
+            take_in(writer)
             view = RunView(writer)
             known = {one.request: one for one in view.requests}
             asked = None if clients is None else make_terms(view.spec, clients, terms)
             if asked is None and request is not None and request not in known:
                 raise InputError(f"there is no request {request!r} in this run; it has {', '.join(known) or 'none'}")
+            if request in known and known[request].status in ("refused", "withdrawn"):
+                raise InputError(f"request {request} was {known[request].status}: ask again with another id")
             if asked is not None:
                 # The same command again after an interruption goes on with what it had begun.
-                begun = [one.request for one in view.requests if one.status != "done" and terms_of(one) == asked]
+                begun = [one.request for one in view.requests if _is_open(one) and terms_of(one) == asked]
                 request = begun[0] if request is None and begun else request
                 check_new(view, asked, request)
-            elif not any(one.status != "done" for one in view.requests) and request is None:
+            elif not any(_is_open(one) for one in view.requests) and request is None:
                 return []
             check_integrity(writer)
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-            lifecycle = Lifecycle(writer, self.engine(), progress)
+            lifecycle = Lifecycle(writer, self.engine(), progress, Mailbox(writer))
             resumed = lifecycle.finish_running()
             if asked is not None:
                 view = RunView(writer)
@@ -232,10 +379,10 @@ class Run:
                     check_level(method_named(asked.method).plan(view, asked), min_level)
                 request = receive(writer, view, asked, request)
             rows = {one.request: one for one in writer.requests()}
-            chosen = [request] if request is not None else [r for r, one in rows.items() if one.status == "received"]
+            chosen = [request] if request is not None else [r for r, one in rows.items() if one.waits]
             refused: list[NotCertifiableError] = []
             for one in list(chosen):
-                if rows[one].status == "received":
+                if rows[one].waits:
                     try:
                         lifecycle.carry_out(one, min_level)
                     except NotCertifiableError as error:  # it must not hold up the requests behind it
@@ -253,6 +400,11 @@ class Run:
             return [outcome_of(writer, by_id[one]) for one in done]
         finally:
             writer.close()
+
+
+def _is_open(row: RequestRow) -> bool:
+    """Whether there is something left to be done for a request."""
+    return row.waits or row.status == "running"
 
 
 def _same_client(recorded: ClientProfile, found: ClientProfile) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from dataclasses import asdict
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sifu.api.cost import cost_of
+from sifu.api.requests import deadline_of, is_overdue
 from sifu.core.ledger import finite_or_text
 from sifu.core.terms import RequestTerms
 from sifu.methods.registry import METHODS, method_named
@@ -19,7 +21,7 @@ from sifu.store.reader import RunReader
 
 def status_of(reader: RunReader) -> dict[str, Any]:
     """Everything `sifu status` shows, as plain values."""
-    view = RunView(reader)
+    view, now = RunView(reader), datetime.datetime.now(datetime.UTC)
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     everyone = np.arange(len(view.clients))
@@ -73,6 +75,7 @@ def status_of(reader: RunReader) -> dict[str, Any]:
             {"clients": list(one.names), "budget": one.budget, "used": one.used, "left": one.left} for one in budgets
         ],
         "outlook": asdict(ahead) if ahead else None,
+        "rejections": [asdict(one) for one in reader.rejections()],
         "requests": [
             {
                 "request": one.request,
@@ -84,6 +87,8 @@ def status_of(reader: RunReader) -> dict[str, Any]:
                 "sigma": one.noise_std if one.noise_std is not None else one.sigma,
                 "level": one.level,
                 "received": one.received,
+                "deadline": deadline_of(one).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "overdue": is_overdue(one, now),
                 "finished": one.finished,
                 "cost": asdict(cost_of(reader, one)) if one.status == "done" else None,
             }

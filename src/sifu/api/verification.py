@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.certification import RecordedRequest, nodes_to_erase
+from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
+from sifu.api.erasure import check_purges
 from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables, payload_of
+from sifu.api.requests import check_lifecycles
 from sifu.api.updates_check import check_updates, check_updates_erased
 from sifu.core.certificate import auditor_form, public_form
 from sifu.core.errors import InputError
@@ -48,13 +51,17 @@ class Verification:
         return self.holds
 
 
-def verify_run(folder: str | Path, public_key: str | None = None) -> Verification:
+def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | None = None) -> Verification:
     """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere.
+
+    `anchor` is a head of the chain that was published or kept: a chain rewritten as a whole does not hold it.
 
     Files change under a run that is being written to; those at work are then left out, and a note says so.
     """
     folder = Path(folder)
     check_public_key(public_key)
+    if anchor is not None:
+        parse_anchor(anchor)
     reader = RunReader(folder)
     result = Verification(str(folder))
     try:
@@ -70,9 +77,13 @@ def verify_run(folder: str | Path, public_key: str | None = None) -> Verificatio
                 ("history", _check_history),
                 ("models", _check_models),
                 ("updates", check_updates),
+                ("keys", check_keys),
                 ("certificates", _check_certificates),
                 ("folder", _check_outside_files),
                 ("requests", _check_requests),
+                ("lifecycles", check_lifecycles),
+                ("purges", check_purges),
+                ("restored", check_restored),
             ):
                 try:
                     result.problems.extend(check(reader))
@@ -81,8 +92,13 @@ def verify_run(folder: str | Path, public_key: str | None = None) -> Verificatio
                 result.checked.append(name)
                 if result.problems and name in ("database", "ledger"):
                     break  # what follows would only repeat it
-            if public_key is not None and reader.value("public_key", "") != public_key.lower():
+            known = [key for _, key in keys_of(reader)]
+            if public_key is not None and public_key.lower() not in known:
                 result.problems.append("key: the run was signed with another key than the one given")
+            if anchor is not None:
+                result.problems.extend(check_anchor(reader, anchor))
+                result.checked.append("anchor")
+            result.notes.extend(restored_notes(reader))
     finally:
         reader.close()
     return result
@@ -181,13 +197,16 @@ def _model_now(folder: Path, node: int) -> ModelRow | None:
 
 
 def _check_certificates(reader: RunReader) -> Iterator[str]:
-    public_key = reader.value("public_key")
     stored = reader.certificates()
     recorded: dict[tuple[str, str], str] = {}
+    signed_with: dict[tuple[str, str], str] = {}
+    public_key = ""
     for event in reader.events():
         content = payload_of(event)
+        public_key = content.get("run", {}).get("public_key", public_key)
         for form, digest in content.get("certificates", {}).items():
             recorded[(content["request"], form)] = digest
+            signed_with[(content["request"], form)] = public_key
     for key in sorted(set(stored) | set(recorded)):
         name = f"certificate {key[0]} ({key[1]})"
         if key not in stored or key not in recorded:
@@ -195,7 +214,7 @@ def _check_certificates(reader: RunReader) -> Iterator[str]:
             continue
         if hashlib.sha256(stored[key].encode()).hexdigest() != recorded[key]:
             yield f"certificates: {name} is not the one the ledger commits to"
-        if not signature_holds(json.loads(stored[key]), public_key):
+        if not signature_holds(json.loads(stored[key]), signed_with[key]):
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
         if not path.is_file() and is_locked(reader.folder / LOCK_FILE):

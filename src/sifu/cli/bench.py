@@ -88,6 +88,9 @@ def run_experiment(
     precision: Annotated[
         str, typer.Option("--precision", help="Of networks on a GPU.", metavar="float32|tf32|tf32x3")
     ] = "float32",
+    engine: Annotated[
+        str, typer.Option("--engine", help="Who runs the rounds: this program, or Flower.", metavar="embedded|flower")
+    ] = "embedded",
     jobs: Annotated[
         int, typer.Option("--jobs", help="Processes at once, a data set and a seed each; they may share a GPU.")
     ] = 1,
@@ -122,6 +125,7 @@ def run_experiment(
         device=device,
         lanes=lanes,
         precision=precision,
+        engine=engine,
         keep_runs=keep_runs,
         where=tuple(where or ()),
         command=("sifu", *sys.argv[1:]),

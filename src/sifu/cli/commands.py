@@ -77,13 +77,18 @@ def show_status(run: Run, as_json: bool) -> None:
             escape(one["name"]), str(one["samples"]), number(float(one["psi"])), number(float(one["sigma_needed_now"]))
         )
     out.print(shown)
+    if status["rejections"]:
+        out.print(f"\n{len(status['rejections'])} replies of clients were refused; the latest:")
+        for one in status["rejections"][-3:]:
+            out.print(f"  round {one['round']} of branch {one['branch']}: {escape(one['client'])}, {one['reason']}")
     if status["requests"]:
-        requests = table("request", "status", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
+        requests = table("request", "status", "until", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
         for one in status["requests"]:
             sigma = one["sigma"] if isinstance(one["sigma"], str) else number(one["sigma"])
             requests.add_row(
                 one["request"],
                 one["status"],
+                one["deadline"][:10] + (" [bold red]overdue[/]" if one["overdue"] else ""),
                 names_text(one["clients"], 2),
                 number(one["epsilon"]),
                 sigma,

@@ -11,7 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from sifu.cli.bench import bench
-from sifu.cli.options import DataOption, Format, FormatOption
+from sifu.cli.clients import clients
+from sifu.cli.custody import anchor, backup, key, purge, restore
+from sifu.cli.flower import flower
+from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
+from sifu.cli.requests import certificate, decide, requests
 from sifu.core.errors import InputError, SifuError, VerificationError
 from sifu.version import __version__
 
@@ -27,6 +31,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
+app.add_typer(clients)
+app.add_typer(flower)
+for command in (anchor, backup, decide, purge, requests, restore):
+    app.command()(command)
+app.add_typer(key)
+app.add_typer(certificate)
 
 
 def _show_version(asked: bool) -> None:
@@ -44,7 +54,6 @@ def options(
     """What stands before the command."""
 
 
-RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
 ClientsOption = Annotated[
     str, typer.Option("--clients", help="Names of the clients to forget, separated by commas.", metavar="A,B")
 ]
@@ -260,7 +269,12 @@ def plan(
 @app.command()
 def request(
     run: RunArgument,
-    clients: ClientsOption,
+    clients: Annotated[
+        str | None, typer.Option("--clients", help="Names of the clients to forget.", metavar="A,B")
+    ] = None,
+    signed: Annotated[
+        Path | None, typer.Option("--signed", help="A request signed by the client, see sifu clients sign.")
+    ] = None,
     id: Annotated[str | None, typer.Option("--id", help="Your own id; the same id again changes nothing.")] = None,
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
@@ -273,21 +287,34 @@ def request(
     reserve: ReserveOption = None,
     max_rounds: MaxRoundsOption = None,
     target: TargetOption = None,
+    deadline: Annotated[int, typer.Option("--deadline", help="Days until it must be done.", metavar="DAYS")] = 30,
+    actor: Annotated[str | None, typer.Option("--actor", help="Who enters it; or set SIFU_ACTOR.")] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Put a request into the ledger (idempotent by id); sifu forget carries it out."""
     from rich.markup import escape
 
     from sifu.api import Run
+    from sifu.cli.clients import read_statement
     from sifu.cli.output import names_text, out, print_json
 
     terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
-    names = _names(clients)
     opened = Run(run)
-    made = opened.request(names, id, **terms)
+    if signed is not None:
+        if clients is not None or id is not None or any(value is not None for value in terms.values()):
+            raise InputError("a signed request says everything itself: leave the other options out")
+        statement = read_statement(signed)
+        names, made = [str(statement["body"].get("client"))], opened.request_signed(statement)
+    elif clients is None:
+        raise InputError("whom? Give --clients A,B, or --signed FILE")
+    else:
+        names = _names(clients)
+        made = opened.request(names, id, deadline_days=deadline, actor=actor, **terms)
     status = opened.request_status(made)
     if format is Format.json:
         print_json({"request": made, "clients": names, "status": status})
+    elif status == "posted":
+        out.print(f"Request {made} for {names_text(names)} was handed to the running server, which takes it in soon.")
     elif status == "done":
         out.print(f"Request {made} for {names_text(names)} was carried out already.")
     else:
@@ -351,6 +378,10 @@ def verify(
     public_key: Annotated[
         str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
     ] = None,
+    anchor: Annotated[
+        str | None,
+        typer.Option("--anchor", help="A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH"),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong."""
@@ -361,7 +392,9 @@ def verify(
 
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
-    result = verify_run(target, public_key) if target.is_dir() else verify_certificate(target, public_key)
+    if anchor is not None and not target.is_dir():
+        raise InputError("an anchor belongs to a run folder; a certificate is checked by its signature")
+    result = verify_run(target, public_key, anchor) if target.is_dir() else verify_certificate(target, public_key)
     if format is Format.json:
         print_json(
             {

@@ -20,3 +20,4 @@ FormatOption = Annotated[
     Format, typer.Option("--format", help="text for people; json prints one JSON object on stdout.")
 ]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")]
+RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]

@@ -8,11 +8,12 @@ them is too small.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.identity import IN_PROCESS
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices, Participation
 
@@ -35,6 +36,37 @@ class Position:
 
     branch: int
     round: int
+
+
+Reason = Literal[
+    "unknown client",
+    "forgotten client",
+    "not asked",
+    "another round",
+    "twice",
+    "not an array",
+    "wrong dtype",
+    "wrong shape",
+    "not finite",
+    "too large",
+    "wrong samples",
+    "round dropped",
+]
+"""Why a client's reply was refused (`sifu.core.replies`)."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A reply that was refused, and why.
+
+    `client` is the name of a known client, or what an unknown one called itself. `left_out` says that a client the
+    round had asked for is missing from it because of this.
+    """
+
+    position: Position
+    client: str
+    reason: Reason
+    left_out: bool
 
 
 @dataclass(frozen=True)
@@ -62,7 +94,8 @@ class TrainingFacts:
     `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
     `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
     `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
-    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`.
+    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`. `identity`
+    says how clients are known (`sifu.core.identity`).
     """
 
     local_rate: float
@@ -80,6 +113,7 @@ class TrainingFacts:
     shape_from_labels: bool = False
     clip: float = 0.0
     noise: float = 0.0
+    identity: str = IN_PROCESS
 
 
 @dataclass(frozen=True)
@@ -91,7 +125,7 @@ class RoundResult:
     floating point may have moved the result from exact arithmetic (0.0 where nothing is proven, see
     `TrainingFacts.rounding_bounded`). `gram` holds <theta_i - mean, theta_j - mean> and `updates` the rows
     theta_i - theta^n of the participants, when asked for. An empty round has no participants, leaves the model
-    as it was, and has zeros everywhere.
+    as it was, and has zeros everywhere. `rejections` are replies that were refused; nothing of them is in the model.
     """
 
     model: Vector
@@ -102,6 +136,7 @@ class RoundResult:
     rounding: float
     gram: NDArray[np.float64] | None = None
     updates: NDArray[np.floating] | None = None
+    rejections: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -312,7 +312,7 @@ def _accumulate(
 
 
 def _times(values: Floats, factors: Floats) -> Floats:
-    """values * factors rounded up, exact where a factor is 1, and zero times infinity is zero."""
+    """values * factors rounded up, exact where a factor is 1; zero stays zero, and unbounded stays unbounded."""
     with np.errstate(over="ignore", invalid="ignore"):
         product = values * factors * _UP
-    return np.where(values == 0.0, 0.0, np.where(factors == 1.0, values, product))
+    return np.where((values == 0.0) | np.isinf(values) | (factors == 1.0), values, product)

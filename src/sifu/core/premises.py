@@ -17,6 +17,7 @@ from sifu.core.calibration import Calibration
 from sifu.core.composition import TrainingNoise
 from sifu.core.engine import DECLARED_FIXED, FIXED_CONSTANTS, ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.core.history import Accounting
+from sifu.core.identity import AUTHENTICATED, IN_PROCESS
 from sifu.core.noise import NoiseSource
 from sifu.core.regularity import RegularityClass
 
@@ -26,9 +27,9 @@ RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
 
 
-BEFORE_TRAINING = ("preprocessing", "hyper-parameters", "method")
-"""The premises that matter even where no noise was needed: what came before training, and whether the method proves
-anything at all."""
+BEFORE_TRAINING = ("preprocessing", "hyper-parameters", "method", "identity")
+"""The premises that matter even where no noise was needed: what came before training, whether the method proves
+anything at all, and whether a client is who it says it is."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,13 @@ def collect_premises(
     noise: NoiseSource,
     largest_psi: float,
     rate_source: RateSource,
+    left_out: int = 0,
+    gaps: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
-    `largest_psi` is the largest Psi that any subject reached on the way to the noised node.
+    `largest_psi` is the largest Psi that any subject reached on the way to the noised node, `left_out` how many
+    clients' replies were refused on that way, `gaps` how often the run was restored from an older state before.
     """
     return (
         regularity_premise(facts, measured),
@@ -113,11 +117,14 @@ def collect_premises(
             else "Population accounting under-states sensitivity; it can be compared, never certified.",
         ),
         _counterfactual_premise(facts),
+        *replies_premise(left_out),
+        *record_premise(gaps),
         _calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
         _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
+        *identity_premises(facts),
         Premise(
             "honest reports",
             "trusted",
@@ -135,6 +142,8 @@ def training_noise_premises(
     noise: NoiseSource,
     rate_source: RateSource,
     replayed: bool = False,
+    left_out: int = 0,
+    gaps: int = 0,
 ) -> tuple[Premise, ...]:
     """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order.
 
@@ -164,9 +173,12 @@ def training_noise_premises(
             + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
         ),
         _counterfactual_premise(facts),
+        *replies_premise(left_out),
+        *record_premise(gaps),
         _noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
+        *identity_premises(facts),
         Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),
     )
 
@@ -202,6 +214,35 @@ def _counterfactual_premise(facts: TrainingFacts) -> Premise:
     )
 
 
+def replies_premise(left_out: int) -> tuple[Premise, ...]:
+    """Which replies are refused depends on clients' data, so the schedule does too; said only where it happened."""
+    if left_out == 0:
+        return ()
+    return (
+        Premise(
+            "replies",
+            "assumed",
+            "Some clients' replies were refused and left out; the certificate compares with a world in which the same "
+            "ones were left out.",
+            f"{left_out} replies left out",
+        ),
+    )
+
+
+def record_premise(gaps: int) -> tuple[Premise, ...]:
+    """Releases that an older state knows nothing of are charged to nobody; said only where there may be some."""
+    if gaps == 0:
+        return ()
+    return (
+        Premise(
+            "record",
+            "assumed",
+            "The run was restored from a backup that may not have been its latest state; models released in between "
+            "are not counted.",
+        ),
+    )
+
+
 def _noise_premise(noise: NoiseSource) -> Premise:
     if noise == "system":
         statement = "The noise was drawn from the operating system's entropy and added in float64."
@@ -226,6 +267,28 @@ def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -
         "forgotten clients; what it reveals of them is assumed not to matter.",
     }
     return Premise("hyper-parameters", "assumed" if rate_source == "forgotten" else "met", statements[rate_source])
+
+
+def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """How clients on other machines are known; in one process there is nothing to say."""
+    if facts.identity == IN_PROCESS:
+        return ()
+    if facts.identity == AUTHENTICATED:
+        return (
+            Premise(
+                "identity",
+                "trusted",
+                "Clients are known by the public keys of their nodes; the operator's list says whose key is whose.",
+            ),
+        )
+    return (
+        Premise(
+            "identity",
+            "assumed",
+            "Clients were known by the names they claimed; it is assumed that each was who it said it was, and that no "
+            "forgotten client came back under another name.",
+        ),
+    )
 
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:

@@ -18,6 +18,7 @@ from sifu.core.errors import InputError
 from sifu.core.history import Accounting
 from sifu.core.noise import NoiseSource
 from sifu.core.participation import Participation
+from sifu.core.replies import OnRejection, ReplyRules
 from sifu.core.retention import Retention
 from sifu.core.rollback import Scope, Unit
 
@@ -94,6 +95,10 @@ class ServerSpec:
     participation: str = _key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
     clip: float = _key(0.0, "bound on the norm of a client's update; 0 is off (with it sifu is conditional at best)")
     noise: float = _key(0.0, "noise on every client's update, as a multiple of clip (method dp); 0 is off")
+    rejected: OnRejection = _key(
+        "stop", "when a reply is refused (NaN, wrong shape...): stop, leave out that reply, or drop the round"
+    )
+    update_bound: float = _key(0.0, "refuse updates of a larger norm, which bounds every Psi beforehand; 0 is off")
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,7 @@ def _check_ranges(spec: Spec) -> None:
     demand(0 < spec.server.rate <= 10, "server.rate", spec.server.rate, "in (0, 10]")
     Participation.parse(spec.server.participation)
     server = spec.server
+    ReplyRules(server.rejected, server.update_bound)
     demand(server.clip == 0 or 1e-9 <= server.clip <= 1e9, "server.clip", server.clip, "0, or in 1e-9 to 1e9")
     demand(
         server.noise == 0 or (server.clip > 0 and 1e-9 <= server.noise <= 1e6),

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Engine, Evaluation, Position
+from sifu.core.engine import Engine, Evaluation, Position, Rejection
 from sifu.core.errors import RoundRejectedError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
@@ -68,6 +68,7 @@ class StreamedRound:
     evaluation: Evaluation | None = None
     gram: NDArray[np.float64] | None = None
     updates: NDArray[np.floating] | None = None
+    rejections: tuple[Rejection, ...] = ()
 
 
 @runtime_checkable
@@ -113,4 +114,5 @@ def stream_rounds(
             engine.evaluate(model, active) if is_evaluated(wanted.stop, start + 1) else None,
             result.gram,
             result.updates,
+            result.rejections,
         )

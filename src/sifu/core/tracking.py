@@ -124,7 +124,8 @@ class SensitivityTracker:
             self._rescale(scalars.absent_contraction)
         with np.errstate(over="ignore", invalid="ignore"):
             grown = before * scalars.own_contractions * _UP
-            after = np.where((scalars.own_contractions == 1.0) | (before == 0.0), before, grown)
+            # Zero stays zero and unbounded stays unbounded, whatever they are multiplied by.
+            after = np.where((scalars.own_contractions == 1.0) | (before == 0.0) | np.isinf(before), before, grown)
             after = np.where(scalars.increments > 0.0, (after + scalars.increments) * _UP, after)
             self._values[who] = after if self._scale == 1.0 else after / self._scale * _UP
         self._seen[who] = True
@@ -135,13 +136,13 @@ class SensitivityTracker:
         if self._scale == 1.0:
             return values.copy()
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.where(values == 0.0, 0.0, values * self._scale * _UP)
+            return np.where((values == 0.0) | np.isinf(values), values, values * self._scale * _UP)
 
     def _rescale(self, factor: float) -> None:
         self._scale *= factor * _UP if factor else 0.0
         if not _SCALE_RANGE[0] < self._scale < _SCALE_RANGE[1]:
             with np.errstate(over="ignore", invalid="ignore"):
                 scaled = self._values * self._scale * _UP
-            # 0 * inf: a client that never took part stays exactly at zero.
-            self._values = np.where(self._values == 0.0, 0.0, scaled)
+            # 0 * inf: a client that never took part stays exactly at zero, and an unbounded one unbounded.
+            self._values = np.where((self._values == 0.0) | np.isinf(self._values), self._values, scaled)
             self._scale = 1.0

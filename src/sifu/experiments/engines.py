@@ -6,14 +6,16 @@ on. An interrupt stops all of them at their next round, and every finished round
 
 from __future__ import annotations
 
+import importlib.util
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.api.federation import clients_from_spec, engine_from_spec, known_outputs, preprocessing_of
 from sifu.core.engine import Engine
 from sifu.core.errors import InputError
 from sifu.core.spec import Spec
@@ -111,6 +113,50 @@ class OneByOne:
         return self._last[1]
 
 
+class OnFlower:
+    """Flower's simulation: virtual nodes on this machine, one unit after the other (`sifu.flower.simulation`)."""
+
+    def __init__(self, cache: ClientCache) -> None:
+        self._cache = cache
+        self.stop = threading.Event()
+
+    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
+        """All units in one simulation, with as many nodes as the largest federation has clients."""
+        from sifu.flower.simulation import enter_federation, simulate
+
+        failures: list[Failure[AnyUnit]] = []
+        found: list[tuple[AnyUnit, Any]] = []
+        for unit in units:
+            try:
+                found.append((unit, self._cache.clients(unit.spec)))
+            except Exception as error:
+                failures.append(Failure.of(unit, error))
+        if not found:
+            return failures
+
+        def serve(grid: Any) -> None:
+            last: tuple[Any, Engine] | None = None
+            for unit, data in found:
+                try:
+                    key = (unit.spec.seed, *same_program(unit.spec))
+                    if last is None or last[0] != key:
+                        spec = replace(unit.spec, model=replace(unit.spec.model, outputs=known_outputs(unit.spec)))
+                        last = (key, enter_federation(grid, Path(folder), spec, data, preprocessing_of(spec)))
+                    work(unit, last[1])
+                except StoppedError:
+                    return
+                except Exception as error:
+                    failures.append(Failure.of(unit, error))
+
+        with tempfile.TemporaryDirectory(prefix="sifu-flower-") as folder:
+            try:
+                simulate(Path(folder), max(len(data) for _, data in found), serve)
+            except KeyboardInterrupt:
+                self.stop.set()
+                raise
+        return failures
+
+
 class Lanes:
     """Engines that run as lanes of one batched program, a thread for each unit (see `sifu.sim.lanes`)."""
 
@@ -202,9 +248,20 @@ def same_program(spec: Spec) -> tuple[Any, ...]:
 
 
 def engine_source(
-    device: str, lanes: int | None, cache: ClientCache, precision: str = "float32"
+    device: str, lanes: int | None, cache: ClientCache, precision: str = "float32", engine: str = "embedded"
 ) -> tuple[EngineSource, str]:
-    """The source for `auto`, `cpu` or `cuda`, and the device it uses; `precision` is that of networks on a GPU."""
+    """The source for `auto`, `cpu` or `cuda`, and the device it uses; `precision` is that of networks on a GPU.
+
+    `engine` is embedded, or flower for Flower's simulation.
+    """
+    if engine not in ("embedded", "flower"):
+        raise InputError(f"the engine is embedded or flower, found {engine!r}")
+    if engine == "flower":
+        if device == "cuda":
+            raise InputError("Flower's simulation computes on the CPU: leave --device away")
+        if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None:
+            raise InputError('--engine flower needs Flower and its simulation: pip install "flwr[simulation]"')
+        return OnFlower(cache), "cpu"
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"the device is auto, cpu or cuda, found {device!r}")
     if lanes is not None and lanes < 1:
@@ -220,8 +277,6 @@ def engine_source(
 
 def cuda_with_lanes() -> str | None:
     """Why a GPU cannot be used, or None if it can."""
-    import importlib.util
-
     import torch
 
     if not torch.cuda.is_available():

@@ -56,6 +56,7 @@ class Options:
     device: str = "auto"
     lanes: int | None = None
     precision: str = "float32"
+    engine: str = "embedded"
     keep_runs: bool = False
     where: tuple[str, ...] = ()
     """Parts of the experiment's grid: `clients=50,1000`."""
@@ -137,7 +138,7 @@ class Bench:
     @cached_property
     def _source(self) -> tuple[EngineSource, str]:
         options = self.options
-        return engine_source(options.device, options.lanes, self.cache, options.precision)
+        return engine_source(options.device, options.lanes, self.cache, options.precision, options.engine)
 
     # -- what is chosen ----------------------------------------------------------------------------------
 

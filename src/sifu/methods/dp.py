@@ -93,6 +93,8 @@ class Dp(Method):
             noise=view.spec.privacy.noise,
             rate_source=view.rate_source(clients),
             replayed=view.path.unbounded_from <= depth,
+            left_out=view.replies_left_out(depth),
+            gaps=view.gaps,
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

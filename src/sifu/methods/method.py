@@ -17,7 +17,13 @@ from sifu.core.composition import TrainingNoise
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
-from sifu.core.premises import Premise, heuristic_premise, hyper_parameters_premise, preprocessing_premise
+from sifu.core.premises import (
+    Premise,
+    heuristic_premise,
+    hyper_parameters_premise,
+    identity_premises,
+    preprocessing_premise,
+)
 from sifu.core.rollback import Exposure, Subject
 from sifu.core.terms import RequestTerms
 from sifu.methods.plan import Plan
@@ -103,4 +109,5 @@ def heuristic_premises(view: RunView, clients: Sequence[int], method: str) -> tu
         heuristic_premise(method),
         preprocessing_premise(view.facts),
         hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
+        *identity_premises(view.facts),
     )

@@ -26,6 +26,8 @@ def noised_premises(
         noise=view.spec.privacy.noise,
         largest_psi=largest_psi_on_the_way(exposures, depth),
         rate_source=view.rate_source(clients),
+        left_out=view.replies_left_out(depth),
+        gaps=view.gaps,
     )
 
 

@@ -8,7 +8,13 @@ from typing import ClassVar
 from sifu.core.calibration import hidden_sensitivity
 from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
-from sifu.core.premises import Premise, hyper_parameters_premise, level_of, preprocessing_premise
+from sifu.core.premises import (
+    Premise,
+    hyper_parameters_premise,
+    identity_premises,
+    level_of,
+    preprocessing_premise,
+)
 from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
 from sifu.methods.forecast import Forecast, predicted_rounds
@@ -65,6 +71,7 @@ class Scratch(Method):
         return (
             preprocessing_premise(view.facts),
             hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
+            *identity_premises(view.facts),
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

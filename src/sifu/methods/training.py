@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +108,7 @@ class _Pending:
     evaluations: list[EvaluationRow] = field(default_factory=list)
     models: dict[int, NewModel] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
+    rejections: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_large(self) -> bool:
@@ -138,14 +140,19 @@ class RecordedTraining:
         self._committed = time.monotonic()
         self._thin()
 
-    def run(self, phase: str, progress: ProgressCallback | None = None) -> None:
-        """Rounds until the stop rule holds; an interrupt keeps every finished round."""
+    def run(
+        self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
+    ) -> bool:
+        """Rounds until the stop rule holds (True), or until `pause` asks for a stop between two (False).
+
+        An interrupt keeps every finished round.
+        """
         stop = self._stop
         try:
             if self._accuracy is None and is_evaluated(stop, self._tip.position):
                 self._record_evaluation(self.engine.evaluate(self.model, self.active))
             if should_stop(stop, self._tip.position, self._accuracy):
-                return
+                return True
             for done in self._stream():
                 # An interrupt between two of these steps would leave half a round to be committed.
                 with uninterrupted():
@@ -156,7 +163,10 @@ class RecordedTraining:
                     accuracy = self._accuracy if self._accuracy is not None else math.nan
                     progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
                 if should_stop(stop, self._tip.position, self._accuracy):
-                    break
+                    return True
+                if pause and pause():
+                    return False
+            return True
         finally:
             self.commit()
 
@@ -238,6 +248,17 @@ class RecordedTraining:
         )
         if done.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
             self._pending.grams.append((node, np.ascontiguousarray(done.gram, dtype="<f8").tobytes()))
+        self._pending.rejections.extend(
+            {
+                "branch": one.position.branch,
+                "round": one.position.round,
+                "number": number,
+                "client": one.client,
+                "reason": one.reason,
+                "left_out": int(one.left_out),
+            }
+            for number, one in enumerate(done.rejections)
+        )
         if done.updates is not None and count > 0:
             values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
             self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
@@ -265,7 +286,9 @@ class RecordedTraining:
         if pending.nodes and tip not in models:
             models[tip] = NewModel(tip, self.model, kept=False, psi_max=_largest(self._tracker.total(self.active)))
         superseded = {node for node, row in on_disk.items() if not row.kept and node != tip and node not in models}
-        payload = {"run": {"tip": str(tip)}} if pending.nodes else {}
+        payload: dict[str, Any] = {"run": {"tip": str(tip)}} if pending.nodes else {}
+        if pending.rejections:
+            payload["rejections"] = pending.rejections
         with uninterrupted():
             self.writer.record(
                 "rounds" if pending.nodes else "evaluation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class RunView:
     """A run at one instant: its path, its clients, everyone forgotten, and the models at hand."""
 
     def __init__(self, reader: RunReader, tip: int | None = None) -> None:
-        self.reader = reader
+        self.reader, self._now = reader, tip is None
         with readable(reader.folder):
             self.spec = Spec.from_mapping(reader.spec)
             self.clients = reader.clients()
@@ -137,6 +138,23 @@ class RunView:
             self.parameters,
         )
 
+    def replies_left_out(self, depth: int) -> int:
+        """How many clients' replies were refused and left out on the way to the model at `depth`."""
+        rounds = {(one.branch, one.position - 1) for one in self.path.nodes[: depth + 1] if one.kind == "round"}
+        return sum(1 for one in self.reader.rejections() if one.left_out and (one.branch, one.round) in rounds)
+
+    @cached_property
+    def gaps(self) -> int:
+        """How often the run was restored, before this history, from what may not have been its latest state."""
+        branch = self.path.nodes[-1].branch
+        found = self.reader.query("SELECT payload FROM events WHERE kind = 'restored'")
+        restored = [json.loads(payload) for (payload,) in found]
+        return sum(
+            1
+            for one in restored
+            if not one["complete"] and (one["branch"] < branch or (self._now and one["branch"] == branch))
+        )
+
     @cached_property
     def kept(self) -> dict[int, ModelRow]:
         """Models that can be rolled back to, by depth; the current model is always among them."""
@@ -158,7 +176,7 @@ class RunView:
     @cached_property
     def waiting(self) -> set[int]:
         """Clients whose request is in the ledger and not yet carried out: they are not sampled any more."""
-        return {self.index_of[name] for one in self.requests if one.status == "received" for name in one.clients}
+        return {self.index_of[name] for one in self.requests if one.waits for name in one.clients}
 
     @property
     def active(self) -> ClientIndices:

@@ -12,12 +12,14 @@ from sifu.report.words import LEVEL_WORDS, attacker_words, moment, percent, prom
 
 MOST_NAMES = 12
 MOST_SUBJECTS = 20
+STATES = {"running": "in progress", "refused": "refused", "withdrawn": "withdrawn"}
+"""What a request without a certificate is called; any other waits."""
 
 
 def certificate_article(one: Request, *, folded: bool = False) -> str:
     """One request: what was promised to whom, on which premises, what is not covered, what was erased."""
     level = one.level if one.done else None
-    state = badge(level) if level else badge("waiting" if one.status == "received" else "in progress")
+    state = badge(level) if level else badge(STATES.get(one.status, "waiting"))
     head = (
         f'<article id="request-{text(one.request)}"><div class="top"><h3>{text(one.request)}</h3>{state}'
         f'<time datetime="{text(one.received)}">asked {text(moment(one.received))}</time></div>'

@@ -145,7 +145,9 @@ def _request_row(one: Request) -> Sequence[str]:
     return (
         one.request,
         f"{len(one.clients):,}",
-        badge(one.level) if one.level else badge("waiting" if one.status == "received" else one.status),
+        badge(one.level)
+        if one.level
+        else badge("waiting" if one.status in ("received", "verified", "planned") else one.status),
         f"{one.epsilon:g}",
         f"{one.delta:g}",
         "–" if one.sigma is None else f"{one.sigma:.4g}",

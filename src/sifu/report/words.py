@@ -31,7 +31,7 @@ def verdict(data: ReportData) -> str:
         parts.append(f"{counted(rounds, 'round')} instead of {instead}{scratch:,}{scope}")
     text = "; ".join(parts) + "." if parts else ""
     running = sum(1 for one in data.requests if one.status == "running")
-    waiting = sum(1 for one in data.requests if one.status == "received")
+    waiting = sum(1 for one in data.requests if one.status in ("received", "verified", "planned"))
     if running:
         text += " A request is being carried out and is not certified yet."
     if waiting:
@@ -120,6 +120,8 @@ def status_words(one: Request) -> str:
             f"This request is being carried out: {counted(one.rounds, 'round')} since noise was added. "
             "Nothing is certified yet."
         )
+    if one.status in ("refused", "withdrawn"):
+        return f"This request was {one.status}: nothing was done for it, and its clients may take part."
     return (
         "This request is in the ledger and waits to be carried out. Its clients no longer take part, but nothing has "
         "been forgotten yet."

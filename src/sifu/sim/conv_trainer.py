@@ -52,8 +52,10 @@ class ConvTrainer:
         training: LocalTraining,
         dtype: str,
         seed: int,
+        first_number: int = 0,
     ) -> None:
         _check(network, clients[0], outputs)
+        self._first_number = first_number
         self._network, self._training, self._seed = network, training, seed
         self._order = pass_order(network)
         self._back = torch.argsort(self._order)
@@ -134,11 +136,12 @@ class ConvTrainer:
     def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
         """Set a local training up: the model, the batches and the keys of the dropped units."""
         local.value.copy_(model)
-        drawn = batch_sequence(self._training, int(self._samples[client]), self._seed, position, client, steps)
+        number = self._first_number + client
+        drawn = batch_sequence(self._training, int(self._samples[client]), self._seed, position, number, steps)
         local.batches = [torch.from_numpy(batch + self._first[client]) for batch in drawn]
         hidden = [layer for layer in self._network.linear_layers if layer.hidden]
         places = np.arange(steps)[:, None], np.arange(len(hidden))[None, :]
-        local.keys = dropout_key(self._seed, position, client, *places)
+        local.keys = dropout_key(self._seed, position, number, *places)
         return local
 
     def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, found: Tensor) -> None:

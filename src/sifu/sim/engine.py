@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sifu.core.draws import base_key, place_key
@@ -19,6 +20,7 @@ from sifu.core.errors import InputError, RoundRejectedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.noise import NoiseSource
 from sifu.core.participation import ClientIndices, Participation
+from sifu.core.replies import Reply, ReplyGate, ReplyRules
 from sifu.core.upward import norm_up
 from sifu.sim.averaging import Average, average_models
 from sifu.sim.clients import ClientData, check_clients, count_outputs, input_shape
@@ -28,7 +30,7 @@ from sifu.sim.local_training import LocalTraining
 from sifu.sim.loop import LoopTrainer
 from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
 from sifu.sim.objectives import OBJECTIVES
-from sifu.sim.rounding import LinearRounding, within_reach
+from sifu.sim.rounding import ClientSizes, LinearRounding, within_reach
 from sifu.sim.smoothness import linear_curvature
 from sifu.sim.vectorised import VectorisedTrainer
 
@@ -40,7 +42,10 @@ class SimulatedFederation:
 
     `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
     `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
-    one client after the other. Data are checked and copied here; later changes to them have no effect.
+    one client after the other. Data are checked and copied here; later changes to them have no effect. `first_number`
+    is the number that batches and dropped units of the first client are drawn for: a client that trains alone, on a
+    machine of its own, draws what it would draw among all. `replies` says what happens to a client's model that cannot
+    be used; by default the round stops with a sentence.
     """
 
     def __init__(
@@ -57,6 +62,8 @@ class SimulatedFederation:
         preprocessing: str = "fixed constants",
         shape_from_labels: bool = False,
         clipping: Clipping | None = None,
+        first_number: int = 0,
+        replies: ReplyRules | None = None,
     ) -> None:
         if not (math.isfinite(server_rate) and server_rate > 0.0):
             raise InputError(f"the server rate must be a positive number, found {server_rate}")
@@ -88,13 +95,15 @@ class SimulatedFederation:
         self._samples = np.array([client.samples for client in checked], dtype=np.int64)
         self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
         if linear and strategy != "loop":
-            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed)
+            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed, first_number)
         elif conv_net and strategy != "loop":
-            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed)
+            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed, first_number)
         else:
-            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed)
+            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed, first_number)
         self._clipping = clipping
+        self._reply_rules = replies or ReplyRules()
         self._rounding: LinearRounding | None = None
+        self._sizes: ClientSizes | None = None
         self._clients = tuple(ClientProfile(one.name, one.samples, training.steps) for one in checked)
         if linear:
             found = linear_curvature(checked, linear.objective, training)
@@ -102,9 +111,10 @@ class SimulatedFederation:
                 ClientProfile(one.name, one.samples, training.steps, smoothness, training.weight_decay)
                 for one, smoothness in zip(checked, found.smoothness.tolist(), strict=True)
             )
+            self._sizes = ClientSizes.of(checked, linear.objective, training, found)
             within = within_reach(training, float(found.smoothness.max()))
             if clipping is None and dtype == "float64" and within:
-                self._rounding = LinearRounding(linear, training, server_rate, checked, found)
+                self._rounding = LinearRounding(linear, training, server_rate, self._sizes)
         self._facts = TrainingFacts(
             local_rate=training.rate,
             momentum=training.momentum,
@@ -116,7 +126,11 @@ class SimulatedFederation:
             dtype=dtype,
             smooth_model=model.smooth,
             rounding_bounded=self._rounding is not None,
-            outside=(*model.outside, OUTSIDE) if clipping else model.outside,
+            outside=(
+                *model.outside,
+                *((OUTSIDE,) if clipping else ()),
+                *self._reply_rules.outside,
+            ),
             preprocessing=preprocessing,
             shape_from_labels=shape_from_labels,
             clip=clipping.clip if clipping else 0.0,
@@ -132,6 +146,11 @@ class SimulatedFederation:
     def training(self) -> LocalTraining:
         """What a client does in a round."""
         return self._training
+
+    @property
+    def reply_rules(self) -> ReplyRules:
+        """What is done with a client's model that cannot be used."""
+        return self._reply_rules
 
     @property
     def seed(self) -> int:
@@ -157,6 +176,11 @@ class SimulatedFederation:
     def facts(self) -> TrainingFacts:
         """What every round does, and what is proven about it."""
         return self._facts
+
+    @property
+    def sizes(self) -> ClientSizes | None:
+        """What rounding of a linear model depends on, client by client."""
+        return self._sizes
 
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
@@ -191,10 +215,16 @@ class SimulatedFederation:
         if participants.size == 0:
             gram = np.zeros((0, 0)) if want_gram else None
             return RoundResult(start, participants, samples, np.zeros(0), 0.0, 0.0, gram)
+        if self._reply_rules.update_bound or type(self).replies is not SimulatedFederation.replies:
+            return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
         if self._clipping:
-            return self._clipped_round(self._clipping, start, position, participants, want_gram, want_updates)
+            return self._clipped_round(self._clipping, start, position, active, participants, want_gram, want_updates)
         exact_start = start.astype(np.float64)
         found = self._average(start, exact_start, position, participants, samples, want_gram)
+        # No client moved further than the largest drift and the shift of the mean together.
+        reach = float(found.drifts.max(initial=0.0)) + found.mean_shift
+        if self._reply_rules.on_rejection != "stop" and (found.not_finite or not reach <= self._reply_rules.limit):
+            return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
         with np.errstate(over="ignore", invalid="ignore"):
             new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
@@ -209,12 +239,15 @@ class SimulatedFederation:
         clipping: Clipping,
         start: Vector,
         position: Position,
+        active: ClientIndices,
         participants: ClientIndices,
         want_gram: bool,
         want_updates: bool,
     ) -> RoundResult:
         """A round of clipped, perhaps noised updates; its noise is drawn anew if it is run again (unless seeded)."""
         updates = self.local_updates(start, position, participants, self._training.steps)
+        if self._reply_rules.on_rejection != "stop" and not bool(np.isfinite(updates).all()):
+            return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
         samples = self._samples[participants]
         found = clipping.average(updates, position, participants, samples, want_gram)
         new = (start.astype(np.float64) + self._facts.server_rate * found.step).astype(self._layout.dtype)
@@ -222,16 +255,77 @@ class SimulatedFederation:
         sent = found.updates.astype(self._layout.dtype) if want_updates else None
         return RoundResult(new, participants, samples, found.drifts, found.mean_shift, 0.0, found.gram, sent)
 
+    def replies(self, start: Vector, position: Position, participants: ClientIndices) -> list[Reply]:
+        """What the participants send back: their models. An engine of less honest clients says something else."""
+        models = np.zeros((participants.size, start.size), dtype=self._layout.dtype)
+        for places, rows in self._trainer.train(start, position, participants, self._training.steps):
+            models[places if isinstance(places, slice) else places.numpy()] = rows.numpy()
+        samples = self._samples[participants].tolist()
+        return [
+            Reply(client, position, count, model)
+            for client, count, model in zip(participants.tolist(), samples, models, strict=True)
+        ]
+
+    def _round_of_replies(
+        self,
+        start: Vector,
+        position: Position,
+        active: ClientIndices,
+        participants: ClientIndices,
+        want_gram: bool,
+        want_updates: bool,
+    ) -> RoundResult:
+        """A round in which every reply is looked at by itself, and only those that can be used are averaged."""
+        rules = self._reply_rules
+        gone = set(range(len(self._clients))) - set(np.asarray(active).tolist())
+        asked = participants.tolist()
+        gate = ReplyGate(start, position, asked, self._layout, self._clients, rules, forgotten=gone)
+        for reply in self.replies(start, position, participants):
+            gate.take(reply)
+        rejections = gate.finish()
+        if rules.on_rejection == "stop" and any(one.left_out for one in rejections):
+            names = [f"{one.client!r}: {one.reason}" for one in rejections if one.left_out]
+            listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise RoundRejectedError(
+                f"round {position.round} of branch {position.branch} was rejected and changed nothing: {len(names)} of "
+                f"{participants.size} replies cannot be used ({listed}). See server.rejected"
+            )
+        taken = np.array(sorted(gate.accepted), dtype=np.int64)
+        samples = self._samples[taken]
+        if taken.size == 0:
+            gram = np.zeros((0, 0)) if want_gram else None
+            return RoundResult(start, taken, samples, np.zeros(0), 0.0, 0.0, gram, rejections=rejections)
+        models = np.stack([gate.accepted[int(client)] for client in taken])
+        updates = models - start
+        found: Average | ClippedAverage
+        if self._clipping:
+            found = self._clipping.average(updates, position, taken, samples, want_gram)
+            updates = found.updates.astype(self._layout.dtype)
+        else:
+            rows = [(slice(0, taken.size), torch.from_numpy(models))]
+            found = average_models(lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, want_gram)
+        new = (start.astype(np.float64) + self._facts.server_rate * found.step).astype(self._layout.dtype)
+        self._reject_not_finite(found, new, position, taken)
+        rounding = 0.0 if self._clipping else self.rounding_allowance(norm_up(start.astype(np.float64)), taken)
+        sent = updates if want_updates else None
+        return RoundResult(new, taken, samples, found.drifts, found.mean_shift, rounding, found.gram, sent, rejections)
+
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i - model of each client after its first `steps` local steps of this position."""
+        return self.local_models(model, position, clients, steps) - self._checked_model(model)
+
+    def local_models(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """theta_i of each client after its first `steps` local steps of this position."""
         start = self._checked_model(model)
         chosen = self._checked_clients(clients, "trained")
-        updates = np.zeros((chosen.size, start.size), dtype=self._layout.dtype)
+        found = np.zeros((chosen.size, start.size), dtype=self._layout.dtype)
         for places, models in self._trainer.train(start, position, chosen, steps):
-            updates[places if isinstance(places, slice) else places.numpy()] = models.numpy() - start
-        return updates
+            found[places if isinstance(places, slice) else places.numpy()] = models.numpy()
+        return found
 
     def _average(
         self,

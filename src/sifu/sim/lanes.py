@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sifu.core.errors import InputError
 from sifu.core.participation import Participation
+from sifu.core.replies import ReplyRules
 from sifu.sim.clients import ClientData
 from sifu.sim.engine import SimulatedFederation
 from sifu.sim.local_training import LocalTraining
@@ -50,6 +51,8 @@ def lane_engines(
     from sifu.sim.gpu.lane_engine import LaneEngine
     from sifu.sim.gpu.lane_group import LaneGroup
 
+    if any(one.reply_rules != ReplyRules() for one in federations):
+        raise InputError("lanes look at no client's reply by itself: leave server.rejected and server.update_bound out")
     first = federations[0]
     for other in federations[1:]:
         if (other.model, other.training, other.facts.participation, other.facts.server_rate) != (

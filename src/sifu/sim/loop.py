@@ -57,8 +57,10 @@ class LoopTrainer:
         training: LocalTraining,
         dtype: str,
         seed: int,
+        first_number: int = 0,
     ) -> None:
         self._model = model
+        self._first_number = first_number
         self._training = training
         self._seed = seed
         self._data = [(torch.tensor(client.x), torch.tensor(client.y)) for client in clients]
@@ -89,12 +91,13 @@ class LoopTrainer:
             weight_decay=training.weight_decay,
         )
         whole = training.whole_batches(x.shape[0])
+        number = self._first_number + client
         with torch.random.fork_rng(devices=[]):
             # torch's own dropout and the like: keyed, so that a round replays bit for bit.
-            torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, client))
-            for step, batch in enumerate(batch_sequence(training, x.shape[0], self._seed, position, client, steps)):
+            torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, number))
+            for step, batch in enumerate(batch_sequence(training, x.shape[0], self._seed, position, number, steps)):
                 for layer, dropout in enumerate(self._dropouts):
-                    dropout.key = int(dropout_key(self._seed, position, client, step, layer))
+                    dropout.key = int(dropout_key(self._seed, position, number, step, layer))
                 optimizer.zero_grad()
                 scores = module(x if whole else x[batch])
                 self._model.loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]

@@ -109,6 +109,30 @@ def round_allowance(
     return 2.0 * max(1.0, server_rate) * (local + averaging)
 
 
+@dataclass(frozen=True)
+class ClientSizes:
+    """What `RoundSize` is made of, client by client: all that a server needs of data it does not see."""
+
+    samples: NDArray[np.int64]
+    batch_ratios: NDArray[np.float64]
+    smoothness: NDArray[np.float64]
+    energy: NDArray[np.float64]
+    target_norms: NDArray[np.float64]
+
+    @staticmethod
+    def of(
+        clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining, curvature: LinearCurvature
+    ) -> ClientSizes:
+        """Of clients whose data are at hand."""
+        samples = np.array([one.samples for one in clients])
+        ratios = np.array([one.samples / training.smallest_batch(one.samples) for one in clients])
+        target_norms = np.zeros(len(clients))
+        if not objective.labels:
+            firsts = np.concatenate([[0], np.cumsum(samples)[:-1]])
+            target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([one.y for one in clients])), firsts)
+        return ClientSizes(samples, ratios, curvature.smoothness, curvature.energy, target_norms)
+
+
 class LinearRounding:
     """The allowance of every round of one federation, from what its clients measured once."""
 
@@ -117,32 +141,26 @@ class LinearRounding:
         model: LinearModel,
         training: LocalTraining,
         server_rate: float,
-        clients: Sequence[CheckedClient],
-        curvature: LinearCurvature,
+        sizes: ClientSizes,
     ) -> None:
         self._model, self._training, self._server_rate = model, training, server_rate
-        self._samples = np.array([one.samples for one in clients])
-        self._ratios = np.array([one.samples / training.smallest_batch(one.samples) for one in clients])
-        self._curvature = curvature
-        self._target_norms = np.zeros(len(clients))
-        if not model.objective.labels:
-            firsts = np.concatenate([[0], np.cumsum(self._samples)[:-1]])
-            self._target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([one.y for one in clients])), firsts)
+        self._sizes = sizes
 
     def of_round(self, start_norm: float, participants: ClientIndices) -> float:
         """The allowance of a round of `participants` from a model of norm `start_norm`."""
-        samples = self._samples[participants]
+        sizes = self._sizes
+        samples = sizes.samples[participants]
         largest = int(samples.max())
         size = RoundSize(
             width=self._model.features + 1,
             outputs=self._model.outputs,
             samples=largest,
-            batch_ratio=float(self._ratios[participants].max()),
+            batch_ratio=float(sizes.batch_ratios[participants].max()),
             participants=participants.size,
             rows=min(int(samples.sum()), max(largest, PART_ROWS)),
-            smoothness=float(self._curvature.smoothness[participants].max()),
-            energy=float(self._curvature.energy[participants].max()),
-            target_norm=float(self._target_norms[participants].max()),
+            smoothness=float(sizes.smoothness[participants].max()),
+            energy=float(sizes.energy[participants].max()),
+            target_norm=float(sizes.target_norms[participants].max()),
         )
         return round_allowance(start_norm, size, self._training, self._model.objective, self._server_rate)
 

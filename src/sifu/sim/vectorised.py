@@ -47,8 +47,15 @@ class VectorisedTrainer:
     """Trains and evaluates the clients of a linear model, part of a block by part."""
 
     def __init__(
-        self, model: LinearModel, clients: Sequence[CheckedClient], training: LocalTraining, dtype: str, seed: int
+        self,
+        model: LinearModel,
+        clients: Sequence[CheckedClient],
+        training: LocalTraining,
+        dtype: str,
+        seed: int,
+        first_number: int = 0,
     ) -> None:
+        self._first_number = first_number
         self._objective = model.objective
         self._shape = (model.features + 1, model.outputs)
         self._training = training
@@ -200,7 +207,7 @@ class VectorisedTrainer:
         largest = part.row_weights.shape[2]
         if training.whole_batches(int(part.samples.max())):
             return [(None, part.row_weights)] * steps
-        drawn = draw_batches(training, part.samples, self._seed, position, part.clients, steps)
+        drawn = draw_batches(training, part.samples, self._seed, position, self._first_number + part.clients, steps)
         weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.row_weights.dtype)
         index = torch.from_numpy(drawn.rows)
         if largest <= MASKED_BATCHES * index.shape[2]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from sifu.core.errors import InputError, RunDamagedError
 
 DATABASE = "run.db"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 
@@ -24,6 +24,7 @@ def create_database(folder: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA secure_delete=ON")
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     schema = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
@@ -63,10 +64,32 @@ def _connect(path: Path) -> sqlite3.Connection:
     if os.access(path.parent, os.W_OK) or (log.exists() and log.stat().st_size > 0):
         connection = sqlite3.connect(path, isolation_level=None, timeout=30.0)
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA secure_delete=ON")  # what a row held is overwritten when the row goes
         return connection
     return sqlite3.connect(
         f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1", uri=True, isolation_level=None
     )
+
+
+def scrub_database(connection: sqlite3.Connection) -> bool:
+    """Write the database anew, so that no page and no log holds what was deleted; whether all of it could be done.
+
+    A reader at work keeps the log from being emptied; then it is to be tried again.
+    """
+    try:
+        connection.execute("PRAGMA temp_store=MEMORY")  # the copy that VACUUM makes must not lie on another disk
+        connection.execute("VACUUM")
+        busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    except sqlite3.OperationalError as error:
+        if "full" in str(error):
+            raise InputError(
+                "no space left to write the run's database anew: what was deleted may still be in its pages; free some "
+                "and run sifu purge"
+            ) from error
+        if "locked" in str(error):
+            return False
+        raise RunDamagedError(f"the run's database cannot be used: {error}") from error
+    return not busy
 
 
 @contextmanager

@@ -1,42 +1,125 @@
-"""The operator's Ed25519 key: made with the run, private key in a file only the owner can read."""
+"""The operator's Ed25519 key: made with the run or brought, encrypted with a passphrase, rotated by an event."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from sifu.core.errors import RunDamagedError
+from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.ledger import canonical_json
-from sifu.store.files import write_atomically
+from sifu.store.files import sync_folder, write_atomically
 
 KEY_FILE = "operator.key"
+PENDING = "operator.key.new-"
+"""With the public key behind it: a new key that a rotation wrote before its event."""
+PASSPHRASE = "SIFU_PASSPHRASE"
+
+
+def passphrase(ask: bool) -> bytes | None:
+    """From the environment, or typed on a terminal where `ask` says that one is needed."""
+    given = os.environ.get(PASSPHRASE)
+    if given:
+        return given.encode()
+    if ask and sys.stdin is not None and sys.stdin.isatty():
+        import getpass
+
+        return getpass.getpass("Passphrase of the operator's key: ").encode() or None
+    return None
+
+
+def new_key() -> Any:
+    """A fresh private key."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate()
+
+
+def read_key(path: Path) -> Any:
+    """A private key in a PEM file, decrypted if need be."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    content = path.read_bytes()
+    try:
+        key = load_pem_private_key(content, password=None)
+    except TypeError:  # it is encrypted
+        secret = passphrase(ask=True)
+        if secret is None:
+            raise InputError(f"{path.name} is encrypted: set {PASSPHRASE}, or call from a terminal") from None
+        try:
+            key = load_pem_private_key(content, password=secret)
+        except ValueError as error:
+            raise InputError(f"the passphrase does not open {path.name}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError("not an Ed25519 key")
+    return key
+
+
+def write_key(path: Path, key: Any) -> str:
+    """Write a private key, encrypted if there is a passphrase; returns the public key as hex."""
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        KeySerializationEncryption,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    secret = passphrase(ask=False)
+    how: KeySerializationEncryption = BestAvailableEncryption(secret) if secret else NoEncryption()
+    write_atomically(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
+    return public_hex(key)
+
+
+def public_hex(key: Any) -> str:
+    """The public half of a private key, as hex."""
+    found: str = key.public_key().public_bytes_raw().hex()
+    return found
 
 
 def create_key(folder: Path) -> str:
     """Write a new private key into the run folder; returns the public key as hex."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    return write_key(folder / KEY_FILE, new_key())
 
-    key = Ed25519PrivateKey.generate()
-    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_atomically(folder / KEY_FILE, content)
-    return key.public_key().public_bytes_raw().hex()
+
+def is_encrypted(folder: Path) -> bool:
+    """Whether the key in the folder needs a passphrase."""
+    try:
+        return b"ENCRYPTED" in (folder / KEY_FILE).read_bytes()
+    except OSError:
+        return False
 
 
 def load_key(folder: Path, public_key: str) -> Any:
-    """The operator's private key, checked to be the one the run was created with."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+    """The operator's private key, checked to be the one the run names."""
     try:
-        key = load_pem_private_key((folder / KEY_FILE).read_bytes(), password=None)
+        key = read_key(folder / KEY_FILE)
     except (OSError, ValueError, TypeError) as error:
         raise RunDamagedError(
             f"the operator's key {KEY_FILE} cannot be read ({error}): restore it from a backup"
         ) from error
-    if not isinstance(key, Ed25519PrivateKey) or key.public_key().public_bytes_raw().hex() != public_key:
+    if public_hex(key) != public_key:
         raise RunDamagedError(f"{KEY_FILE} is not the key this run was created with: restore it from a backup")
     return key
+
+
+def finish_rotation(folder: Path, public_key: str) -> None:
+    """Put a new key in its place if its event was recorded, and take it away if it was not."""
+    pending = sorted(folder.glob(PENDING + "*"))
+    for path in pending:
+        if path.name == PENDING + public_key:
+            os.replace(path, folder / KEY_FILE)
+        else:
+            path.unlink()
+    if pending:
+        sync_folder(folder)
+
+
+def rotation_statement(run: str, old: str, new: str) -> dict[str, str]:
+    """What both keys sign when one takes the other's place."""
+    return {"statement": "this key takes the place of the old one", "run": run, "old": old, "new": new}
 
 
 def sign(folder: Path, body: dict[str, Any], public_key: str) -> dict[str, Any]:

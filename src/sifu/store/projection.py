@@ -22,8 +22,12 @@ KEYS: dict[str, tuple[str, ...]] = {
     "subjects": ("subject",),
     "charges": ("noise_node", "subject"),
     "comparisons": ("request", "method"),
+    "rejections": ("branch", "round", "number"),
 }
 """The tables an event writes, with their primary keys."""
+
+DECIDED = {f"request {status}": status for status in ("verified", "planned", "refused", "withdrawn")}
+"""Events that change nothing of a request but its status."""
 
 Key = tuple[Any, ...]
 Tables = dict[str, dict[Key, dict[str, Any]]]
@@ -54,6 +58,9 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     for row in payload.get("evaluations", []):
         values = {key: row[key] for key in ("samples", "accuracy", "loss")}
         yield Change("evaluations", (row["node"], row["subset"]), values)
+    for row in payload.get("rejections", []):
+        values = {key: row[key] for key in ("client", "reason", "left_out")}
+        yield Change("rejections", (row["branch"], row["round"], row["number"]), values)
     if kind == "request received":
         values = dict(payload["request"])
         values["clients"] = canonical_json(values["clients"]).decode()
@@ -69,6 +76,8 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     elif kind == "request done":
         values = {"status": "done", "final_node": payload["final_node"], "level": payload["level"], "finished": time}
         yield Change("requests", (payload["request"],), values)
+    elif kind in DECIDED:
+        yield Change("requests", (payload["request"],), {"status": DECIDED[kind]})
     elif kind == "comparison":
         values = {key: payload[key] for key in ("rounds", "reached", "accuracy", "forgotten_accuracy")}
         yield Change("comparisons", (payload["request"], payload["method"]), values)

@@ -44,6 +44,7 @@ class RequestRow:
     reserve: float
     max_rounds: int
     target: float | None
+    deadline_days: int
     received: str
     request_order: int | None
     carried_out: str | None
@@ -55,6 +56,11 @@ class RequestRow:
     final_node: int | None
     level: str | None
     finished: str | None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to be carried out; its clients are not asked any more."""
+        return self.status in ("received", "verified", "planned")
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,18 @@ class ComparisonRow:
     reached: bool
     accuracy: float
     forgotten_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class RejectionRow:
+    """A row of `rejections`: a client's reply that was refused, and why."""
+
+    branch: int
+    round: int
+    number: int
+    client: str
+    reason: str
+    left_out: bool
 
 
 @contextmanager
@@ -327,6 +345,13 @@ class RunReader:
             "ORDER BY request, method"
         )
         return [ComparisonRow(a, b, c, bool(d), e, f) for a, b, c, d, e, f in rows]
+
+    def rejections(self) -> list[RejectionRow]:
+        """Replies that were refused, by the place of their round."""
+        rows = self.query(
+            "SELECT branch, round, number, client, reason, left_out FROM rejections ORDER BY branch, round, number"
+        )
+        return [RejectionRow(a, b, c, d, e, bool(f)) for a, b, c, d, e, f in rows]
 
     def certificates(self) -> dict[tuple[str, str], str]:
         """The signed certificates as JSON text, by (request, form)."""

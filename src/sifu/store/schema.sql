@@ -1,4 +1,4 @@
--- Schema 2 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema 3 of a run. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -78,9 +78,22 @@ CREATE TABLE updates (
     clients TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+-- Replies of clients that were refused, by the place of their round; left_out: the round went without that client.
+CREATE TABLE rejections (
+    branch   INTEGER NOT NULL,
+    round    INTEGER NOT NULL,
+    number   INTEGER NOT NULL,
+    client   TEXT    NOT NULL,
+    reason   TEXT    NOT NULL,
+    left_out INTEGER NOT NULL,
+    PRIMARY KEY (branch, round, number)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE requests (
     request       TEXT PRIMARY KEY,
-    status        TEXT NOT NULL CHECK (status IN ('received', 'running', 'done')),
+    status        TEXT NOT NULL CHECK (
+        status IN ('received', 'verified', 'planned', 'running', 'done', 'refused', 'withdrawn')
+    ),
     clients       TEXT NOT NULL,
     method        TEXT NOT NULL,
     epsilon       REAL NOT NULL,
@@ -93,6 +106,7 @@ CREATE TABLE requests (
     reserve       REAL NOT NULL,
     max_rounds    INTEGER NOT NULL,
     target        REAL,
+    deadline_days INTEGER NOT NULL,
     received      TEXT NOT NULL,
     request_order INTEGER,
     carried_out   TEXT,

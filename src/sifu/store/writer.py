@@ -23,8 +23,8 @@ from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.store import files
-from sifu.store.database import DATABASE, create_database, open_database, transaction
-from sifu.store.keys import KEY_FILE, create_key
+from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
+from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import WriterLock
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import CERTIFICATES, HEAD_FILE, EvaluationRow, RunReader
@@ -32,6 +32,11 @@ from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_dig
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 
 LOCK_FILE = "lock"
+CLIENTS_FILE = "clients.json"
+"""The operator's list of clients, written before there is a run; the ledger holds it from then on."""
+SCRUB_FILE = "scrub"
+"""Lies in the folder from before something is erased for good until no page and no log of the database holds it."""
+REPORT = "report"
 _STAGING = ".new"
 _CREATING = ".creating"
 _FOLDERS = ("models", CERTIFICATES, UPDATES)
@@ -84,7 +89,7 @@ class RunWriter(RunReader):
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
         # Only what a creation of ours left behind may be cleared away: its marker was written first.
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        allowed = _OWN_FILES if _CREATING in found else {LOCK_FILE}
+        allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in found else {LOCK_FILE})
         if (folder.exists() and not folder.is_dir()) or found - allowed:
             raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -185,6 +190,9 @@ class RunWriter(RunReader):
             files.remove_strays(folder / "models", files.MODEL_NAME, models)
             files.remove_strays(folder / UPDATES, FILE_NAME, set(writer.updates()))
             writer.export_certificates()
+            finish_rotation(folder, writer.value("public_key"))
+            if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
+                writer.scrub()
         except BaseException:
             writer.close()
             raise
@@ -207,9 +215,15 @@ class RunWriter(RunReader):
         dropped_updates: Sequence[str] = (),
         evaluations: Sequence[EvaluationRow] = (),
         certificates: Mapping[tuple[str, str], dict[str, Any]] | None = None,
+        for_good: bool = False,
     ) -> Event:
-        """One event with everything that belongs to it, durable when this returns."""
+        """One event with everything that belongs to it, durable when this returns.
+
+        `for_good` also takes what is dropped out of the database's free pages and its log, and erases the report.
+        """
         payload = dict(payload)
+        if for_good:
+            files.write_atomically(self.folder / SCRUB_FILE, b"")
         if dropped_models:
             payload["dropped_models"] = [int(node) for node in dropped_models]
         if dropped_updates:
@@ -248,7 +262,26 @@ class RunWriter(RunReader):
             files.sync_folder(self.folder / UPDATES)
         if contents:
             self.export_certificates()
+        if for_good:
+            self.scrub()
         return event
+
+    def scrub(self) -> bool:
+        """Leave nothing of what was deleted in the folder; False if a reader at work kept part of it from being done.
+
+        The report goes too: it was drawn from what is gone, and can be written again.
+        """
+        if (self.folder / REPORT).is_dir():
+            shutil.rmtree(self.folder / REPORT)
+        for name in ("", *_FOLDERS):
+            for path in sorted((self.folder / name).glob(files.TEMPORARY_PREFIX + "*")):
+                path.unlink()
+            files.sync_folder(self.folder / name)
+        done = scrub_database(self.connection)
+        if done:
+            (self.folder / SCRUB_FILE).unlink(missing_ok=True)
+            files.sync_folder(self.folder)
+        return done
 
     def _record(
         self, kind: str, payload: dict[str, Any], rows: NewRows, models: Sequence[NewModel], layout: ModelLayout

@@ -1,0 +1,158 @@
+"""The operator's list of clients: whose node holds which key, and who is blocked.
+
+Before a run exists the list is a file in its folder; from then on it stands in the ledger, and every change is an
+event. The clients of a run are those it began with: a new key can take the place of an old one, a client can be
+blocked, but nobody joins later and nobody forgotten comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sifu.core.errors import InputError, RunBusyError
+from sifu.core.identity import (
+    Admitted,
+    admitted_of,
+    key_fingerprint,
+    plain,
+    with_added,
+    with_blocked,
+    with_new_key,
+)
+from sifu.methods.training import uninterrupted
+from sifu.methods.view import RunView
+from sifu.store.database import DATABASE
+from sifu.store.files import write_atomically
+from sifu.store.inbox import post
+from sifu.store.reader import RunReader
+from sifu.store.writer import CLIENTS_FILE, RunWriter
+
+ADMITTED = "admitted"
+"""The key of the run table that holds the list."""
+
+
+def fingerprint_of_file(path: Path) -> str:
+    """The fingerprint of a public key in a file: an OpenSSH line (ssh-keygen's .pub) or PEM."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    try:
+        content = path.read_bytes()
+        if b"BEGIN PUBLIC KEY" in content:
+            return key_fingerprint(content)
+        key = load_ssh_public_key(content)
+    except OSError as error:
+        raise InputError(f"cannot read the key {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path} holds no public key: give the .pub file of ssh-keygen, or PEM ({error})") from error
+    return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+def recorded_clients(reader: RunReader) -> tuple[Admitted, ...]:
+    """The list as the ledger has it."""
+    return admitted_of(json.loads(reader.value(ADMITTED, "[]")))
+
+
+def listed_clients(folder: Path) -> tuple[Admitted, ...]:
+    """The list of a run, or of a folder that will become one."""
+    if (folder / DATABASE).exists():
+        reader = RunReader(folder)
+        try:
+            if reader.value(ADMITTED, ""):
+                return recorded_clients(reader)
+        finally:
+            reader.close()
+    path = folder / CLIENTS_FILE
+    if not path.exists():
+        return ()
+    try:
+        return admitted_of(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise InputError(f"{path} is not a list of clients: {error}") from error
+
+
+def run_id(folder: Path) -> str | None:
+    """The random id of a run, which signed requests name; None before there is one."""
+    if not (folder / DATABASE).exists():
+        return None
+    reader = RunReader(folder)
+    try:
+        return reader.value("run")
+    finally:
+        reader.close()
+
+
+def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
+    """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
+    if not (folder / DATABASE).exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        changed = _changed(listed_clients(folder), change)
+        write_atomically(folder / CLIENTS_FILE, json.dumps(plain(changed), indent=1).encode() + b"\n")
+        return True
+    try:
+        writer = RunWriter.open(folder)
+    except RunBusyError:
+        reader = RunReader(folder)
+        try:
+            _check(reader, change)
+        finally:
+            reader.close()
+        post(folder, "clients", f"c-{secrets.token_hex(4)}", change)
+        return False
+    try:
+        change_clients(writer, change)
+    finally:
+        writer.close()
+    return True
+
+
+def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
+    """Record a change to the list of a run; one that changes nothing is not recorded."""
+    before = recorded_clients(writer)
+    after = _check(writer, change)
+    if after != before:
+        with uninterrupted():
+            writer.record("clients changed", {"run": {ADMITTED: plain(after)}, "change": change})
+
+
+def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
+    """The list after a change to a run's, or a sentence about why it cannot be."""
+    before = recorded_clients(reader)
+    after = _changed(before, change)
+    view = RunView(reader)
+    name = str(change.get("name"))
+    gone = view.forgotten | view.waiting
+    if change["do"] != "block" and view.index_of.get(name) in gone:
+        raise InputError(
+            f"{name} asked to be forgotten: taking it back would void its certificate, and this run does not do that. "
+            "Start a new run with it"
+        )
+    if change["do"] == "add" and after != before:
+        if name in view.index_of:
+            raise InputError(f"{name} is a client of this run already: use --replace to give it another key")
+        raise InputError(
+            f"{name} cannot join: the clients of a run are those it began with. Start a new run with {name} on its list"
+        )
+    return after
+
+
+def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Admitted, ...]:
+    try:
+        do, name = change["do"], str(change["name"])
+        if do == "add":
+            return with_added(entries, name, str(change["key"]))
+        if do == "replace":
+            return with_new_key(entries, name, str(change["key"]))
+        if do == "block":
+            return with_blocked(entries, name)
+    except KeyError as error:
+        raise InputError(f"the change has no {error}") from error
+    raise InputError(f"the list of clients takes add, replace and block, found {do!r}")
+
+
+def described(entries: tuple[Admitted, ...]) -> list[dict[str, str]]:
+    """The list as plain values, to be shown."""
+    return [asdict(one) for one in entries]

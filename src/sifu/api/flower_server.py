@@ -1,0 +1,268 @@
+"""A ServerApp that trains, forgets and certifies: `app = server_app()` in an app's server file is all there is to it.
+
+Everything that must survive lives in the run folder: a new `flwr run` of the same app goes on where the last one ended,
+with the same clients and the same ones forgotten, whatever was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sifu.api.client_list import ADMITTED, listed_clients, recorded_clients
+from sifu.api.entry import check_same_spec, create_run, open_run
+from sifu.api.federation import FLOWER, preprocessing_of
+from sifu.api.serving import serve
+from sifu.api.spec_files import load_spec
+from sifu.core.errors import InputError
+from sifu.core.identity import AUTHENTICATED, CLAIMED, Admitted, plain
+from sifu.core.premises import Level
+from sifu.core.spec import Spec
+from sifu.flower.engine import Blueprint, FlowerFederation, NobodyAnsweredError, Patience
+from sifu.flower.exchange import Exchange
+from sifu.flower.ready import blueprint, plan_of
+from sifu.flower.roster import ClaimedRoster, KeyRoster, Roster
+from sifu.flower.wire import WireProfile, profile_message, read_profile
+from sifu.methods.training import Progress, uninterrupted
+from sifu.store.database import DATABASE
+from sifu.store.reader import RunReader
+from sifu.store.writer import CLIENTS_FILE, RunWriter
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+
+REPORTED = "reported"
+"""The key of the run table that holds the clients' profiles as they reported them."""
+MakeBlueprint = Callable[..., tuple[Blueprint, Spec]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run config of the app: what `[tool.flwr.app.config]` holds and `--run-config` overrides.
+
+    `run` and `spec` are absolute paths on the server's machine. `insecure_identity` lets nodes be whoever they say
+    they are and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
+    before the run is made, `linger` for requests after training is done. With `masked_updates` the server learns the
+    mean of a round's updates and no single one.
+    """
+
+    run: str
+    spec: str
+    insecure_identity: bool = False
+    clients: int = 0
+    wait: float = 300.0
+    linger: float = 0.0
+    timeout: float = 600.0
+    min_replies: int = 1
+    masked_updates: bool = False
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Settings:
+        """From a run config, whose keys have dashes."""
+        known = {one.name.replace("_", "-"): one.name for one in fields(Settings)}
+        given = {known[key]: value for key, value in config.items() if key in known}
+        if not {"run", "spec"} <= set(given):
+            raise InputError("the app's config needs run (the run folder) and spec (a TOML file, see sifu init)")
+        for key in ("run", "spec"):
+            if not Path(str(given[key])).is_absolute():
+                raise InputError(f"{key} must be an absolute path on the server's machine, found {given[key]!r}")
+        return Settings(**given)
+
+    @property
+    def patience(self) -> Patience:
+        """What the engine needs of them."""
+        return Patience(timeout=float(self.timeout), min_replies=int(self.min_replies))
+
+
+def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
+    """The ServerApp; `make_blueprint` is for models of your own (`sifu.flower.own`)."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve_on_flower(grid, Settings.of(context.run_config), make_blueprint)
+
+    return app
+
+
+def serve_on_flower(
+    grid: Grid,
+    settings: Settings,
+    make_blueprint: MakeBlueprint = blueprint,
+    patience: Patience | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    min_level: Level | None = None,
+) -> list[str]:
+    """Make the run or go on with it, until all is done; returns the requests that were carried out."""
+    folder = Path(settings.run)
+    patience = patience or settings.patience
+    spec = load_spec(settings.spec)
+    listed = listed_clients(folder)
+    check_identity(grid, settings, listed)
+    office = _Office(grid, settings, patience, spec, listed)
+    if (folder / DATABASE).exists():
+        engine = office.continue_run(folder, make_blueprint)
+    else:
+        engine = office.begin_run(folder, make_blueprint)
+    run = open_run(folder, engine=engine)
+    run.engine()  # refuses clients or a model that are not those of the run
+    return serve(
+        run,
+        engine,
+        linger=settings.linger,
+        lock_wait=settings.wait,
+        min_level=min_level,
+        progress=progress,
+        after_mail=office.update_keys,
+    )
+
+
+def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -> None:
+    """A run that certifies knows its clients by their keys, over connections that nobody else can speak on."""
+    if settings.insecure_identity:
+        return
+    way = "or set insecure-identity = true for a demo, which caps every certificate at conditional"
+    if not listed:
+        raise InputError(
+            f"no client is on the list of {settings.run}: add each with sifu clients add {settings.run} --name NAME "
+            f"--key NODE.pub, and give that key to its SuperNode (--auth-supernode-private-key), {way}"
+        )
+    # Flower tells the app in no other way whether SuperLink speaks TLS.
+    if getattr(grid, "_insecure", False):
+        raise InputError(
+            "SuperLink runs with --insecure: whoever listens can speak for a node. Give it --ssl-certfile, "
+            f"--ssl-keyfile and --enable-supernode-auth, {way}"
+        )
+
+
+class _Office:
+    """Knows who the clients are: from the list, from their profiles, from the ledger."""
+
+    def __init__(
+        self, grid: Grid, settings: Settings, patience: Patience, spec: Spec, listed: Sequence[Admitted]
+    ) -> None:
+        self._grid, self._settings, self._patience, self._spec = grid, settings, patience, spec
+        self._listed = listed
+        self._exchange = Exchange(grid, patience.poll)
+        self._authenticated = not settings.insecure_identity
+        self._roster: Roster
+        if self._authenticated:
+            self._roster = KeyRoster(grid, {one.name: one.key for one in listed})
+        else:
+            self._roster = ClaimedRoster(grid, {}, self._ask_names)
+
+    def begin_run(self, folder: Path, make_blueprint: MakeBlueprint) -> FlowerFederation:
+        """A new run of the clients on the list, or of those that are there."""
+        profiles = self._collect()
+        engine, asked, resolved = self._engine(profiles, make_blueprint)
+        writer = create_run(folder, asked, resolved, engine)
+        try:
+            self._admit(writer, profiles)
+        finally:
+            writer.close()
+        return engine
+
+    def continue_run(self, folder: Path, make_blueprint: MakeBlueprint) -> FlowerFederation:
+        """The run as it was begun; its clients need not be there yet."""
+        reader = RunReader(folder)
+        try:
+            reported, facts = reader.value(REPORTED, ""), reader.facts
+        finally:
+            reader.close()
+        identity = facts["identity"]
+        if (identity == AUTHENTICATED) != self._authenticated:
+            raise InputError(
+                f"{folder} was begun with clients known by {identity}: go on in the same way "
+                f"(insecure-identity = {str(identity != AUTHENTICATED).lower()})"
+            )
+        if reported:
+            profiles = [WireProfile.of_mapping(one) for one in json.loads(reported)]
+        else:  # it was killed between its first event and its second
+            profiles = self._collect()
+            writer = RunWriter.open(folder)
+            try:
+                self._admit(writer, profiles)
+            finally:
+                writer.close()
+        (folder / CLIENTS_FILE).unlink(missing_ok=True)
+        engine, asked, _ = self._engine(profiles, make_blueprint)
+        check_same_spec(open_run(folder, engine=engine), asked)
+        if tuple(facts["outside"]) != engine.facts.outside:  # certificates rest on what was recorded
+            raise InputError(
+                f"{folder} was begun with other rules (outside the theorem: {facts['outside'] or 'nothing'}; now "
+                f"{list(engine.facts.outside) or 'nothing'}): go on with the same min-replies and masked-updates"
+            )
+        return engine
+
+    def update_keys(self, writer: RunWriter) -> None:
+        """The list may have changed: new keys take effect, blocked ones were left out already."""
+        if isinstance(self._roster, KeyRoster):
+            self._roster.names = {one.key: one.name for one in recorded_clients(writer) if one.status == "allowed"}
+
+    def _admit(self, writer: RunWriter, profiles: Sequence[WireProfile]) -> None:
+        values = {ADMITTED: plain(self._listed), REPORTED: [one.to_mapping() for one in profiles]}
+        with uninterrupted():
+            writer.record("clients admitted", {"run": values})
+        (writer.folder / CLIENTS_FILE).unlink(missing_ok=True)
+
+    def _engine(
+        self, profiles: Sequence[WireProfile], make_blueprint: MakeBlueprint
+    ) -> tuple[FlowerFederation, Spec, Spec]:
+        data = replace(self._spec.data, name=FLOWER, clients=max(2, len(profiles)), samples_per_client=0)
+        asked = replace(self._spec, data=data)
+        made, resolved = make_blueprint(
+            asked,
+            profiles,
+            identity=AUTHENTICATED if self._authenticated else CLAIMED,
+            preprocessing=preprocessing_of(asked),
+        )
+        keep = self._spec.keep
+        if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):
+            raise InputError("with masked-updates the spec's keep.gram_clients and keep.updates_every must be 0")
+        engine = FlowerFederation(self._grid, self._roster, made, self._patience, masked=self._settings.masked_updates)
+        return engine, asked, resolved
+
+    def _collect(self) -> list[WireProfile]:
+        """Every client's profile; all of them are needed once, so they are waited for."""
+        wanted = [one.name for one in self._listed if one.status == "allowed"]
+        end = time.monotonic() + self._settings.wait
+        found: dict[str, WireProfile] = {}
+        while True:
+            if self._authenticated:
+                nodes = self._roster.nodes([name for name in wanted if name not in found])
+                asked = self._ask(list(nodes.values()))
+                found |= {name: replace(asked[node], name=name) for name, node in nodes.items() if node in asked}
+                missing = [name for name in wanted if name not in found]
+            else:
+                asked = self._ask([int(one) for one in self._grid.get_node_ids()])
+                found = {one.name: one for one in asked.values()}
+                if len(found) < len(asked):
+                    raise InputError("two nodes claim the same name: every client needs one of its own")
+                missing = ["more nodes"] * max(0, max(2, int(self._settings.clients)) - len(found))
+            if not missing:
+                order = wanted if self._authenticated else sorted(found)
+                return [found[name] for name in order]
+            if time.monotonic() >= end:
+                raise NobodyAnsweredError(
+                    f"after {self._settings.wait:g} s {len(missing)} clients are still missing "
+                    f"({', '.join(missing[:5])}): start their SuperNodes, then start the run again; nothing was made"
+                )
+            time.sleep(min(self._patience.pause, 2.0))
+
+    def _ask(self, nodes: list[int]) -> dict[int, WireProfile]:
+        plan = plan_of(self._spec, self._spec.model.outputs).to_text() if self._spec.model.kind != "python" else ""
+        timeout = min(self._patience.timeout, 120.0)
+        answers, _ = self._exchange.ask(
+            {node: profile_message(node, plan, timeout) for node in nodes}, timeout, read_profile
+        )
+        return answers
+
+    def _ask_names(self, nodes: list[int]) -> dict[int, str]:
+        return {node: one.name for node, one in self._ask(nodes).items()}

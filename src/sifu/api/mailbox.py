@@ -1,0 +1,96 @@
+"""Taking letters in: requests and changes to the list of clients that came while another process was writing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from sifu.api.client_list import change_clients
+from sifu.api.lifecycle import DEADLINE_DAYS, receive
+from sifu.api.signed_requests import id_of_signed, terms_of_signed
+from sifu.core.errors import InputError, SifuError
+from sifu.core.terms import RequestTerms
+from sifu.methods.training import uninterrupted
+from sifu.methods.view import RunView
+from sifu.store.actor import LONGEST_ACTOR
+from sifu.store.inbox import Letter, any_letters, discard, letters
+from sifu.store.writer import RunWriter
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks into the inbox where all clients are in this process; rounds may be far shorter."""
+
+
+def take_in(writer: RunWriter) -> list[str]:
+    """Every waiting letter becomes an event, then its file goes; returns a sentence for each that was refused."""
+    refused = []
+    for letter in letters(writer.folder):
+        try:
+            _open(writer, letter)
+        except SifuError as error:
+            refused.append(f"{letter.kind} {letter.id}: {error}")
+            payload = {"letter": letter.id, "kind": letter.kind, "content": letter.content, "reason": str(error)}
+            with uninterrupted():
+                writer.record("letter refused", payload)
+        discard(letter)
+    return refused
+
+
+def _open(writer: RunWriter, letter: Letter) -> None:
+    if letter.content is None:
+        raise InputError("the letter cannot be read")
+    if letter.kind == "request":
+        content = dict(letter.content)
+        deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
+        if not isinstance(deadline, int) or not isinstance(actor, str | None):
+            raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
+        receive(writer, RunView(writer), terms_of_letter(content), letter.id, deadline, actor)
+    elif letter.kind == "signed":
+        if id_of_signed(letter.content) != letter.id:
+            raise InputError("the letter's name is not the id that was signed")
+        terms = terms_of_signed(writer, letter.content)
+        receive(writer, RunView(writer), terms, letter.id, actor=f"client {terms.clients[0]}"[:LONGEST_ACTOR])
+    elif letter.kind == "clients":
+        change_clients(writer, letter.content)
+    else:
+        raise InputError(f"letters are requests, signed requests or about clients, found {letter.kind!r}")
+
+
+def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
+    """The terms a letter spells out."""
+    known = {one.name for one in fields(RequestTerms)}
+    if set(content) != known or not isinstance(content["clients"], list):
+        raise InputError(f"a request spells out {', '.join(sorted(known))}; found {', '.join(sorted(content))}")
+    return RequestTerms(**(content | {"clients": tuple(content["clients"])}))
+
+
+class Mailbox:
+    """The inbox of a run that this process writes to; `after` is called with the writer when letters were taken in.
+
+    `look_every` seconds pass between two looks; 0 looks between any two rounds.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        after: Callable[[RunWriter], None] | None = None,
+        look_every: float = LOOK_EVERY,
+    ) -> None:
+        self._writer, self._after, self._look_every = writer, after, look_every
+        self._looked = -1.0
+        self.refused: list[str] = []
+
+    def waiting(self) -> bool:
+        """Whether a letter waits."""
+        now = time.monotonic()
+        if now - self._looked < self._look_every:
+            return False
+        self._looked = now
+        return any_letters(self._writer.folder)
+
+    def take_in(self) -> None:
+        """Letters become events."""
+        self.refused += take_in(self._writer)
+        if self._after:
+            self._after(self._writer)

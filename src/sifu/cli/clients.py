@@ -1,0 +1,113 @@
+"""`sifu clients`: whose node holds which key. Nobody else is ever asked to train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sifu.cli.options import Format, FormatOption
+from sifu.core.errors import InputError
+
+clients = typer.Typer(
+    name="clients",
+    help="The operator's list of clients of a federation on Flower: names and the public keys of their nodes.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder, also before there is a run.")]
+NameOption = Annotated[str, typer.Option("--name", help="The client's name.")]
+
+
+@clients.command("add")
+def add_client(
+    run: RunArgument,
+    name: NameOption,
+    key: Annotated[Path, typer.Option("--key", help="Its node's public key, as ssh-keygen writes it.", metavar="PUB")],
+    replace: Annotated[bool, typer.Option("--replace", help="Give a known client another key.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Put a client on the list, or give it another key."""
+    from sifu.api.client_list import fingerprint_of_file
+    from sifu.api.entry import check_names
+
+    check_names([name])
+    change = {"do": "replace" if replace else "add", "name": name, "key": fingerprint_of_file(key)}
+    _apply(run, change, f"{name} takes part with the key {change['key'][:16]}...", format)
+
+
+@clients.command("list")
+def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Who is on the list."""
+    from sifu.api.client_list import described, listed_clients, run_id
+    from sifu.cli.commands import table
+    from sifu.cli.output import out, print_json
+
+    found = described(listed_clients(run))
+    if format is Format.json:
+        print_json({"clients": found, "run_id": run_id(run)})
+        return
+    shown = table("client", "state", "SHA-256 of its key")
+    for one in found:
+        shown.add_row(one["name"], one["status"], one["key"])
+    out.print(shown)
+    out.print(f"Run id: {run_id(run) or 'there is no run yet'}", markup=False)
+
+
+@clients.command("block")
+def block_client(run: RunArgument, name: NameOption, format: FormatOption = Format.text) -> None:
+    """Never ask this client again. This does not forget it: sifu request does."""
+    _apply(run, {"do": "block", "name": name}, f"{name} is blocked; what it taught the model stays", format)
+
+
+@clients.command("sign")
+def sign_own_request(
+    key: Annotated[Path, typer.Option("--key", help="The node's private key.", metavar="KEY")],
+    name: NameOption,
+    run_id: Annotated[str, typer.Option("--run-id", help="The run's id, as sifu clients list shows it.")],
+    id: Annotated[str, typer.Option("--id", help="The request's id.")],
+    output: Annotated[Path, typer.Option("--output", help="The file to send to the operator.", metavar="FILE")],
+    format: FormatOption = Format.text,
+) -> None:
+    """At the client: ask to be forgotten. The operator hands the file in with sifu request DIR --signed FILE."""
+    import json
+
+    from sifu.api.signed_requests import sign_request
+    from sifu.cli.output import out, print_json
+    from sifu.store.files import write_atomically
+
+    write_atomically(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")
+    if format is Format.json:
+        print_json({"request": id, "file": str(output)})
+    else:
+        out.print(f"Wrote {output}: send it to the operator.", markup=False)
+
+
+def read_statement(path: Path) -> dict[str, Any]:
+    """A signed request from a file."""
+    import json
+
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a signed request: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("body"), dict):
+        raise InputError(f"{path} is not a signed request: it has no body")
+    return found
+
+
+def _apply(run: Path, change: dict[str, Any], sentence: str, format: Format) -> None:
+    from sifu.api.client_list import ask_for_change
+    from sifu.cli.output import out, print_json
+
+    done = ask_for_change(run, change)
+    if format is Format.json:
+        print_json({"change": change, "done": done})
+    elif done:
+        out.print(f"{sentence}.", markup=False)
+    else:
+        out.print(f"The running server was told, and will take it in between rounds: {sentence}.", markup=False)

@@ -1,0 +1,142 @@
+"""Commands that look after a run: erase for good, back up, anchor, keys, and the record of requests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sifu.cli.options import Format, FormatOption, RunArgument
+
+
+def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Erase for good what still holds a part of the forgotten; says what remains and why.
+
+    Applies the strict rule to everyone forgotten so far, also where retention paper kept models for later requests,
+    and leaves nothing of it in the database's free pages, its log or temporary files.
+    """
+    from rich.markup import escape
+
+    from sifu.api import Run
+    from sifu.cli.output import out, print_json
+
+    done = Run(run).purge()
+    if format is Format.json:
+        print_json(asdict(done))
+        return
+    out.print(
+        f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
+        "the database was written anew."
+    )
+    if not done.complete:
+        out.print("[yellow]Another process is reading the run: its log still holds old pages. Purge again later.[/]")
+    out.print("What remains, and why:")
+    for what, why in done.remains:
+        out.print(f"  {escape(what)}: {escape(why)}.")
+
+
+def anchor(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Print the chain's head, to publish or keep elsewhere; sifu verify --anchor checks it later."""
+    from sifu.api import Run
+    from sifu.cli.output import print_json
+
+    head = Run(run).anchor()
+    if format is Format.json:
+        print_json({"anchor": head})
+    else:
+        typer.echo(head)
+
+
+BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")]
+
+
+def backup(run: RunArgument, file: BackupArgument, format: FormatOption = Format.text) -> None:
+    """Write everything the run is into one file; the ledger remembers that it was made."""
+    from sifu.api import Run
+    from sifu.cli.output import out, print_json
+
+    head = Run(run).backup(file)
+    if format is Format.json:
+        print_json({"backup": str(file), "anchor": head})
+        return
+    out.print(f"Wrote {file}. It is as confidential as the run, and holds the operator's key.", markup=False)
+    out.print(f"Keep this anchor elsewhere: {head}", markup=False, soft_wrap=True)
+
+
+def restore(
+    file: BackupArgument,
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the run.")],
+    anchor: Annotated[
+        str | None, typer.Option("--anchor", help="The latest head that was kept elsewhere.", metavar="SEQ:HASH")
+    ] = None,
+    certificates: Annotated[
+        list[Path] | None,
+        typer.Option("--certificate", help="A certificate issued since the backup: its request is brought back."),
+    ] = None,
+    accept_older: Annotated[
+        bool, typer.Option("--accept-older", help="Restore it although the anchor says that it is not the latest.")
+    ] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Make a run folder from a backup; the ledger says so ever after.
+
+    A backup that is not shown to be the latest state (by --anchor) makes every later certificate conditional at best.
+    """
+    from sifu.api import restore as make
+    from sifu.cli.output import out, print_json
+
+    done = make(file, run, anchor, certificates or [], accept_older)
+    if format is Format.json:
+        print_json(done)
+        return
+    out.print(f"Restored {run} as of event {done['backup_head'].split(':')[0]}; the ledger says so.", markup=False)
+    if not done["complete"]:
+        out.print(
+            "Nothing shows that this was the latest state: later certificates are conditional at best, and clients "
+            "forgotten since must be forgotten again."
+        )
+    if done["requests"]:
+        out.print(
+            f"Brought back: {', '.join(done['requests'])}; {len(done['erased'])} models were erased. Next: sifu forget "
+            f"{run}",
+            markup=False,
+        )
+
+
+key = typer.Typer(name="key", help="The operator's key.", no_args_is_help=True)
+
+
+@key.command("rotate")
+def rotate(
+    run: RunArgument,
+    brought: Annotated[
+        Path | None, typer.Option("--key", help="Your own Ed25519 key (PEM); by default a new one is made.")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Put a new key in place of the old; both sign the change. SIFU_PASSPHRASE encrypts it at rest."""
+    from sifu.api import Run
+    from sifu.cli.output import out, print_json
+
+    public = Run(run).rotate_key(brought)
+    if format is Format.json:
+        print_json({"public_key": public})
+    else:
+        out.print(f"The run is signed with the key {public} from now on. Publish it.", soft_wrap=True)
+
+
+@key.command("show")
+def show(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """The public keys of the run, and whether the private one is encrypted at rest."""
+    from sifu.api import Run
+    from sifu.cli.output import out, print_json
+
+    found = Run(run).keys()
+    if format is Format.json:
+        print_json(found)
+        return
+    for one in found["public_keys"]:
+        out.print(f"{one['key']} from event {one['since']} on", soft_wrap=True)
+    out.print("The private key is " + ("encrypted." if found["encrypted"] else "not encrypted (see SIFU_PASSPHRASE)."))

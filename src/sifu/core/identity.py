@@ -1,0 +1,88 @@
+"""Who a client is: a name the operator gives, and the public key of its node.
+
+A key is written down as the SHA-256 of its PEM body, which is the same for every program that handles it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sifu.core.errors import InputError
+
+AUTHENTICATED = "node keys"
+CLAIMED = "claimed names"
+IN_PROCESS = "in process"
+"""How clients are known to the engine, `TrainingFacts.identity`: only the second leaves a doubt."""
+
+
+def key_fingerprint(pem: bytes) -> str:
+    """SHA-256 of a public key in PEM (SubjectPublicKeyInfo), as hex."""
+    match = re.search(rb"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----", pem)
+    if not match:
+        raise InputError(f"that is not a public key in PEM: it begins with {pem[:30]!r}")
+    try:
+        return hashlib.sha256(base64.b64decode(b"".join(match[1].split()), validate=True)).hexdigest()
+    except binascii.Error as error:
+        raise InputError(f"the public key cannot be decoded: {error}") from error
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """One entry of the allow-list: a client's name, the fingerprint of its key, and whether it may take part."""
+
+    name: str
+    key: str
+    status: Literal["allowed", "blocked"] = "allowed"
+
+
+def admitted_of(values: Iterable[Mapping[str, Any]]) -> tuple[Admitted, ...]:
+    """The allow-list from plain values."""
+    try:
+        return tuple(Admitted(str(one["name"]), str(one["key"]), one["status"]) for one in values)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"the list of clients cannot be read ({error})") from error
+
+
+def plain(entries: Iterable[Admitted]) -> list[dict[str, str]]:
+    """The allow-list as plain values."""
+    return [asdict(one) for one in entries]
+
+
+def with_added(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:
+    """The list with a new client; the same again changes nothing, a key or name that is taken is refused."""
+    for one in entries:
+        if (one.name, one.key, one.status) == (name, key, "allowed"):
+            return entries
+        if one.key == key:
+            raise InputError(f"this key belongs to {one.name} ({one.status}): every client needs a key of its own")
+        if one.name == name:
+            raise InputError(f"{name} is on the list with another key ({one.status}): use --replace for a new key")
+    return (*entries, Admitted(name, key))
+
+
+def with_new_key(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:
+    """The list with another key for an allowed client."""
+    taken = [one.name for one in entries if one.key == key and one.name != name]
+    if taken:
+        raise InputError(f"this key belongs to {taken[0]}: every client needs a key of its own")
+    _entry(entries, name)
+    return tuple(Admitted(name, key) if one.name == name else one for one in entries)
+
+
+def with_blocked(entries: tuple[Admitted, ...], name: str) -> tuple[Admitted, ...]:
+    """The list with a client that takes no further part."""
+    _entry(entries, name)
+    return tuple(Admitted(name, one.key, "blocked") if one.name == name else one for one in entries)
+
+
+def _entry(entries: tuple[Admitted, ...], name: str) -> Admitted:
+    for one in entries:
+        if one.name == name:
+            return one
+    raise InputError(f"{name} is not on the list; it has {', '.join(one.name for one in entries) or 'nobody'}")

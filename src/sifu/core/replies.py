@@ -1,0 +1,180 @@
+"""What a client sends back is not trusted: every reply is checked before anything of it touches the model.
+
+Any engine can use it: make a `ReplyGate` for a round, hand it each reply as it arrived, and average only what it lets
+through. A reply that is refused is a `Rejection` with one of a few stable reasons, which the ledger records.
+
+**A bound on updates bounds every Psi beforehand.** If every accepted model is within U of the model the round
+started from, then for a client with weight w_c < 1
+
+    Delta_c = g w_c/(1-w_c) ||theta_c - mean|| = g w_c ||theta_c - mean of the others|| <= 2 g w_c U,
+
+and Delta_c <= g U for a client that was alone, whatever anybody sends (`largest_increment`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from sifu.core.engine import ClientProfile, Position, Reason, Rejection
+from sifu.core.errors import InputError
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.upward import norm_up, up
+
+OnRejection = Literal["stop", "reply", "round"]
+"""What a rejected reply does: stop training with a sentence, leave out that reply, or drop the whole round."""
+
+LARGEST_UPDATE = 1e12
+"""No model that means anything moves further in a round; beyond it norms lose their meaning before they overflow."""
+
+LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client sent back, as it arrived. Any field may hold anything."""
+
+    client: object
+    position: object
+    samples: object
+    vector: object
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """What is done with a reply that is refused, and how far an update may go (0: up to `LARGEST_UPDATE`)."""
+
+    on_rejection: OnRejection = "stop"
+    update_bound: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.on_rejection not in ("stop", "reply", "round"):
+            raise InputError(f"server.rejected must be stop, reply or round, found {self.on_rejection!r}")
+        if not (0.0 <= self.update_bound <= LARGEST_UPDATE):
+            raise InputError(f"server.update_bound must be 0 (off) to {LARGEST_UPDATE:g}, found {self.update_bound}")
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """What of these rules lies outside the theory: in the other world another reply may lie beyond the bound."""
+        return ("leaving out updates beyond a bound",) if self.update_bound else ()
+
+    @property
+    def limit(self) -> float:
+        """The largest norm of an update that is accepted."""
+        return self.update_bound or LARGEST_UPDATE
+
+
+class ReplyGate:
+    """Checks the replies of one round, one after the other; what it lets through is in `accepted`."""
+
+    def __init__(
+        self,
+        start: Vector,
+        position: Position,
+        asked: Collection[int],
+        layout: ModelLayout,
+        clients: Sequence[ClientProfile],
+        rules: ReplyRules,
+        *,
+        forgotten: Collection[int] = (),
+    ) -> None:
+        self._start, self._position, self._layout, self._clients = start, position, layout, clients
+        self._asked, self._forgotten, self._rules = set(asked), set(forgotten), rules
+        self._index: Mapping[str, int] = {one.name: index for index, one in enumerate(clients)}
+        self.accepted: dict[int, Vector] = {}
+        self._refused: list[Rejection] = []
+
+    def take(self, reply: Reply) -> Rejection | None:
+        """Let a reply through (None), or say why not; nothing of a refused one is kept."""
+        client = self._known(reply.client)
+        reason = self._refusal(client, reply)
+        if reason is None and client is not None:
+            # A copy: whoever holds the array may change it after the check.
+            self.accepted[client] = np.array(reply.vector, dtype=self._layout.dtype)
+            return None
+        name = self._clients[client].name if client is not None else _printable(reply.client)
+        rejection = Rejection(self._position, name, reason or "unknown client", False)
+        self._refused.append(rejection)
+        return rejection
+
+    def finish(self) -> tuple[Rejection, ...]:
+        """Every rejection of the round, once all replies were taken; drops the whole round where the rules say so.
+
+        A second or a stray reply takes nothing away from a round. It is dropped whole only if somebody is missing.
+        """
+        names = {self._clients[client].name for client in self._asked - self.accepted.keys()}
+        found = [replace(one, left_out=one.client in names) for one in self._refused]
+        if self._rules.on_rejection == "round" and any(one.left_out for one in found):
+            found += [
+                Rejection(self._position, self._clients[client].name, "round dropped", True)
+                for client in sorted(self.accepted)
+            ]
+            self.accepted.clear()
+        return tuple(found)
+
+    def _known(self, named: object) -> int | None:
+        """The index of a client named by index or by name."""
+        if isinstance(named, str):
+            return self._index.get(named)
+        if isinstance(named, int | np.integer) and not isinstance(named, bool) and 0 <= named < len(self._clients):
+            return int(named)
+        return None
+
+    def _refusal(self, client: int | None, reply: Reply) -> Reason | None:
+        if client is None:
+            return "unknown client"
+        if client in self._forgotten:
+            return "forgotten client"
+        if not isinstance(reply.position, Position) or reply.position != self._position:
+            return "another round"
+        if client not in self._asked:
+            return "not asked"
+        if client in self.accepted:
+            return "twice"
+        samples = reply.samples
+        if isinstance(samples, bool) or not isinstance(samples, int | np.integer):
+            return "wrong samples"
+        if samples != self._clients[client].samples:
+            return "wrong samples"
+        return vector_refusal(reply.vector, self._start, self._layout, self._rules.limit)
+
+
+def vector_refusal(vector: object, start: Vector, layout: ModelLayout, limit: float = LARGEST_UPDATE) -> Reason | None:
+    """Why a returned model cannot be used, or None; nothing is converted, so no code of its sender can run."""
+    if type(vector) is not np.ndarray:
+        return "not an array"
+    if vector.dtype != np.dtype(layout.dtype):
+        return "wrong dtype"
+    if vector.shape != (layout.size,):
+        return "wrong shape"
+    if not bool(np.isfinite(vector).all()):
+        return "not finite"
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = vector.astype(np.float64) - start.astype(np.float64)
+        largest = float(np.max(np.abs(moved), initial=0.0))
+        # Squares overflow long before entries do.
+        length = norm_up(moved) if largest < 1e100 else math.inf
+    return None if length <= limit else "too large"
+
+
+def _printable(named: object) -> str:
+    """What an unknown client calls itself, in a form that can be written down and shown."""
+    text = named if isinstance(named, str) else f"<{type(named).__name__}>"
+    return "".join(one if one.isprintable() else "?" for one in text[:LONGEST_NAME])
+
+
+def largest_increment(samples: int, others: int, server_rate: float, update_bound: float) -> float:
+    """The most that one round can add to a client's Psi when every update is within `update_bound`, rounded up.
+
+    `samples` are the client's, `others` those of all other participants.
+
+    >>> largest_increment(10, 90, 1.0, 0.5) >= 0.1
+    True
+    """
+    if others == 0:
+        return up(server_rate * update_bound)
+    return up(up(2.0 * server_rate * update_bound) * up(samples / (samples + others)))

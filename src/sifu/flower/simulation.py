@@ -1,0 +1,94 @@
+"""Flower's simulation runtime: virtual nodes on this machine (ray), the same messages as between real ones.
+
+Clients' data lie in a folder, a file for each, as they would on machines of their own. One simulation may serve several
+federations one after another: `current` in the folder names the one whose clients the nodes are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sifu.core.engine import Engine
+from sifu.core.errors import InputError
+from sifu.core.identity import IN_PROCESS
+from sifu.core.spec import Spec
+from sifu.flower.client import client_app
+from sifu.flower.engine import FlowerFederation, NobodyAnsweredError, Patience
+from sifu.flower.exchange import Exchange
+from sifu.flower.ready import ReadyClient, blueprint, plan_of
+from sifu.flower.roster import ClaimedRoster
+from sifu.flower.wire import profile_message, read_profile
+from sifu.store.files import write_atomically
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid
+
+CURRENT = "current"
+PATIENCE = Patience(timeout=120.0, poll=0.02, pause=1.0)
+
+
+def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
+    """Run `serve` with a grid of virtual nodes; `enter_federation` says whose data they have."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError('Flower\'s simulation needs ray: pip install "flwr[simulation]"')
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what goes wrong is an incident, or raised here
+    server = ServerApp()
+    raised: list[BaseException] = []
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(grid)
+        except BaseException as error:
+            raised.append(error)
+
+    make = partial(_load, str(folder))
+    run_simulation(server, client_app(make), nodes, backend_config={"client_resources": {"num_cpus": 1}})
+    if raised:
+        raise raised[0]
+
+
+def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], preprocessing: str) -> Engine:
+    """An engine of the simulation's nodes with these clients' data, until the next call."""
+    name = f"federation-{len(list(folder.glob('federation-*')))}"
+    (folder / name).mkdir()
+    for number, one in enumerate(data):
+        np.savez(folder / name / f"{number}.npz", x=np.asarray(one.x), y=np.asarray(one.y), name=one.name)
+    write_atomically(folder / CURRENT, name.encode())
+    plan = plan_of(spec, spec.model.outputs).to_text()
+    exchange = Exchange(grid, PATIENCE.poll)
+    nodes = sorted(int(node) for node in grid.get_node_ids())
+    asked = {node: profile_message(node, plan, PATIENCE.timeout) for node in nodes}
+    found, _ = exchange.ask(asked, PATIENCE.timeout, read_profile)
+    by_name = {one.name: one for one in found.values()}
+    missing = [one.name for one in data if one.name not in by_name]
+    if missing:
+        raise NobodyAnsweredError(f"{len(missing)} of {len(data)} virtual nodes did not answer ({missing[0]})")
+    made, _ = blueprint(spec, [by_name[one.name] for one in data], identity=IN_PROCESS, preprocessing=preprocessing)
+    roster = ClaimedRoster(grid, {node: one.name for node, one in found.items()})
+    return FlowerFederation(grid, roster, made, PATIENCE)
+
+
+def _load(folder: str, context: Context) -> ReadyClient:
+    """The data of a virtual node, in the process that plays it."""
+    return _read(str(Path(folder) / Path(folder, CURRENT).read_text() / f"{context.node_config['partition-id']}.npz"))
+
+
+@lru_cache(maxsize=64)
+def _read(path: str) -> ReadyClient:
+    with np.load(path) as arrays:
+        return ReadyClient(str(arrays["name"]), arrays["x"], arrays["y"])

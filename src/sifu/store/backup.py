@@ -1,0 +1,174 @@
+"""A run in one file: a zip without compression, with a list of its files and their digests.
+
+A backup from a stranger is read without running anything: only names of ours, only plain files, no more bytes than the
+list says, every digest checked, and nothing appears under the folder's name before all of it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sifu.core.errors import InputError, RunDamagedError
+from sifu.core.ledger import canonical_json
+from sifu.store.database import DATABASE
+from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
+from sifu.store.keys import KEY_FILE
+from sifu.store.reader import CERTIFICATES, HEAD_FILE, RunReader
+from sifu.store.updates import UPDATES
+
+FORMAT = "sifu-backup-1"
+MANIFEST = "manifest.json"
+NAME = re.compile(
+    rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}"
+    rf"|models/\d{{1,12}}\.safetensors|{UPDATES}/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
+    rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json"
+)
+MOST_FILES = 1_000_000
+LARGEST_MANIFEST = 256 << 20
+PIECE = 1 << 20
+
+
+def write_backup(reader: RunReader, target: Path) -> None:
+    """Everything the run is, in one file that is whole or absent; the caller holds the run's lock."""
+    temporary = target.with_name(TEMPORARY_PREFIX + target.name)
+    copied = target.with_name(TEMPORARY_PREFIX + target.name + ".db")
+    with room_to_write(target):
+        try:
+            for path in (temporary, copied):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+            copy = sqlite3.connect(copied)
+            try:
+                reader.connection.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
+            finally:
+                copy.close()
+            folder = reader.folder
+            listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
+            for name in ("models", UPDATES, CERTIFICATES):
+                found = sorted((folder / name).iterdir())
+                listed |= {f"{name}/{path.name}": path for path in found if NAME.fullmatch(f"{name}/{path.name}")}
+            content: dict[str, Any] = {"format": FORMAT, "head": reader.value("head"), "files": {}}
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+                for name, path in listed.items():
+                    archive.write(path, name)
+                    content["files"][name] = {"bytes": path.stat().st_size, "digest": _digest(path)}
+                archive.writestr(MANIFEST, canonical_json(content))
+            with temporary.open("rb") as stream:
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        except sqlite3.OperationalError as error:
+            raise InputError(f"the backup {target} cannot be written: {error}") from error
+        finally:
+            for path in (temporary, copied):
+                path.unlink(missing_ok=True)
+    sync_folder(target.parent)
+
+
+@contextmanager
+def read_backup(file: Path, folder: Path) -> Iterator[Path]:
+    """Unpack a backup beside `folder`; if the block ends well it gets that name, otherwise nothing is left."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not empty: a backup is restored into a new folder")
+    if not folder.parent.is_dir():
+        raise InputError(f"there is no folder {folder.parent} to make {folder.name} in")
+    staged = folder.with_name(TEMPORARY_PREFIX + folder.name)
+    if staged.exists():
+        shutil.rmtree(staged)
+    try:
+        staged.mkdir(mode=0o700)
+        with room_to_write(folder):
+            _unpack(file, staged)
+        yield staged
+        if folder.exists():
+            folder.rmdir()
+        os.rename(staged, folder)
+        sync_folder(folder.parent)
+    finally:
+        if staged.exists():
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def _unpack(file: Path, staged: Path) -> None:
+    for name in ("models", UPDATES, CERTIFICATES):
+        (staged / name).mkdir(mode=0o700)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            names = [one.filename for one in members]
+            if len(names) > MOST_FILES or len(set(names)) != len(names):
+                raise ValueError("it has too many files, or one twice")
+            listed = _manifest(archive)
+            if set(names) != {*listed, MANIFEST}:
+                raise ValueError("its files are not those of its list")
+            for one in members:
+                if one.filename != MANIFEST:
+                    _unpack_one(archive, one, listed[one.filename], staged / one.filename)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise InputError(f"{file} is not a backup: {error}") from error
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
+        raise InputError(f"{file} is not a backup of sifu, or is damaged: {error}") from error
+    if not (staged / DATABASE).is_file():
+        raise RunDamagedError(f"{file} holds no {DATABASE}")
+
+
+def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
+    info = archive.getinfo(MANIFEST)
+    if info.file_size > LARGEST_MANIFEST or info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("its list is too large")
+    with archive.open(info) as stream:
+        content = json.loads(stream.read(LARGEST_MANIFEST + 1))
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {str(content['format'])[:40]!r}, this version reads {FORMAT!r}")
+    listed: dict[str, dict[str, Any]] = content["files"]
+    for name, one in listed.items():
+        if not NAME.fullmatch(name) or not isinstance(one["bytes"], int) or not isinstance(one["digest"], str):
+            raise ValueError(f"its list names {name[:60]!r}")
+    return listed
+
+
+def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[str, Any], target: Path) -> None:
+    """One file, never more bytes of it than the list says."""
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size != listed["bytes"]:
+        raise ValueError(f"{info.filename} is compressed, or not as long as the list says")
+    digest, left = hashlib.sha256(), int(listed["bytes"])
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with archive.open(info) as stream, os.fdopen(descriptor, "wb") as made:
+        while left > 0:
+            piece = stream.read(min(PIECE, left))
+            if not piece:
+                raise ValueError(f"{info.filename} ends early")
+            digest.update(piece)
+            made.write(piece)
+            left -= len(piece)
+        made.flush()
+        os.fsync(made.fileno())
+    if digest.hexdigest() != listed["digest"]:
+        raise ValueError(f"{info.filename} is not what the list says")
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

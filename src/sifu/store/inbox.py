@@ -1,0 +1,100 @@
+"""Letters to a run that another process writes to: each a small file, whole or absent, taken in between rounds.
+
+Whoever cannot have the writer's lock posts a letter; the writer turns it into an event of the ledger and only then
+takes the file away. A kill in between leaves the file, and taking it in again changes nothing: what a letter
+asks for has an id. So a letter is never lost and never counts twice, whoever dies when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sifu.core.errors import InputError
+from sifu.core.ledger import canonical_json
+from sifu.core.terms import check_request_id
+from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
+
+INBOX = "inbox"
+LARGEST_LETTER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What is asked for (`kind`, `content`) under which id; a file that cannot be read has no content."""
+
+    kind: str
+    id: str
+    content: dict[str, Any] | None
+    path: Path
+
+
+def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
+    """Put a letter into the inbox, durable when this returns; the same one again changes nothing."""
+    check_request_id(id)
+    inbox = folder / INBOX
+    inbox.mkdir(mode=0o700, exist_ok=True)
+    body = canonical_json(content)
+    path = inbox / f"{kind}.{id}.json"
+    temporary = inbox / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    with room_to_write(path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(body)
+                stream.flush()
+                os.fsync(stream.fileno())
+            # A link, unlike a rename, never replaces what is there.
+            os.link(temporary, path)
+        except FileExistsError:
+            try:
+                found = path.read_bytes()
+            except FileNotFoundError:
+                found = body  # it was taken in this instant; whoever took it in compares the terms
+            if found != body:
+                raise InputError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+    sync_folder(inbox)
+    sync_folder(folder)
+
+
+def letters(folder: Path) -> list[Letter]:
+    """The letters that wait, in the order they came."""
+    inbox = folder / INBOX
+    found = []
+    for path in inbox.glob("*.*.json") if inbox.is_dir() else ():
+        try:
+            found.append((path.stat().st_mtime_ns, path.name, path))
+        except FileNotFoundError:
+            continue
+    return [_read(path) for _, _, path in sorted(found)]
+
+
+def any_letters(folder: Path) -> bool:
+    """Whether somebody wrote; cheap enough to be asked between rounds."""
+    try:
+        with os.scandir(folder / INBOX) as entries:
+            return any(one.name.endswith(".json") and not one.name.startswith(TEMPORARY_PREFIX) for one in entries)
+    except FileNotFoundError:
+        return False
+
+
+def discard(letter: Letter) -> None:
+    """Take away a letter whose event is in the ledger."""
+    letter.path.unlink(missing_ok=True)
+    sync_folder(letter.path.parent)
+
+
+def _read(path: Path) -> Letter:
+    kind, _, rest = path.name.partition(".")
+    try:
+        text = path.read_bytes() if path.stat().st_size <= LARGEST_LETTER_BYTES else b""
+        content = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        content = None
+    return Letter(kind, rest.removesuffix(".json"), content if isinstance(content, dict) else None, path)

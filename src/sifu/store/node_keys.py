@@ -1,0 +1,46 @@
+"""A client's own word: a statement signed with the private key of its node (ECDSA over SHA-256)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sifu.core.errors import InputError
+from sifu.core.ledger import canonical_json
+
+
+def sign_statement(key_file: Path, body: dict[str, Any]) -> dict[str, Any]:
+    """`body` with the node's public key and its signature over the canonical JSON."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(key_file.read_bytes(), None)
+    except OSError as error:
+        raise InputError(f"cannot read the key {key_file}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{key_file} is not a private key of ssh-keygen without a passphrase ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{key_file} is not an ECDSA key: make one with ssh-keygen -t ecdsa -b 384")
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = key.sign(canonical_json(body), ec.ECDSA(SHA256()))
+    return {"body": body, "key": pem.decode(), "signature": signature.hex()}
+
+
+def statement_holds(statement: dict[str, Any]) -> bool:
+    """Whether the signature is that of the key named, over the body."""
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(str(statement["key"]).encode())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        signature = bytes.fromhex(str(statement["signature"]))
+        key.verify(signature, canonical_json(statement["body"]), ec.ECDSA(SHA256()))
+    except (InvalidSignature, UnsupportedAlgorithm, KeyError, ValueError, TypeError):
+        return False
+    return True

@@ -1,0 +1,183 @@
+"""A program that runs one scripted job with a fault at a chosen point of it: python faulty_runs.py FOLDER JSON
+
+The job: train, three requests, a joint one, a strict purge. A point is a write, fsync, rename, unlink, truncation or
+SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before or after it, or the
+call fails with ENOSPC or EIO, or writes only half of its bytes. Then the job is run again until it ends, and compared
+by the caller with the uninterrupted one. Everything is imported once; every attempt is a fork. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import signal
+import sqlite3
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sifu
+from sifu.core.errors import SifuError
+from sifu.methods import training
+from sifu.store import database
+
+FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")
+STOPPED, BROKEN = 75, 1
+"""Exit codes of an attempt: an error that was told in a sentence, and one that was not."""
+
+
+def work(folder: Path, job: dict[str, Any]) -> None:
+    """The whole job; run again after a fault it goes on."""
+    run = sifu.train(job["spec"], run=folder)
+    for one in job["requests"]:
+        run.forget(one["clients"], one["id"], min_level="none", **one["terms"])
+    reader = run.reader()
+    purged = reader.query("SELECT 1 FROM events WHERE kind = 'purged'")
+    reader.close()
+    if not purged:
+        run.purge()
+
+
+class Point:
+    """Counts the points of a job, and does the fault at the n-th."""
+
+    def __init__(self, at: int | None, fault: str) -> None:
+        self.count, self.at, self.fault = 0, at, fault
+        self.names: list[str] = []
+
+    def around(self, name: str, call: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
+        """Do the call, with the fault if this is its point."""
+        self.count += 1
+        self.names.append(name)
+        if self.count != self.at:
+            return call()
+        if self.fault == "kill before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "kill after":
+            with contextlib.suppress(Exception):
+                call()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "short write" and half is not None:
+            half()
+        code = errno.EIO if self.fault == "EIO" else errno.ENOSPC
+        if name.startswith("sql"):
+            words = "disk I/O error" if self.fault == "EIO" else "database or disk is full"
+            raise sqlite3.OperationalError(words)
+        raise OSError(code, os.strerror(code))
+
+
+class FaultyConnection(sqlite3.Connection):
+    """A connection whose statements that change something are points."""
+
+    point: Point
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        first = sql.lstrip().split(None, 1)[0].upper()
+        if first in ("SELECT", "PRAGMA") and "checkpoint" not in sql:
+            return super().execute(sql, *values)
+        return self.point.around(f"sql {first}", lambda: super(FaultyConnection, self).execute(sql, *values))
+
+    def executemany(self, sql: str, values: Any) -> Any:
+        return self.point.around("sql many", lambda: super(FaultyConnection, self).executemany(sql, values))
+
+
+class FaultyStream(io.FileIO):
+    """A file whose writes are points."""
+
+    point: Point
+
+    def write(self, content: Any) -> int:
+        content = bytes(content)
+        whole = super().write
+        return self.point.around("write", lambda: whole(content), lambda: whole(content[: len(content) // 2]))
+
+
+def install(point: Point) -> None:
+    """Put the points in."""
+    FaultyConnection.point = FaultyStream.point = point
+    for name in ("fsync", "replace", "rename", "unlink", "ftruncate", "rmdir", "mkdir"):
+        real = getattr(os, name)
+
+        def faulty(*arguments: Any, _name: str = name, _real: Any = real, **named: Any) -> Any:
+            return point.around(_name, lambda: _real(*arguments, **named))
+
+        setattr(os, name, faulty)
+    connect = sqlite3.connect
+    database.sqlite3.connect = lambda *a, **k: connect(*a, **(k | {"factory": FaultyConnection}))  # type: ignore[assignment]
+    os.fdopen = lambda descriptor, mode="r", *rest: FaultyStream(descriptor, mode.replace("b", ""))  # type: ignore[assignment,misc]
+
+
+def attempt(folder: Path, job: dict[str, Any], at: int | None = None, fault: str = "") -> int:
+    """Run the job in a child; its exit code, negative if a signal ended it."""
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            if at is not None:
+                install(Point(at, fault))
+            work(folder, job)
+        except (SifuError, OSError, sqlite3.OperationalError) as error:
+            # What the command line makes a sentence of; anything else is a bug.
+            code = STOPPED if isinstance(error, SifuError | OSError) else BROKEN
+            if code == BROKEN or at is None:
+                traceback.print_exc()
+        except BaseException:
+            traceback.print_exc()
+            code = BROKEN
+        sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def count_points(folder: Path, job: dict[str, Any]) -> list[str]:
+    """What the points of the job are, in order."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        point = Point(None, "")
+        install(point)
+        work(folder, job)
+        with open(writing, "w") as stream:
+            stream.write(json.dumps(point.names))
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as stream:
+        names: list[str] = json.loads(stream.read())
+    os.waitpid(child, 0)
+    return names
+
+
+def main() -> None:
+    base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
+    training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
+    work(base / "uninterrupted", job)  # which also imports everything
+    names = count_points(base / "counted", job)
+    done: dict[str, int] = {}
+    wrong: list[str] = []
+    number = 0
+    for at in range(1, len(names) + 1):
+        for fault in FAULTS:
+            if fault == "short write" and names[at - 1] != "write":
+                continue
+            number += 1
+            if number % job["every"] != job.get("share", 0):
+                continue
+            folder = base / f"{at}-{fault.replace(' ', '-')}"
+            code = attempt(folder, job, at, fault)
+            if code == BROKEN:
+                wrong.append(f"point {at} ({names[at - 1]}), {fault}: it crashed without a sentence")
+            again = attempt(folder, job)
+            if again != 0:
+                wrong.append(f"point {at} ({names[at - 1]}), {fault}: it did not go on (exit code {again})")
+            done[fault] = done.get(fault, 0) + 1
+    print(json.dumps({"points": len(names), "kinds": sorted(set(names)), "faults": done, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main()

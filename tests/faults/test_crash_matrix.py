@@ -1,0 +1,121 @@
+"""A fault at any point of a run leaves a run that goes on and records what the uninterrupted one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import copy_run, environment, files_of, scalars, small_spec
+from sifu.api import verify_run
+from sifu.core.errors import RunDamagedError
+from sifu.store.files import model_path
+
+PROGRAM = Path(__file__).with_name("faulty_runs.py")
+JOB: dict[str, Any] = {
+    "spec": small_spec(
+        privacy={"noise": "seeded"}, keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 4}
+    ),
+    "requests": [
+        {"id": "first", "clients": ["client-000"], "terms": {"sigma": 0.05}},
+        {"id": "second", "clients": ["client-001"], "terms": {"sigma": 0.5}},
+        {"id": "third", "clients": ["client-002"], "terms": {"sigma": 0.5, "retention": "strict"}},
+        {"id": "joint", "clients": ["client-003", "client-004"], "terms": {"sigma": 0.5, "unit": "joint"}},
+    ],
+}
+
+
+@pytest.fixture
+def quick_folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a place: fsync is free there, and a killed process loses no more than on a disk."""
+    memory = Path("/dev/shm")
+    if not (memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 28):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="sifu-faults-") as made:
+        yield Path(made)
+
+
+def matrix(folder: Path, **more: Any) -> dict[str, Any]:
+    """Run the program, and compare every run it made with the uninterrupted one."""
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), json.dumps(JOB | more)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=3000,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    result: dict[str, Any] = json.loads(ended.stdout)
+    assert result["wrong"] == [], ended.stderr[-4000:]
+    expected, models = scalars(folder / "uninterrupted"), stored(folder / "uninterrupted")
+    compared = 0
+    for path in sorted(folder.iterdir()):
+        found = scalars(path)
+        for table, rows in expected.items():
+            assert found[table] == rows, f"{table} of {path.name} differs"
+        assert stored(path) == models, path.name
+        assert verify_run(path).problems == [], path.name
+        assert [one.name for one in path.rglob(".*")] == [], f"temporary files were left in {path.name}"
+        assert not (path / "scrub").exists(), path.name
+        assert not list(path.glob("operator.key.new-*")), path.name
+        compared += 1
+        if path.name != "uninterrupted":
+            shutil.rmtree(path)
+    result["compared"] = compared
+    print(
+        f"crash matrix: {result['points']} points, {sum(result['faults'].values())} faults {result['faults']}, 0 lost"
+    )
+    return result
+
+
+def stored(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in files_of(folder).items() if name.startswith(("models", "updates"))}
+
+
+def test_a_sample_of_the_crash_matrix(quick_folder: Path) -> None:
+    result = matrix(quick_folder, every=401)
+    assert result["points"] >= 200
+    assert {"write", "fsync", "replace", "unlink", "sql COMMIT", "sql VACUUM"} <= set(result["kinds"])
+    assert sum(result["faults"].values()) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(16))
+def test_every_point_of_the_crash_matrix(quick_folder: Path, share: int) -> None:
+    """Sixteen shares of one matrix; together they are every fault at every point."""
+    result = matrix(quick_folder, every=16, share=share)
+    assert result["compared"] >= 40
+
+
+@pytest.mark.parametrize("damage", ["torn", "zeros at the end", "two swapped", "an older one", "empty"])
+def test_torn_and_reordered_writes_of_models_are_noticed(run_with_requests: Path, tmp_path: Path, damage: str) -> None:
+    """What a disk may do that acknowledges writes it has not done: the file is refused, never used."""
+    folder = copy_run(run_with_requests, tmp_path / "run")
+    run = sifu.open_run(folder)
+    tip = int(run.reader().value("tip"))
+    another = next(node for node in run.reader().models() if node != tip)
+    path, other = model_path(folder, tip), model_path(folder, another)
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(
+        {
+            "torn": content[:half],
+            "zeros at the end": content[:half] + bytes(len(content) - half),
+            "two swapped": other.read_bytes(),
+            "an older one": content[:half] + other.read_bytes()[half:],
+            "empty": b"",
+        }[damage]
+    )
+    assert any(f"node {tip}" in one for one in run.verify().problems)
+    with pytest.raises(RunDamagedError):
+        run.forget(["client-007"], "next", sigma=0.5)

@@ -1,0 +1,176 @@
+"""What strangers may hand over: specs, certificates, databases, backups. A sentence or an answer, nothing else.
+
+Short in the suite; `make fuzz` sets SIFU_FUZZ_SECONDS and gives every target that long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sifu.api import load_spec, restore, verify_certificate, verify_run
+from sifu.core.errors import SifuError
+from sifu.core.spec import Spec, commented_toml
+
+SECONDS = float(os.environ.get("SIFU_FUZZ_SECONDS", "0"))
+QUICK = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=12),
+    st.sampled_from([1e308, -1, 0, 10**40, ""]),
+)
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner))
+mutations = st.lists(
+    st.tuples(st.integers(0, 2**31), st.integers(0, 255), st.sampled_from(["set", "cut", "insert"])), max_size=6
+)
+
+
+def mutated(content: bytes, changes: Any) -> bytes:
+    """A few bytes set, put in, or everything after a place cut off."""
+    for place, value, how in changes:
+        at = place % max(1, len(content))
+        if how == "set":
+            content = content[:at] + bytes([value]) + content[at + 1 :]
+        elif how == "insert":
+            content = content[:at] + bytes([value]) * (1 + value % 9) + content[at:]
+        elif value < 32:
+            content = content[:at]
+    return content
+
+
+def answers(call: Callable[[], Any]) -> None:
+    """Only our own errors may come out."""
+    with contextlib.suppress(SifuError):
+        call()
+
+
+def fuzz(strategy: Any, check: Callable[[Any], None]) -> None:
+    """A fixed sample in the suite; random ones for SIFU_FUZZ_SECONDS otherwise. Says how many were tried."""
+    tried = 0
+
+    def counted(value: Any) -> None:
+        nonlocal tried
+        tried += 1
+        check(value)
+
+    if not SECONDS:
+        QUICK(given(strategy)(counted))()
+        return
+    end = time.monotonic() + SECONDS
+    free = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    while time.monotonic() < end:
+        free(given(strategy)(counted))()
+    print(f"{tried} inputs in {SECONDS:g} s")
+
+
+def some_field(body: Any, path: list[int], value: Any) -> Any:
+    """A copy with one value somewhere in it replaced."""
+    if not path or not isinstance(body, dict | list) or not body:
+        return value
+    if isinstance(body, dict):
+        key = sorted(body)[path[0] % len(body)]
+        return body | {key: some_field(body[key], path[1:], value)}
+    at = path[0] % len(body)
+    return [*body[:at], some_field(body[at], path[1:], value), *body[at + 1 :]]
+
+
+def test_specs_as_values() -> None:
+    defaults = Spec().to_mapping()
+    strategy = st.one_of(
+        values, st.builds(lambda p, v: some_field(defaults, p, v), st.lists(st.integers(0, 99), max_size=3), values)
+    )
+    fuzz(strategy, lambda value: answers(lambda: Spec.from_mapping(value)))
+
+
+def test_specs_as_files(tmp_path: Path) -> None:
+    content = commented_toml(Spec()).encode()
+    tomllib.loads(content.decode())
+
+    def check(changes: Any) -> None:
+        (tmp_path / "spec.toml").write_bytes(mutated(content, changes))
+        answers(lambda: load_spec(tmp_path / "spec.toml"))
+
+    fuzz(mutations, check)
+
+
+def test_certificates(run_with_requests: Path, tmp_path: Path) -> None:
+    texts = sorted((run_with_requests / "certificates").glob("*.json"))
+    contents = [json.loads(path.read_bytes()) for path in texts]
+    path = tmp_path / "certificate.json"
+
+    def check(drawn: tuple[int, Any, list[int], Any]) -> None:
+        number, changes, where, value = drawn
+        number %= len(texts)
+        original = texts[number].read_bytes()
+        path.write_bytes(mutated(original, changes))
+        changed = path.read_bytes() != original
+        answers(lambda: changed and verify_certificate(path))
+        other = some_field(contents[number], where, value)
+        path.write_text(json.dumps(other))
+        if other != contents[number] and where:
+            with contextlib.suppress(SifuError):
+                assert not verify_certificate(path).holds
+
+    fuzz(st.tuples(st.integers(0, 99), mutations, st.lists(st.integers(0, 99), max_size=4), values), check)
+
+
+@pytest.fixture(scope="module")
+def whole_database(run_with_requests: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose log is folded into its database."""
+    import sqlite3
+
+    folder = tmp_path_factory.mktemp("fuzz") / "run"
+    shutil.copytree(run_with_requests, folder)
+    connection = sqlite3.connect(folder / "run.db")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return folder
+
+
+def test_databases(whole_database: Path) -> None:
+    """A damaged database is refused with a sentence, or verification says what it finds; nothing crashes."""
+    content = (whole_database / "run.db").read_bytes()
+
+    def check(changes: Any) -> None:
+        for name in ("run.db-wal", "run.db-shm"):
+            (whole_database / name).unlink(missing_ok=True)
+        (whole_database / "run.db").write_bytes(mutated(content, changes))
+        answers(lambda: verify_run(whole_database))
+
+    try:
+        fuzz(mutations, check)
+    finally:
+        (whole_database / "run.db").write_bytes(content)
+
+
+def test_backups(whole_database: Path, tmp_path: Path) -> None:
+    import sifu
+
+    folder = tmp_path / "run"
+    shutil.copytree(whole_database, folder)
+    sifu.open_run(folder).backup(tmp_path / "b.zip")
+    content = (tmp_path / "b.zip").read_bytes()
+
+    def check(changes: Any) -> None:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as made:
+            (Path(made) / "b.zip").write_bytes(mutated(content, changes))
+            answers(lambda: restore(Path(made) / "b.zip", Path(made) / "back"))
+
+    fuzz(mutations, check)

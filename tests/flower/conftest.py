@@ -1,0 +1,8 @@
+"""These tests need Flower (`pip install sifu[flower]`); without it they are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+
+if importlib.util.find_spec("flwr") is None:
+    collect_ignore_glob = ["test_*.py", "memory_grid.py", "flower_federation.py"]

@@ -1,0 +1,192 @@
+"""Real SuperLink and SuperNode processes on loopback, with TLS and node authentication."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def make_certificates(folder: Path) -> None:
+    """A certificate authority (ca.crt) and a server's certificate for loopback (server.pem, server.key)."""
+    now = datetime.datetime.now(datetime.UTC)
+    authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+    server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+
+    def builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(authority)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=2))
+        )
+
+    ca = builder(authority, authority_key).add_extension(x509.BasicConstraints(True, None), critical=True)
+    ca = ca.add_extension(
+        x509.KeyUsage(True, False, False, False, False, True, True, False, False), critical=True
+    ).add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    own = builder(server, server_key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+    own = own.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+    )
+    for certificate, name in ((ca, "ca.crt"), (own, "server.pem")):
+        signed = certificate.sign(authority_key, hashes.SHA256())
+        (folder / name).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.key").write_bytes(
+        server_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+
+
+def make_node_key(path: Path) -> None:
+    """A node's key pair, as ssh-keygen -t ecdsa -b 384 makes it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    )
+    path.chmod(0o600)
+    path.with_suffix(".pub").write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    )
+
+
+def descendants(parent: int) -> list[int]:
+    """Processes that `parent` started, and those they started."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after_name = path.read_text().rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
+    found, look = [], [parent]
+    while look:
+        new = children.get(look.pop(), [])
+        found += new
+        look += new
+    return found
+
+
+class Deployment:
+    """The processes of one federation; everything is ended by `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = dict(
+            os.environ,
+            FLWR_TELEMETRY_ENABLED="0",
+            FLWR_HOME=str(folder / "flwr"),
+            OMP_NUM_THREADS="1",
+            PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            PYTHONPATH=os.pathsep.join(one for one in sys.path if one),
+        )
+        (folder / "flwr").mkdir()
+        make_certificates(folder)
+        (folder / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{folder / "ca.crt"}"\n'
+        )
+
+    def start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+        """A process in the background, its output in a file of its name."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            made = subprocess.Popen(
+                [str(one) for one in command], stdout=log, stderr=log, env=self.environment, cwd=self.folder,
+                start_new_session=True,
+            )  # fmt: skip
+        self.processes[name] = made
+        return made
+
+    def call(self, *command: object, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """A command in the foreground."""
+        return subprocess.run(
+            [str(one) for one in command], env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            timeout=timeout,
+        )  # fmt: skip
+
+    def sifu(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """A sifu command, as from another terminal."""
+        return self.call(sys.executable, "-m", "sifu.cli.main", *arguments)
+
+    def superlink(self) -> None:
+        """Start SuperLink and wait until it answers."""
+        self.start(
+            "superlink", BIN / "flower-superlink", "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem",
+            "--ssl-keyfile", "server.key", "--enable-supernode-auth", "--database", self.folder / "superlink.db",
+            "--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", self.port,
+        )  # fmt: skip
+        self.wait_for(self._answers, 60, "superlink")
+
+    def _answers(self) -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def register(self, key: str) -> None:
+        """Tell SuperLink of a node's key."""
+        made = self.call(BIN / "flwr", "supernode", "register", self.folder / f"{key}.pub", "here")
+        assert made.returncode == 0, made.stdout + made.stderr
+
+    def supernode(self, key: str, config: str) -> None:
+        """Start a SuperNode with a key."""
+        self.start(
+            key, BIN / "flower-supernode", "--root-certificates", "ca.crt", "--auth-supernode-private-key", key,
+            "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", free_port(),
+            "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key",
+            "--node-config", config,
+        )  # fmt: skip
+
+    def flwr_run(self, app: Path, name: str) -> subprocess.Popen[bytes]:
+        """Start a run of the app; returns at once."""
+        return self.start(name, BIN / "flwr", "run", app, "here", "--stream")
+
+    def kill(self, name: str, number: int) -> None:
+        """End a process and what it started, also in sessions of their own (a ServerApp outlives its SuperLink)."""
+        process = self.processes.pop(name)
+        for one in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, number)
+        process.wait(timeout=30)
+
+    def wait_for(self, condition: object, seconds: float, what: str) -> None:
+        """Until the condition holds; a federation that hangs shows its logs."""
+        end = time.monotonic() + seconds
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < end, f"{what} took more than {seconds} s\n{self.logs()}"
+            time.sleep(0.5)
+
+    def logs(self) -> str:
+        """The end of everybody's output."""
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in self.folder.glob("*.log")
+        )
+
+    def close(self) -> None:
+        """End everything that is still there."""
+        for name in list(self.processes):
+            self.kill(name, 9)

@@ -1,0 +1,51 @@
+"""Every method carries a request out over Flower's messages, through the same code as on the embedded engine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_federation import small_spec
+from test_flower_runs import Federation
+
+import sifu
+from sifu.methods.registry import METHODS
+
+
+def spec_for(method: str) -> object:
+    """A run that the method can do something with; seeded noise, so that both engines draw the same."""
+    sections: dict = {"keep": {"updates_every": 2}, "privacy": {"noise": "seeded"}}
+    if method == "dp":
+        sections = {"server": {"clip": 0.5, "noise": 2.0}, "privacy": {"noise": "seeded"}}
+    if method == "sifu":
+        sections["privacy"]["sigma"] = 0.15
+    sections["data"] = {"preprocessing": "fixed"}
+    return small_spec(stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3}, **sections)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_request_ends_as_on_the_embedded_engine(tmp_path: Path, method: str) -> None:
+    spec = spec_for(method)
+    fed = Federation(tmp_path, spec)  # type: ignore[arg-type]
+    fed.serve()
+    name = fed.data[2].name
+    sifu.open_run(fed.run_folder).request([name], "one", method=method)
+    fed.grid.sent.clear()
+    embedded = sifu.train(spec, run=tmp_path / "embedded")  # type: ignore[arg-type]
+    # Seeded noise certifies nothing; both have to be told that this is meant.
+    embedded.forget([name], "one", method=method, min_level="none")
+    done = fed.serve(min_level="none")
+    assert done == ["one"]
+    assert name not in fed.contacted()
+    found, expected = (sifu.open_run(one) for one in (fed.run_folder, tmp_path / "embedded"))
+    assert found.verify().problems == []
+    (a,), (b,) = found.outcomes(), expected.outcomes()
+    assert (a.rollback_to, a.rounds, a.sigma, a.level) == (b.rollback_to, b.rounds, pytest.approx(b.sigma), b.level)
+    assert a.psi == pytest.approx(b.psi, rel=1e-6)
+    first, second = found.reader(), expected.reader()
+    np.testing.assert_allclose(first.load_model(first.tip), second.load_model(second.tip), rtol=0, atol=1e-8)
+    first.close()
+    second.close()
+    shutil.rmtree(fed.run_folder)

@@ -1,0 +1,312 @@
+"""Whole runs over Flower's messages: the same as embedded, requests while it runs, identities, and kills."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deployment import make_node_key
+from flower_federation import HASTY, grid_of, small_spec
+from memory_grid import MemoryGrid
+
+import sifu
+from sifu.api.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
+from sifu.api.federation import clients_from_spec
+from sifu.api.flower_server import Settings, serve_on_flower
+from sifu.api.signed_requests import sign_request
+from sifu.core.errors import InputError
+from sifu.core.premises import Level
+from sifu.core.spec import Spec, commented_toml
+from sifu.flower.engine import NobodyAnsweredError
+from sifu.methods.training import Progress
+from sifu.methods.view import RunView
+
+
+def new_key(folder: Path, name: str) -> tuple[Path, bytes]:
+    """A node's key pair as ssh-keygen makes it: the .pub file, and the PEM that SuperLink knows the node by."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    path = folder / f"{name}.pub"
+    path.write_bytes(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return path, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+class Federation:
+    """Nodes with keys, their list, and the server's settings."""
+
+    def __init__(self, folder: Path, spec: Spec, *, keyed: bool = True, **settings: object) -> None:
+        self.folder, self.run_folder, self.spec = folder, folder / "run", spec
+        self.data = list(clients_from_spec(spec))
+        self.grid: MemoryGrid = grid_of(self.data)
+        self.nodes = dict(zip([one.name for one in self.data], self.grid.apps, strict=True))
+        (folder / "spec.toml").write_text(commented_toml(spec))
+        if keyed:
+            for one in self.data:
+                path, pem = new_key(folder, one.name)
+                self.grid.keys[self.nodes[one.name]] = pem
+                ask_for_change(self.run_folder, {"do": "add", "name": one.name, "key": fingerprint_of_file(path)})
+        self.settings = Settings(str(self.run_folder), str(folder / "spec.toml"), not keyed, wait=0.2, **settings)  # type: ignore[arg-type]
+
+    def serve(self, at_round: dict[tuple[str, int], object] | None = None, min_level: Level | None = None) -> list[str]:
+        """Run the server; `at_round` maps (phase, rounds) to what happens right after that round."""
+        waiting = dict(at_round or {})
+
+        def progress(made: Progress) -> None:
+            act = waiting.pop((made.phase, made.rounds), None)
+            if act:
+                act()  # type: ignore[operator]
+
+        return serve_on_flower(self.grid, self.settings, patience=HASTY, progress=progress, min_level=min_level)
+
+    def contacted(self) -> set[str]:
+        """Who was sent anything since the grid's list was last cleared."""
+        names = {node: name for name, node in self.nodes.items()}
+        return {names.get(one.metadata.dst_node_id, "stranger") for one in self.grid.sent}
+
+
+SPEC = small_spec(data={"clients": 12, "samples_per_client": 12}, stop={"max_rounds": 14, "target": 0.0})
+
+
+def psi_of(folder: Path, node: int | None = None) -> np.ndarray:
+    """Psi of everybody at a node."""
+    reader = sifu.open_run(folder).reader()
+    try:
+        view = RunView(reader, tip=node)
+        return view.tracker().total(np.arange(len(view.clients)))
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("sections", [{}, {"server": {"participation": "poisson(0.7)"}, "local": {"batch": 5}}])
+def test_the_same_problem_gives_the_same_psi_node_and_model(tmp_path: Path, sections: dict) -> None:
+    spec = small_spec(
+        data={"clients": 12, "samples_per_client": 12, "preprocessing": "fixed"},
+        stop={"max_rounds": 14, "target": 0.0},
+        privacy={"sigma": 0.12},
+        **sections,
+    )
+    flower = Federation(tmp_path, spec)
+    assert flower.serve() == []
+    embedded = sifu.train(spec, run=tmp_path / "embedded")
+    np.testing.assert_allclose(psi_of(flower.run_folder), psi_of(tmp_path / "embedded"), rtol=1e-6)
+    name = flower.data[3].name
+    plan, expected = sifu.open_run(flower.run_folder).plan([name]), embedded.plan([name])
+    assert (plan.source_node, plan.wanted_node, plan.level) == (
+        expected.source_node, expected.wanted_node, expected.level,
+    )  # fmt: skip
+    assert 0 < plan.source_node < 14
+    assert plan.level == "proven"
+    assert plan.noise_std == pytest.approx(expected.noise_std, rel=1e-9)
+    a, b = (sifu.open_run(one).reader() for one in (flower.run_folder, tmp_path / "embedded"))
+    for node in (0, plan.source_node, a.tip):
+        np.testing.assert_allclose(a.load_model(node), b.load_model(node), rtol=0, atol=1e-11)
+    a.close()
+    b.close()
+    assert sifu.open_run(flower.run_folder).verify().problems == []
+
+
+def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_on(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, replace(SPEC, model=replace(SPEC.model, outputs=10)))
+    names = [one.name for one in fed.data]
+
+    def ask(client: str, id: str | None) -> None:
+        fed.grid.sent.clear()
+        other = sifu.open_run(fed.run_folder)
+        made = other.request([client], id)
+        assert other.request_status(made) == "posted"
+        assert made == (id or made)
+        assert other.request([client], made) == made  # the same again changes nothing
+        with pytest.raises(InputError, match="other terms"):
+            other.request([names[9]], made)
+
+    done = fed.serve(
+        {
+            ("training", 4): lambda: ask(names[2], "first"),
+            ("retraining first", 3): lambda: ask(names[5], None),
+        }
+    )
+    assert len(done) == 2
+    assert done[0] == "first"
+    run = sifu.open_run(fed.run_folder)
+    outcomes = run.outcomes()
+    assert [one.clients for one in outcomes] == [(names[2],), (names[5],)]
+    assert {one.level for one in outcomes} <= {"proven", "exact", "conditional"}
+    assert run.verify().problems == []
+    assert not list((fed.run_folder / "inbox").iterdir())
+    for path in (fed.run_folder / "certificates").iterdir():
+        assert sifu.api.verify_certificate(path).problems == []
+    # From the moment the second request was taken in, neither was spoken to.
+    assert fed.contacted() <= set(names) - {names[2], names[5]}
+    reader = run.reader()
+    kinds = [event.kind for event in reader.events()]
+    reader.close()
+    assert kinds.index("rolled back") < len(kinds) - 1 - kinds[::-1].index("request received")
+    # Also after a restart, with the nodes still there, and with a fresh key of the forgotten party.
+    _, fresh = new_key(tmp_path, "fresh")
+    fed.grid.add(1234, fed.grid.apps[fed.nodes[names[2]]], fresh)
+    fed.grid.sent.clear()
+    run.request([names[7]], "third")
+    assert fed.serve() == ["third"]
+    assert fed.contacted() == set(names) - {names[2], names[5], names[7]}
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_a_letter_outlives_its_server_and_counts_once(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    names = [one.name for one in fed.data]
+
+    class KilledError(Exception):
+        pass
+
+    def die() -> None:
+        sifu.open_run(fed.run_folder).request([names[1]], "late")
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        fed.serve({("training", 3): die})
+    assert [path.name for path in (fed.run_folder / "inbox").iterdir()] == ["request.late.json"]
+    letter = (fed.run_folder / "inbox" / "request.late.json").read_bytes()
+    assert fed.serve() == ["late"]
+    # As if the kill had come between the event and the deletion: the letter is there again.
+    (fed.run_folder / "inbox" / "request.late.json").write_bytes(letter)
+    assert fed.serve() == []
+    assert len(sifu.open_run(fed.run_folder).outcomes()) == 1
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_a_letter_that_cannot_be_received_is_refused_and_recorded(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    fed.serve()
+    inbox = fed.run_folder / "inbox"
+    inbox.mkdir(exist_ok=True)
+    (inbox / "request.broken.json").write_bytes(b"{")
+    (inbox / "mischief.x.json").write_bytes(b"{}")
+    assert fed.serve() == []
+    assert not list(inbox.iterdir())
+    reader = sifu.open_run(fed.run_folder).reader()
+    refused = [json.loads(event.payload)["letter"] for event in reader.events() if event.kind == "letter refused"]
+    reader.close()
+    assert sorted(refused) == ["broken", "x"]
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_certified_runs_refuse_without_keys_and_demos_are_capped(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC, keyed=False)
+    strict = replace(fed.settings, insecure_identity=False)
+    with pytest.raises(InputError, match="sifu clients add"):
+        serve_on_flower(fed.grid, strict, patience=HASTY)
+    assert not (fed.run_folder / "run.db").exists()
+    fed.settings = replace(fed.settings, clients=12)
+    fed.serve()
+    run = sifu.open_run(fed.run_folder)
+    name = fed.data[0].name
+    for method in ("sifu", "scratch"):
+        plan = run.plan([name], method=method)
+        assert plan.level == "conditional"
+        assert any(one.name == "identity" and one.status == "assumed" for one in plan.premises)
+    with pytest.raises(InputError, match="sifu clients add"):
+        serve_on_flower(fed.grid, strict, patience=HASTY)
+
+
+def test_a_server_without_tls_is_refused(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    fed.grid._insecure = True  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="--insecure"):
+        fed.serve()
+
+
+def test_unknown_and_blocked_keys_take_no_part(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    names = [one.name for one in fed.data]
+    _, stranger = new_key(tmp_path, "stranger")
+    fed.grid.add(4321, fed.grid.apps[fed.nodes[names[0]]], stranger)
+    fed.serve({("training", 5): lambda: ask_for_change(fed.run_folder, {"do": "block", "name": names[4]})})
+    assert "stranger" not in fed.contacted()
+    reader = sifu.open_run(fed.run_folder).reader()
+    part = reader.participation()
+    rounds_of = {client: int((part.clients == client).sum()) for client in range(12)}
+    reader.close()
+    assert rounds_of[4] == 5
+    assert {count for client, count in rounds_of.items() if client != 4} == {14}
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    names = [one.name for one in fed.data]
+    other, pem = new_key(tmp_path, "other")
+    key = fingerprint_of_file(other)
+    taken = listed_clients(fed.run_folder)[0].key
+    with pytest.raises(InputError, match="belongs to"):
+        ask_for_change(fed.run_folder, {"do": "add", "name": "new", "key": taken})
+    with pytest.raises(InputError, match="--replace"):
+        ask_for_change(fed.run_folder, {"do": "add", "name": names[0], "key": key})
+    fed.serve()
+    assert not (fed.run_folder / "clients.json").exists()
+    assert [one.name for one in listed_clients(fed.run_folder)] == names
+    with pytest.raises(InputError, match="cannot join"):
+        ask_for_change(fed.run_folder, {"do": "add", "name": "new", "key": key})
+    sifu.open_run(fed.run_folder).request([names[1]], "one")
+    with pytest.raises(InputError, match="asked to be forgotten"):
+        ask_for_change(fed.run_folder, {"do": "replace", "name": names[1], "key": key})
+    ask_for_change(fed.run_folder, {"do": "replace", "name": names[3], "key": key})
+    fed.grid.sent.clear()
+    assert fed.serve() == ["one"]
+    assert names[3] not in fed.contacted()  # its node still holds the old key
+    fed.grid.keys[fed.nodes[names[3]]] = pem
+    sifu.open_run(fed.run_folder).request([names[2]], "two")
+    assert fed.serve() == ["two"]
+    assert names[3] in fed.contacted()
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    gone = fed.nodes[fed.data[0].name]
+    app, key = fed.grid.apps[gone], fed.grid.keys[gone]
+    del fed.grid.apps[gone]
+    with pytest.raises(NobodyAnsweredError, match="still missing"):
+        fed.serve()
+    fed.grid.add(gone, app, key)
+    fed.serve({("training", 6): lambda: fed.grid.apps.pop(gone)})
+    reader = sifu.open_run(fed.run_folder).reader()
+    told = [json.loads(one.payload)["incidents"] for one in reader.events() if one.kind == "incidents"]
+    reader.close()
+    assert len(told) == 8
+    assert told[0][0]["client"] == fed.data[0].name
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
+    fed = Federation(tmp_path, SPEC)
+    names = [one.name for one in fed.data]
+    fed.serve()
+    for name in ("mine", "strange"):
+        make_node_key(tmp_path / name)
+    key = fingerprint_of_file(tmp_path / "mine.pub")
+    ask_for_change(fed.run_folder, {"do": "replace", "name": names[6], "key": key})
+    run, number = sifu.open_run(fed.run_folder), run_id(fed.run_folder)
+    good = sign_request(tmp_path / "mine", names[6], number, "own")
+    bent = json.loads(json.dumps(good))
+    bent["body"]["request"] = "other"
+    for statement, match in (
+        (sign_request(tmp_path / "mine", names[5], number, "a"), "for itself only"),
+        (sign_request(tmp_path / "strange", names[6], number, "b"), "not on the list"),
+        (sign_request(tmp_path / "mine", names[6], "another", "c"), "another run"),
+        (bent, "signature does not hold"),
+    ):
+        with pytest.raises(InputError, match=match):
+            run.request_signed(statement)
+    assert run.request_signed(good) == "own"
+    assert run.request_signed(good) == "own"
+    reader = run.reader()
+    kinds = [event.kind for event in reader.events()]
+    assert [one.clients for one in reader.requests()] == [(names[6],)]
+    reader.close()
+    assert kinds.count("letter refused") == 4
+    assert run.verify().problems == []
