@@ -295,6 +295,8 @@ class RunView:
         for row, start, stop in zip(self.rows, bounds, ends, strict=True):
             if row.node.kind == "heuristic":
                 tracker.lose_track()
+            if row.node.kind == "noise":
+                tracker.add_rounding(row.node.rounding)
             if row.node.kind == "round":
                 who = rows.clients[start:stop]
                 _, scalars = summarise_round(
