@@ -291,6 +291,12 @@ class RunView:
             return client_curve(self.path, next(iter(parts.values())))
         return joint_curve(self.path, parts)
 
+    def shared_depths(self, clients: Sequence[int]) -> list[int]:
+        """Depths of the rounds on the path that two or more of `clients` took part in."""
+        depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
+        found, counts = np.unique(depths, return_counts=True)
+        return [int(depth) for depth in found[counts > 1]]
+
     def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
         rows = self.reader.participation(clients)
         depth_of = self.path.depth_of
@@ -322,21 +328,27 @@ class RunView:
         start = next((d for d in range(len(self.rows) - 1, -1, -1) if self.rows[d].node.node in known), None)
         tracker = SensitivityTracker(len(self.clients)) if start is None else known[self.rows[start].node.node].copy()
         beyond = self.rows[0 if start is None else start + 1 :]
+        rows, numbers = ParticipationRows.empty(), [row.node.node for row in beyond]
         if any(row.node.kind == "round" for row in beyond):
-            first_node = min(row.node.node for row in beyond)
-            rows = self.reader.everyone() if start is None else self.reader.participation(first=first_node)
-            numbers = [row.node.node for row in beyond]
-            starts, ends = np.searchsorted(rows.nodes, numbers), np.searchsorted(rows.nodes, numbers, side="right")
-            for row, first, last in zip(beyond, starts, ends, strict=True):
-                self._track(tracker, row.node, rows, slice(first, last))
-        elif any(row.node.kind == "heuristic" for row in beyond):
-            tracker.lose_track()
+            rows = self.reader.everyone() if start is None else self.reader.participation(first=min(numbers))
+        starts, ends = np.searchsorted(rows.nodes, numbers), np.searchsorted(rows.nodes, numbers, side="right")
+        for row, first, last in zip(beyond, starts, ends, strict=True):
+            self._track(tracker, row.node, rows, slice(first, last))
         self.remember(self.rows[-1].node.node, tracker)
         return tracker.copy()
+
+    def is_followed(self, depth: int) -> bool:
+        """Whether everyone's Psi at this depth is at hand, but for noise that adds nothing to it."""
+        nodes = self.path.nodes
+        while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in self.reader.trackers:
+            depth -= 1
+        return nodes[depth].node in self.reader.trackers
 
     def _track(self, tracker: SensitivityTracker, node: PathNode, rows: ParticipationRows, taken: slice) -> None:
         if node.kind == "heuristic":
             tracker.lose_track()
+        if node.kind == "noise":
+            tracker.add_rounding(node.rounding)
         if node.kind != "round":
             return
         who = rows.clients[taken]
