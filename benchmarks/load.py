@@ -111,10 +111,13 @@ def reading(engine: Any, folder: Path, clients: int) -> dict[str, Any]:
     run = sifu.open_run(folder, engine=engine)
     names = [f"client-{clients - 1 - k:06d}" for k in range(51)]
     first = seconds(lambda: run.plan([names[0]]))
+    began = time.process_time()
     plans = [seconds(lambda name=name: run.plan([name])) for name in names[1:]]
+    processor = (time.process_time() - began) / len(plans)
     return {
         "plan_first_seconds": round(first, 4),
         "plan_median_seconds": round(statistics.median(plans), 5),
+        "plan_mean_processor_seconds": round(processor, 5),
         "plan_slowest_seconds": round(max(plans), 5),
         "status_first_seconds": round(seconds(run.status), 3),
         "status_again_seconds": round(seconds(run.status), 3),

@@ -72,10 +72,13 @@ class Forecast:
     @cached_property
     def _first(self) -> list[tuple[int, int, float]]:
         """(position, node, distance) along the first training."""
-        rows = self.view.reader.node_rows()
+        found: list[tuple[int, int, float]] = self.view.reader.remembered("first training", self._find_first)
+        return found
+
+    def _find_first(self) -> list[tuple[int, int, float]]:
         return [
             (row.node.position, row.node.node, row.distance)
-            for row in rows
+            for row in self.view.reader.nodes_by_number().values()
             if row.node.branch == 0 and row.node.kind in ("initial", "round")
         ]
 

@@ -90,7 +90,10 @@ def outlook(
     """
     if noise_std <= 0.0:
         return None
-    active = np.setdiff1d(view.active, np.array(gone, dtype=np.int64))
+    stays = np.zeros(len(view.clients), dtype=bool)
+    stays[view.active] = True
+    stays[list(gone)] = False
+    active = np.flatnonzero(stays)
     needed = influence(view, depth)[active] * terms.multiplier / math.sqrt(1.0 - terms.reserve)
     fitting = int(np.sum(needed <= noise_std))
     sizes = [len(one.clients) for one in view.requests] or [len(terms.clients)]
