@@ -34,6 +34,8 @@ from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow
 
 Floats = NDArray[np.float64]
+MOST_EXPOSURES = 20_000
+"""Subjects whose Psi is kept in memory: everyone forgotten so far, and whoever plans were made for."""
 MOST_TRACKERS = 3
 """Places at which everyone's Psi is kept in memory: the tip, and two that requests may go on from."""
 ACTIVE = "active"
@@ -72,6 +74,7 @@ class RunView:
 
     def __init__(self, reader: RunReader, tip: int | None = None) -> None:
         self.reader, self._now = reader, tip is None
+        self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
             constants = reader.constants
             if "facts" not in constants:
@@ -257,6 +260,11 @@ class RunView:
         Methods that hide by noise of training (who is asked for by that `protection`), or not at all, leave no
         budget to be kept.
         """
+        key = f"subjects of {protection} before {before_order}"
+        found: tuple[Subject, ...] = self.reader.remembered(key, lambda: self._find_earlier(before_order, protection))
+        return found
+
+    def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
         from sifu.methods.registry import method_named  # the methods import this file
 
         by_request = {one.request: one for one in self.requests}
@@ -281,8 +289,14 @@ class RunView:
         return tuple(result)
 
     def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
-        """The subjects with their Psi along the path, computed when it is looked at."""
-        return [Exposure(one, self.path, lambda one=one: self.curve(one)) for one in subjects]  # type: ignore[misc]
+        """The subjects with their Psi along the path, computed when it is first looked at."""
+        known = self._exposures
+        if len(known) > MOST_EXPOSURES:
+            known.clear()
+        for one in subjects:
+            if one not in known:
+                known[one] = Exposure(one, self.path, lambda one=one: self.curve(one))  # type: ignore[misc]
+        return [known[one] for one in subjects]
 
     def curve(self, subject: Subject) -> PsiCurve:
         """Psi(., subject) along the path."""
