@@ -197,7 +197,7 @@ class Store(Target):
                 connection.execute(f"DROP TABLE {table}")
             else:
                 connection.execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO other")
-        except (sqlite3.Error, OverflowError):
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError):
             pass
         finally:
             connection.close()
