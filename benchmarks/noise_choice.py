@@ -91,7 +91,7 @@ TASKS = (
     Task("digits 160x10 iid, eps 1", linear("digits", 160, 10, 0.95, 1.0), seen=True),
     Task("digits 50x30 iid, eps 10", linear("digits", 50, 30, 0.96), clients_a_request=1, seen=True),
     Task("digits 140x10 one class, eps 10", linear("digits", 140, 10, 0.94, **ONE_CLASS), seen=True),
-    Task("digits 120x14 poisson 0.5, eps 10", linear("digits", 120, 14, 0.95, **HALF), clients_a_request=3),
+    Task("digits 110x14 poisson 0.5, eps 10", linear("digits", 110, 14, 0.95, **HALF), clients_a_request=3),
     Task("digits 160x10 iid, eps 10, 4 in a row", linear("digits", 160, 10, 0.95), requests=4),
     Task("cifar10 features 1000x10 iid, eps 10", linear("cifar10", 1000, 10, 0.43), features=True),
     Task("cifar10 features 1000x10 iid, eps 1", linear("cifar10", 1000, 10, 0.43, 1.0), features=True),
@@ -183,9 +183,9 @@ def measure(
     for sigma, found in sorted(result["grid"].items(), key=lambda item: -float(item[0])):
         while len(found) < repeats[1]:
             # A single request that takes half as many rounds again as the best so far is of no interest.
-            known_best = min((mean_total(one) for one in result["grid"].values() if one), default=math.inf)
+            known_best = min((mean_total(one) for one in result["grid"].values() if one), default=float(cap))
             limit = min(cap, math.ceil(1.5 * known_best) + 5) if task.requests == 1 else cap
-            found.append(carry_out(task, trained, engine, int(limit), sigma=float(sigma))[0])
+            found.append(carry_out(task, trained, engine, limit, sigma=float(sigma))[0])
             yield result
 
 
