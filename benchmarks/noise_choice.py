@@ -6,9 +6,9 @@
 
 Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
 every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise.
-Rounds are summed over the requests, and means over the repeats are compared. The grid is geometric, from 1/40 to 1.6 times the noise that
-the first request would need at the last model of training (to 3 times in a sequence). What took more than half as
-many rounds again as Scratch, or as the best of the grid so far (for a single request), was stopped there.
+Rounds are summed over the requests, and means over the repeats are compared. The grid is geometric, from 1/40 to 1.6
+times the noise that the first request would need at the last model of training (to 3 times in a sequence). What took
+more than half as many rounds again as Scratch, or as the best of the grid so far (a single request), was stopped there.
 """
 
 from __future__ import annotations

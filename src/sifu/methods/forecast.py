@@ -34,7 +34,7 @@ HARM = 1.8
 HARM_RANGE = 3.0
 """A run's own kappa is believed up to this factor away from the common one: few rounds tell it only roughly."""
 RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
-SPREAD = 1.6
+SPREAD = 2.0
 """Half-width of the interval, as a factor (docs/noise.md says how often it held)."""
 LONGEST = 8.0
 """Rounds are looked for up to this many times those of the first training."""
