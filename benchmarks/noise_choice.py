@@ -8,7 +8,8 @@ Each task is trained once. Then its requests are carried out with `auto`, with e
 every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise.
 Rounds are summed over the requests, and means over the repeats are compared. The grid is geometric, from 1/40 to 1.6
 times the noise that the first request would need at the last model of training (to 3 times in a sequence). What took
-more than half as many rounds again as Scratch, or as the best of the grid so far (a single request), was stopped there.
+more than half as many rounds again as Scratch was stopped there; a single request that took that much more than the
+best of the grid so far was stopped too, and is counted like that.
 """
 
 from __future__ import annotations
@@ -187,7 +188,10 @@ def measure(
             # A single request that takes half as many rounds again as the best so far is of no interest.
             known_best = min((mean_total(one) for one in result["grid"].values() if one), default=float(cap))
             limit = min(cap, math.ceil(1.5 * known_best) + 5) if task.requests == 1 else cap
-            found.append(carry_out(task, trained, engine, limit, sigma=float(sigma))[0])
+            rows = carry_out(task, trained, engine, limit, sigma=float(sigma))[0]
+            if limit < cap and total(rows) >= limit:
+                rows[0]["rounds"] = cap
+            found.append(rows)
             yield result
     contenders = sorted(result["grid"], key=lambda sigma: mean_total(result["grid"][sigma]))[:CONTENDERS]
     for sigma in contenders:
