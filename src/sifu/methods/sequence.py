@@ -7,8 +7,8 @@ what matters for later requests is how many of the active clients the noise of t
     s Psi(n, f) <= sigma sqrt(1 - reserve)       for client f at the edge's source n.
 
 If clients ask in random order, N of them are active and B would not fit, (N - B) / (B + 1) ask, on average, before the
-first that does not. That is what a *fixed* sigma serves. With `auto` every request takes the noise it needs at the current
-model, so none has to go back; but noise adds up and Psi grows, and requests become slower. How many are worth
+first that does not. That is what a *fixed* sigma serves. With `auto` every request takes the noise it needs at the
+current model, so none has to go back; but noise adds up and Psi grows, and requests become slower. How many are worth
 it is found by running the forecast ahead, request after request of the usual size.
 """
 
