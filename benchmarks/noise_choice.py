@@ -190,7 +190,7 @@ def measure(
             limit = min(cap, math.ceil(1.5 * known_best) + 5) if task.requests == 1 else cap
             rows = carry_out(task, trained, engine, limit, sigma=float(sigma))[0]
             if limit < cap and total(rows) >= limit:
-                rows[0]["rounds"] = cap
+                rows[0] |= {"rounds": cap, "stopped": True}
             found.append(rows)
             yield result
     contenders = sorted(result["grid"], key=lambda sigma: mean_total(result["grid"][sigma]))[:CONTENDERS]
@@ -301,7 +301,8 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
         axis.set_visible(False)
     for axis, result in zip(axes.flat, results, strict=False):
         sigmas = [float(s) for s, found in result["grid"].items() if found]
-        axis.plot(sigmas, [mean_total(result["grid"][repr(s)]) for s in sigmas], "o-", color="#4477aa", ms=3)
+        finished = [s for s in sigmas if not any(rows[0].get("stopped") for rows in result["grid"][repr(s)])]
+        axis.plot(finished, [mean_total(result["grid"][repr(s)]) for s in finished], "o-", color="#4477aa", ms=3)
         axis.axhline(mean_total(result["scratch"]), color="#888888", ls="--", lw=1)
         autos = [rows[0]["sigma"] for rows in result["auto"] if rows[0]["sigma"] > 0]
         if autos:
@@ -313,7 +314,7 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
         axis.set(xscale="log", yscale="log", title=result["task"])
         axis.title.set_fontsize(8)
     figure.supxlabel("sigma (of the first request)")
-    figure.supylabel("rounds (dots: fixed sigma, star: auto, dashes: Scratch)")
+    figure.supylabel("rounds (dots: fixed sigma, stars: auto, dashes: Scratch)", fontsize=9)
     figure.tight_layout()
     figure.savefig(file, dpi=130)
     plt.close(figure)
