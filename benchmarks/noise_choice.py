@@ -311,7 +311,7 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
             )
         else:
             axis.axhline(mean_total(result["auto"]), color="#cc3311", lw=1)
-        axis.set(xscale="log", yscale="log", title=result["task"])
+        axis.set(xscale="log", yscale="log", title=result["task"], xlim=(sigmas[0] / 1.2, sigmas[-1] * 1.2))
         axis.title.set_fontsize(8)
     figure.supxlabel("sigma (of the first request)")
     figure.supylabel("rounds (dots: fixed sigma, stars: auto, dashes: Scratch)", fontsize=9)
