@@ -1,6 +1,7 @@
 """One SuperLink and five SuperNodes on loopback, TLS and node authentication on: `make test-flower`.
 
-All tests share the processes, since starting them takes longer than what is tested. What is killed is killed by SIGKILL.
+All tests share the processes, since starting them takes longer than what is tested. What is killed is killed by
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def make(context: Context) -> FunctionClient:
 app = client_app(make, masked_only=MASKED)
 '''
 
-SERVER = '''"""The server of numpy clients; it kills itself once, in the middle of a rollback, where MARKER is a path."""
+SERVER = '''"""The server of numpy clients; where MARKER is a path it kills itself once, in the middle of a rollback."""
 
 import os
 import signal

@@ -4,7 +4,7 @@ A round draws its participants by the same keys as every engine, asks those whos
 answered in time. Whoever is offline, late or fails was absent from the round, and that is recorded (`take_incidents`).
 Every reply is checked before anything of it touches the model; what is refused is recorded, and `server.rejected` says
 what happens then. A round with fewer than `min_replies` answers is dropped whole: it has no participants and
-leaves the model as it was. Models are averaged in one pass over the replies and drifts measured in a second.
+leaves the model as it was. One walk over the replies gives their mean and every drift.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sifu.core.draws import base_key, place_key
@@ -26,11 +25,11 @@ from sifu.core.participation import ClientIndices
 from sifu.core.replies import Reply, ReplyGate, ReplyRules, vector_refusal
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
 from sifu.core.upward import norm_up, up
+from sifu.flower.averaging import average_replies
 from sifu.flower.exchange import Exchange, Incident
 from sifu.flower.masked_rounds import OUTSIDE, masked_round
 from sifu.flower.roster import Roster
 from sifu.flower.wire import EVALUATE, TRAIN, Asked, arrays_record, model_message, read_model, read_score
-from sifu.sim.averaging import RowUpdates, average
 from sifu.sim.clipping import Clipping
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ class FlowerFederation:
             sent = clipped.updates.astype(self.layout.dtype) if want_updates else None
             bad = clipped.not_finite
         else:
-            found = average([_replies(rows)], -exact_start, 0.0, samples, want_gram)
+            found = average_replies(rows, exact_start, samples, want_gram)
             step, drifts, shift, gram = found.step, found.drifts, found.mean_shift, found.gram
             sent = np.stack(rows) - start if want_updates else None
             bad = found.not_finite
@@ -395,13 +394,3 @@ class FlowerFederation:
         if vector.shape != (self.layout.size,):
             raise RoundRejectedError(f"a model of {self.layout.size} parameters was expected, found {vector.shape}")
         return vector
-
-
-def _replies(rows: list[Vector]) -> RowUpdates:
-    """Replies as they lie, row by row: nothing is copied for the two passes."""
-
-    def each() -> Iterator[tuple[slice, torch.Tensor]]:
-        for place, row in enumerate(rows):
-            yield slice(place, place + 1), torch.from_numpy(row)[None, :]
-
-    return RowUpdates(each, keep=False)
