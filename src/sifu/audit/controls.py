@@ -20,8 +20,9 @@ import numpy as np
 
 from sifu.api.entry import train
 from sifu.api.run import Run
+from sifu.audit.audit_report import AuditOptions
 from sifu.audit.releases import Replays
-from sifu.audit.run_audit import AuditOptions, audit_run
+from sifu.audit.run_audit import audit_run
 from sifu.core.calibration import exact_multiplier
 from sifu.core.engine import Engine
 from sifu.core.rollback import Subject

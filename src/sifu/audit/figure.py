@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sifu.audit.run_audit import AuditReport, SubjectAudit
+from sifu.audit.audit_report import AuditReport, SubjectAudit
 from sifu.report.style import (
     BLUE,
     FAINT,

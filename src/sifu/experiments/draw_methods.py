@@ -124,14 +124,13 @@ def draw_time_limited(experiment: Experiment, rows: Sequence[Row]) -> Figure:
                 found = by_line([one for one in limited if one.first["dataset"] == dataset], line)
                 _limit_dots(axes, place, line, found, limits, beside, column_name)
             axes.set_xlim(left=-0.03, right=max(axes.get_xlim()[1], 0.1))
-    title(figure, "Near zero on both: forgotten like Scratch, useful like Scratch, in a fraction of the time")
+    title(figure, time_limited_message(limited, beside))
     shown = ", ".join(f"{100 * limit:.0f} %" for limit in limits)
     footnote(
         figure,
         [
-            f"Dots from small to large: {shown} of the rounds of training; mean over seeds. Compared with "
-            "Scratch trained to "
-            "its target without a limit.",
+            f"Dots from small to large: {shown} of the rounds of training; mean over seeds, whiskers: least "
+            "and largest seed at the longest. Compared with Scratch trained to its target without a limit.",
             "The paper: SIFU is the only method with a good trade-off on every network; Fine-Tuning and "
             "FedAccum do not "
             "forget, FedEraser and Last lose accuracy on the rest.",
@@ -267,6 +266,8 @@ def _limit_dots(
                     gaps.append(abs(values[0] - values[1]))
         if gaps:
             points.append((statistics.fmean(gaps), 3.5 + 2.2 * number, 0.45 + 0.55 * number / max(len(limits) - 1, 1)))
+            if number == len(limits) - 1 and len(gaps) > 1:
+                whisker(axes, place, min(gaps), max(gaps))
     if points:
         axes.plot([one[0] for one in points], [place] * len(points), color=colour_of(line), linewidth=1.0, alpha=0.5)
     for value, size, shade in points:
@@ -289,6 +290,30 @@ def _set_dots(
     axes.plot([mean, mean], [place - 0.3, place + 0.3], color=INK, linewidth=1.6, zorder=5)
     if line.method == "scratch":
         reference(axes, mean)
+
+
+def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], Course | None]) -> str:
+    """How far the least time leaves SIFU and Scratch from a full retraining on the remaining clients."""
+    longest = max(float(one.variant["limit"]) for one in limited)
+    parts = []
+    for line, name in (
+        (Line("sifu", "paper"), "SIFU by the paper's rules"),
+        (Line("sifu", "ours"), "by ours"),
+        (Line("scratch", "paper"), "Scratch"),
+    ):
+        gaps = [
+            abs(one.first["accuracy_retain_after"] - full.first["accuracy_retain_after"])
+            for one in limited
+            if one.line == line
+            and float(one.variant["limit"]) == longest
+            and one.first["accuracy_retain_after"] is not None
+            and (full := beside(one)) is not None
+        ]
+        if gaps:
+            parts.append(f"{name} {100 * statistics.fmean(gaps):.0f}")
+    if not parts:
+        return "Limited time, against a full retraining"
+    return f"With {100 * longest:.0f} % of the time, points below a full retraining: {', '.join(parts)}"
 
 
 def rounds_message(experiment: Experiment, courses: Sequence[Course]) -> str:

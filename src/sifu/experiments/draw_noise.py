@@ -62,7 +62,7 @@ def draw_sigma(experiment: Experiment, rows: Sequence[Row]) -> Figure:
     grid[0][0].set_ylabel("rounds of all requests")
     grid[1][0].set_ylabel("accuracy on the forgotten")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+    figure.legend(handles, labels, loc="outside right center")  # the title has the room above
     title(figure, _sigma_message(courses))
     footnote(
         figure,
@@ -218,8 +218,7 @@ def draw_scale(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         figure,
         [
             f"Convex, everyone takes part, every request certified as {' or '.join(levels)}. Solid: the best "
-            "sigma of the grid; "
-            "dotted: sigma chosen automatically. Mean over seeds, whiskers: least and largest.",
+            "sigma tried; dotted: sigma chosen automatically. Mean over seeds, whiskers: least and largest.",
             "Not in the paper, which has 100 clients.",
         ],
     )

@@ -174,6 +174,9 @@ def _run_part(part: Part, jobs: int, messages: Any) -> None:
         result = Bench(part.options, lambda update: messages.put(Message(part.name, update))).run()
     except KeyboardInterrupt:
         return
+    except Exception as error:
+        messages.put(Message(part.name, None, (), (Failure.of(_Named(part.name), error),)))
+        return
     messages.put(Message(part.name, None, tuple(result.notes), tuple(result.failures)))
 
 

@@ -155,13 +155,13 @@ def gains_by_clients(
 ) -> dict[int, tuple[float, float, float]]:
     """Scratch's rounds over theirs at the sigma with the best mean, by number of clients: mean, least, largest.
 
-    A sigma at which some seed missed the target is left out. `auto` looks at the automatic sigma instead.
+    A sigma at which some seed missed the target is left out. `auto` looks at the automatic sigma alone.
     """
     ratios: dict[int, dict[str, list[float]]] = {}
     missed: set[tuple[int, str]] = set()
     for one in found:
         sigma, clients, scratch = one.variant["sigma_scale"], int(one.variant["clients"]), beside(one)
-        if (sigma == "auto") == auto and scratch is not None:
+        if (sigma == "auto" or not auto) and scratch is not None:
             ratios.setdefault(clients, {}).setdefault(sigma, []).append(scratch.total / max(one.total, 1))
             if not one.reached:
                 missed.add((clients, sigma))

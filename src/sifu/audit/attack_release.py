@@ -1,0 +1,236 @@
+"""Attacks on the model that a request released: membership, relearning, divergence from Scratch, watermarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api.certification import RecordedRequest
+from sifu.api.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
+from sifu.audit.audit_report import AttackAudit, AuditOptions, AuditProgress
+from sifu.audit.evidence import Evidence, Watched
+from sifu.audit.forgetting import WatermarkSuccess, forgetting_audit
+from sifu.audit.membership import (
+    MembershipAudit,
+    RecordedRounds,
+    bound_rates,
+    lira,
+    loss_attack,
+    shadow_scores,
+)
+from sifu.audit.scoring import Samples, Scorer, stacked
+from sifu.core.engine import Engine, Position
+from sifu.core.errors import InputError
+from sifu.core.layout import Vector
+from sifu.core.noise import NormalSource
+from sifu.core.randomness import keyed_generator
+from sifu.core.spec import Spec
+from sifu.methods.registry import method_named
+from sifu.methods.training import retrain_unrecorded
+from sifu.methods.view import RunView
+from sifu.store.reader import EvaluationRow, RequestRow, RunReader
+
+MOST_HELD_OUT = 2000
+
+
+class ReleaseAttack:
+    """Attacks on one request's release; what cannot be tried is said in `notes`."""
+
+    def __init__(
+        self,
+        reader: RunReader,
+        view: RunView,
+        engine: Engine,
+        spec: Spec,
+        options: AuditOptions,
+        clients: Any,
+        data_folder: str | Path | None,
+        normals: NormalSource,
+        progress: AuditProgress,
+    ) -> None:
+        self.reader, self.view, self.engine, self.spec, self.options = reader, view, engine, spec, options
+        self.data_folder, self.normals, self.progress = data_folder, normals, progress
+        self._clients = clients
+        self.notes: list[str] = []
+
+    def request(self) -> RequestRow | None:
+        """The request whose release is attacked."""
+        done = [one for one in self.reader.requests() if one.status == "done"]
+        wanted = self.options.request
+        if wanted is not None and wanted not in {one.request for one in done}:
+            raise InputError(
+                f"there is no finished request {wanted!r} in this run; it has "
+                f"{', '.join(one.request for one in done) or 'none'}"
+            )
+        if not self.options.attacks or not done:
+            return None
+        if wanted is not None:
+            return next(one for one in done if one.request == wanted)
+        return max(done, key=lambda one: one.request_order or 0)
+
+    def _before(self, row: RequestRow) -> EvaluationRow | None:
+        """How the model that was the current one when the request came did on the clients' data."""
+        subset = f"forgotten:{row.request}"
+        earlier = [
+            one for one in self.reader.evaluations() if one.subset == subset and one.node < (row.noise_node or 0)
+        ]
+        return earlier[0] if earlier else None
+
+    def models_wanted(self, row: RequestRow | None) -> set[int]:
+        """The nodes whose models the attacks look at."""
+        if row is None:
+            return set()
+        before = self._before(row)
+        nodes = (None if before is None else before.node, row.final_node)
+        return {node for node in nodes if node is not None}
+
+    def carry_out(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
+        """Every attack that the data at hand allow; None where the model is gone."""
+        reader, engine, options = self.reader, self.engine, self.options
+        models = dict(evidence.models)
+        on_disk = reader.models()
+        for node in self.models_wanted(row) - set(models):
+            if node in on_disk:
+                models[node] = reader.load_model(node)
+        if row.final_node not in models:
+            self.notes.append(f"the model that request {row.request} released is gone: it was not attacked")
+            return None
+        recorded = RecordedRequest(reader, row)
+        gone = recorded.gone
+        active = np.array([k for k in range(len(recorded.view.clients)) if k not in gone], dtype=np.int64)
+        forgotten = np.array([self.view.index_of[name] for name in row.clients], dtype=np.int64)
+        stop = recorded.terms.stop(recorded.view.spec.stop)
+        scratch, rounds, _, _ = retrain_unrecorded(
+            engine,
+            active,
+            stop,
+            recorded.order,
+            lambda one: self.progress("training Scratch", one.rounds, one.max_rounds),
+        )
+        named: dict[str, Vector] = {}
+        before = self._before(row)
+        if before is not None and before.node in models:
+            named["before"] = models[before.node]
+        named |= {"released": models[row.final_node], "scratch": scratch}
+        data, scorer = self._data(), self._scorer()
+        samples = self._samples(data, forgotten) if data is not None and scorer is not None else {}
+        everyone = np.sort(np.concatenate([active, forgotten]))
+        self.progress("relearning", 0, 1)
+        forgetting = forgetting_audit(
+            engine,
+            scorer,
+            named,
+            engine.initial_model(recorded.order),
+            forgotten,
+            everyone,
+            recorded.order,
+            rounds,
+            samples,
+            self._watermark(named, forgotten),
+            before,
+            options.relearn_rounds,
+        )
+        membership = None
+        if samples and scorer is not None:
+            membership = self._membership(row, watched, evidence, named, scorer, samples, data)
+        return AttackAudit(row.request, row.clients, membership, forgetting)
+
+    def _membership(
+        self,
+        row: RequestRow,
+        watched: list[Watched],
+        evidence: Evidence,
+        models: dict[str, Vector],
+        scorer: Scorer,
+        samples: dict[str, Samples],
+        data: Any,
+    ) -> MembershipAudit:
+        options, engine = self.options, self.engine
+        held_out = samples.get("held out")
+        loss = loss_attack(scorer, models, samples["forgotten"], held_out) if held_out is not None else None
+        if loss is None:
+            self.notes.append("the data have no samples that nobody held: the loss-threshold attack was left out")
+        noise_std, source = row.noise_std or 0.0, row.source_node
+        candidates = [
+            one
+            for one in watched
+            if one.request is not None
+            and one.request.request == row.request
+            and (one.subject, source) in evidence.sources
+        ]
+        certified = self.options.claims(row.level)
+        bound = bound_rates(row.multiplier) if row.multiplier and certified else None
+        rates, client, rounds = None, "", self._rounds_of(row).first(options.shadow_rounds)
+        shares: list[float] | list[None] = [None, None]
+        if candidates and noise_std > 0.0 and options.shadows >= 4 and method_named(row.method).protection == "noise":
+            target = max(candidates, key=lambda one: evidence.distances[one.subject, source])  # type: ignore[index]
+            client = ", ".join(target.names)
+            own = stacked(data, list(target.clients))
+            scores = shadow_scores(
+                engine,
+                scorer,
+                evidence.sources[target.subject, source],  # type: ignore[index]
+                noise_std,
+                rounds,
+                own,
+                options.shadows,
+                self.normals,
+                lambda done, total: self.progress("shadow federations", done, total),
+            )
+            targets = [scorer.confidences(models[name], own) for name in ("released", "scratch")]
+            rates, shares = lira(scores, targets)
+        return MembershipAudit(
+            samples["forgotten"].count,
+            held_out.count if held_out is not None else 0,
+            loss,
+            client,
+            rates,
+            shares[0],
+            shares[1],
+            options.shadows if rates is not None else 0,
+            len(rounds.positions),
+            bound,
+        )
+
+    def _rounds_of(self, row: RequestRow) -> RecordedRounds:
+        """The rounds between a request's noise and its release."""
+        took_part = self.reader.participation()
+        nodes = [one.node for one in self.reader.path(row.final_node) if one.node.node > (row.noise_node or 0)]
+        rounds = [one for one in nodes if one.kind == "round"]
+        return RecordedRounds(
+            tuple(Position(one.branch, one.position - 1) for one in rounds),
+            tuple(took_part.between(one.node, one.node).clients for one in rounds),
+        )
+
+    def _data(self) -> Any:
+        if self._clients is None and self.spec.data.name != PYTHON:
+            self._clients = clients_from_spec(self.spec, self.data_folder)
+        if self._clients is None:
+            self.notes.append("the clients' samples are not at hand: attacks that look at them were left out")
+        return self._clients
+
+    def _scorer(self) -> Scorer | None:
+        model = getattr(self.engine, "model", None)
+        return None if model is None else Scorer(model, self.engine.layout.dtype)
+
+    def _samples(self, data: Any, forgotten: np.ndarray) -> dict[str, Samples]:
+        result = {"forgotten": stacked(data, forgotten.tolist())}
+        held = held_out_from_spec(self.spec, self.data_folder)
+        if held is not None:
+            x, y = held
+            rows = keyed_generator(self.spec.seed, "audit held out").permutation(x.shape[0])[:MOST_HELD_OUT]
+            result["held out"] = Samples(x[rows], y[rows])
+        return result
+
+    def _watermark(self, models: dict[str, Vector], forgotten: np.ndarray) -> dict[str, WatermarkSuccess] | None:
+        if not self.spec.data.watermark or self.spec.data.name == PYTHON:
+            return None
+        fresh, _ = engine_from_spec(self.spec, clients_from_spec(self.spec, self.data_folder, fresh_marks=True))
+        return {
+            name: WatermarkSuccess(
+                self.engine.evaluate(model, forgotten).accuracy, fresh.evaluate(model, forgotten).accuracy
+            )
+            for name, model in models.items()
+        }

@@ -1,0 +1,110 @@
+"""What an audit is asked for, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sifu.audit.evidence import NodeDistance, NoiseDrawn
+from sifu.audit.forgetting import ForgettingAudit
+from sifu.audit.membership import MembershipAudit
+from sifu.audit.releases import ReleaseAudit, Replays
+
+AuditProgress = Callable[[str, int, int], None]
+"""(what is being done, how much of it is done, of how much)."""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """How hard to try.
+
+    `subjects` is how many of the forgotten are replayed; `shadows` how many shadow federations each world gets (0:
+    none), `shadow_rounds` and `relearn_rounds` bound their length. `attacks` turns membership inference, Scratch and
+    relearning on; they need retraining. `request` names the request they look at (the last one). `seed` makes the
+    audit's own draws repeatable; without it they come from the operating system, as certified noise does.
+    `as_if_certified` treats requests of level `none` as if they had claimed their budget: for controls that must be
+    caught.
+    """
+
+    subjects: int = 16
+    replays: Replays = field(default_factory=Replays)
+    attacks: bool = True
+    shadows: int = 16
+    shadow_rounds: int = 100
+    relearn_rounds: int = 50
+    request: str | None = None
+    seed: int | None = None
+    as_if_certified: bool = False
+
+    def claims(self, level: str | None) -> bool:
+        """Whether a request of this level is held to its budget."""
+        return self.as_if_certified or level not in (None, "none")
+
+
+@dataclass(frozen=True)
+class SubjectAudit:
+    """One subject: every node's truth beside Psi, and what its releases give away."""
+
+    subject: int
+    clients: tuple[str, ...]
+    request: str | None
+    level: str
+    budget: float
+    source: int | None
+    nodes: tuple[NodeDistance, ...]
+    releases: ReleaseAudit | None
+    findings: tuple[str, ...]
+
+    @property
+    def at_source(self) -> NodeDistance | None:
+        """The truth at the node its request went back to."""
+        return next((one for one in self.nodes if one.node == self.source), None)
+
+    @property
+    def closest(self) -> float:
+        """The largest share of its bound that the truth reached: 1 is a tight bound, more breaks it."""
+        shares = [one.distance / one.psi for one in self.nodes if one.psi > 0.0 and math.isfinite(one.psi)]
+        broken = any(one.distance > 0.0 and one.psi == 0.0 for one in self.nodes)
+        return math.inf if broken else max(shares, default=0.0)
+
+
+@dataclass(frozen=True)
+class AttackAudit:
+    """Attacks on the model that a request released."""
+
+    request: str
+    clients: tuple[str, ...]
+    membership: MembershipAudit | None
+    forgetting: ForgettingAudit
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything that was tried. `contradictions` are claims that turned out false; `observations` would be, had
+    they been claimed; `notes` say what could not be tried."""
+
+    run: str
+    subjects: tuple[SubjectAudit, ...]
+    noise: tuple[NoiseDrawn, ...]
+    nodes_replayed: int
+    nodes_missed: int
+    attacks: AttackAudit | None
+    contradictions: tuple[str, ...]
+    observations: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether no certified claim was contradicted."""
+        return not self.contradictions
+
+    def values(self) -> dict[str, Any]:
+        """As plain values."""
+        content = asdict(self)
+        for found, one in zip(content["subjects"], self.subjects, strict=True):
+            found["largest_share_of_psi"] = one.closest
+            if one.releases is not None:
+                found["releases"]["epsilon_shown"] = one.releases.epsilon_shown
+        return {"holds": self.holds, **content}
