@@ -95,7 +95,9 @@ class RecordedRequest:
         self.reader, self.request = reader, request
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
-        self.view = RunView(reader, tip=request.noise_node)
+        # Clients that joined after it are no part of what it says.
+        before = _event_of_request(reader, request.request, "rolled back")[0] if reader.joined() else None
+        self.view = RunView(reader, tip=request.noise_node, before=before)
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"
@@ -241,10 +243,14 @@ class RecordedRequest:
 
 def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:
     """The payload of the event of this kind that a request has."""
-    for (payload,) in reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq", (kind,)):
+    return _event_of_request(reader, request, kind)[1]
+
+
+def _event_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> tuple[int, dict[str, Any]]:
+    for seq, payload in reader.query("SELECT seq, payload FROM events WHERE kind = ? ORDER BY seq", (kind,)):
         content: dict[str, Any] = json.loads(payload)
         if content["request"] == request:
-            return content
+            return int(seq), content
     raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
 
 

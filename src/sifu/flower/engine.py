@@ -130,6 +130,16 @@ class FlowerFederation:
         """A fresh model of a branch."""
         return self._blueprint.initial_model(branch)
 
+    def renew(self, blueprint: Blueprint) -> None:
+        """Go on with a training that knows more clients; the first ones must be those known so far."""
+        old = self._blueprint
+        if blueprint.clients[: len(old.clients)] != old.clients:
+            raise InputError("clients join at the end of the list")
+        if (blueprint.layout, blueprint.facts) != (old.layout, old.facts):
+            raise InputError("the model, or what is known of the training, would be another one with this client")
+        self._blueprint = blueprint
+        self._samples = np.array([one.samples for one in blueprint.clients], dtype=np.int64)
+
     def leave_out(self, clients: Iterable[int]) -> None:
         """From now on these clients' nodes are not spoken to, whatever is asked of them."""
         self._left_out = frozenset(int(one) for one in clients)

@@ -22,6 +22,7 @@ from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow, read_updates
 
 CERTIFICATES = "certificates"
+JOINED = "client joined"
 HEAD_FILE = "head"
 """`SEQ:HASH` of a recent event, beside the database: an older database put back is noticed by it."""
 
@@ -212,6 +213,10 @@ class RunReader:
         """Every client the run knows, by index."""
         rows = self.query("SELECT name, samples, local_steps, smoothness, curvature FROM clients ORDER BY client")
         return tuple(ClientProfile(*row) for row in rows)
+
+    def joined(self) -> list[int]:
+        """The events by which clients joined later, one client each, in the order of their indices."""
+        return [int(row[0]) for row in self.query("SELECT seq FROM events WHERE kind = ? ORDER BY seq", (JOINED,))]
 
     def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
         """Nodes by number, the cut ones too; all of them are read once as long as nothing is written."""
