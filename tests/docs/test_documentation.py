@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/guide.md"]
-EXAMPLES = ["own_model.py", "new_method.py"]
+EXAMPLES = ["own_model.py", "new_method.py", "frozen_features.py"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -45,6 +45,13 @@ def test_every_command_of_a_page_runs(page: str, shell) -> None:
     for command in found:
         result = shell([sys.executable, "-m", "sifu.cli.main", *command.split()[1:]])
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+
+
+def test_the_example_of_frozen_features_runs(shell) -> None:
+    (example,) = blocks("docs/frozen-features.md", "python")
+    result = shell([sys.executable, "-c", example])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(("proven", "exact"))
 
 
 def test_the_readme_example_runs(shell) -> None:
@@ -82,6 +89,8 @@ def test_every_link_of_the_pages_exists() -> None:
         "docs/flower.md",
         "docs/new-method.md",
         "docs/experiments.md",
+        "docs/noise.md",
+        "docs/frozen-features.md",
         "docs/security.md",
         "docs/audit.md",
     ]

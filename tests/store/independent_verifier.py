@@ -487,6 +487,8 @@ class Verifier:
                 still = row["factor_max"] <= 1 and (g <= 1 or g * row["averagedness_max"] <= 1)
                 growth = 1.0 if still else max(1.0, abs(1 - g) + g * row["factor_max"])
                 rounding = growth * rounding + row["rounding"]
+            elif row["kind"] == "noise":
+                rounding += row["rounding"]
             unbounded = unbounded or row["kind"] == "heuristic"
             result[node] = math.inf if unbounded else psi + rounding if touched else 0.0
         return result

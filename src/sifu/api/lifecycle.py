@@ -15,6 +15,7 @@ from sifu.core.engine import Engine
 from sifu.core.errors import InputError
 from sifu.core.history import NodeKind, PathNode
 from sifu.core.ledger import NONCE_BYTES, finite_or_text
+from sifu.core.noise import noise_rounding
 from sifu.core.premises import Level
 from sifu.core.terms import RequestTerms, check_request_id
 from sifu.methods.method import Start
@@ -153,6 +154,7 @@ class Lifecycle:
             kind,
             plan.order,
             made.rounds,
+            rounding=noise_rounding(start) if plan.noise_std > 0.0 and view.facts.rounding_bounded else 0.0,
             noise_std=plan.noise_std,
             order=plan.order,
         )

@@ -29,6 +29,7 @@ from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
+from sifu.methods.sequence import most_expensive
 from sifu.methods.training import ProgressCallback, RecordedTraining, uninterrupted
 from sifu.methods.view import RunView
 from sifu.store import keys
@@ -75,6 +76,15 @@ class Run:
                 view = RunView(reader)
                 asked = make_terms(view.spec, clients, terms)
                 return method_named(asked.method).plan(view, asked)
+        finally:
+            reader.close()
+
+    def most_expensive(self) -> str:
+        """The name of the active client whom it costs most to forget now."""
+        reader = self.reader()
+        try:
+            with reader.snapshot(), blaming_damage(reader):
+                return most_expensive(RunView(reader))
         finally:
             reader.close()
 
@@ -216,10 +226,15 @@ class Run:
                 check_integrity(writer)
                 mailbox = Mailbox(writer)
                 mailbox.take_in()
-                while not RecordedTraining(engine, writer, RunView(writer)).run("training", progress, mailbox.waiting):
+                training = RecordedTraining(engine, writer, RunView(writer))
+                while not training.run("training", progress, mailbox.waiting):
                     mailbox.take_in()
+                    training = RecordedTraining(engine, writer, RunView(writer))
+                rehearsed = training.rehearse()
                 with uninterrupted():
-                    writer.record("training done", {"run": {"phase": "ready"}, "node": writer.tip})
+                    writer.record(
+                        "training done", {"run": {"phase": "ready"}, "node": writer.tip}, evaluations=rehearsed
+                    )
         finally:
             writer.close()
         return self

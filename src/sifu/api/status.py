@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ from sifu.api.requests import deadline_of, is_overdue
 from sifu.core.ledger import finite_or_text
 from sifu.core.terms import RequestTerms
 from sifu.methods.registry import METHODS, method_named
+from sifu.methods.sequence import budget_lines, outlook_now
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import RunReader
 
@@ -31,6 +33,9 @@ def status_of(reader: RunReader) -> dict[str, Any]:
     models, updates = reader.models(), reader.updates()
     by_depth = view.path.depth_of
     measured = view.regularities.measured
+    # Budgets as they are: an endless noise would cost nobody anything.
+    budgets = budget_lines(view, view.exposures(view.earlier_subjects()), view.path.tip, math.inf)
+    ahead = outlook_now(view, terms)
     return {
         "run": str(reader.folder),
         "phase": reader.phase,
@@ -66,6 +71,10 @@ def status_of(reader: RunReader) -> dict[str, Any]:
             "files": len(updates),
             "bytes": sum(row.bytes for row in updates.values()),
         },
+        "budgets": [
+            {"clients": list(one.names), "budget": one.budget, "used": one.used, "left": one.left} for one in budgets
+        ],
+        "outlook": asdict(ahead) if ahead else None,
         "rejections": [asdict(one) for one in reader.rejections()],
         "requests": [
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +12,7 @@ from rich.table import Table
 
 from sifu.api import Outcome, Run
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
-from sifu.core.certificate import attacker_rate
 from sifu.core.ledger import finite_or_text
-from sifu.core.premises import BEFORE_TRAINING
-from sifu.methods.plan import Plan
 from sifu.methods.registry import METHODS
 
 MOST_CLIENTS = 10
@@ -99,6 +95,16 @@ def show_status(run: Run, as_json: bool) -> None:
                 level_text(one["level"] or "-"),
             )
         out.print(requests)
+    if status["budgets"]:
+        left = [one["left"] / one["budget"] for one in status["budgets"] if one["budget"] > 0]
+        out.print(f"\nBudgets of the {len(left)} forgotten by noise: between {min(left):.0%} and {max(left):.0%} left")
+    ahead = status["outlook"]
+    if ahead:
+        out.print(
+            f"Past the last noise {ahead['fitting']} of {ahead['active']} active clients could be forgotten with the "
+            f"same noise: about {ahead['expected_requests']:.3g} requests of {ahead['usual_size']:g} before one needs "
+            "more"
+        )
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:
@@ -106,108 +112,6 @@ def missed_target(accuracy: float | None, target: float) -> str | None:
     if target <= 0 or accuracy is None or accuracy >= target:
         return None
     return f"It stopped at its limit of rounds: the target of {percent(target)} was not reached."
-
-
-def plan_values(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values."""
-    return {
-        "clients": list(plan.terms.clients),
-        "method": plan.terms.method,
-        "unit": plan.terms.unit,
-        "scope": plan.terms.scope,
-        "level": plan.level,
-        "epsilon": plan.terms.epsilon,
-        "delta": plan.terms.delta,
-        "delta_reached": plan.delta_reached,
-        "sigma": plan.noise_std,
-        "psi": finite_or_text(plan.psi),
-        "psi_star": plan.psi_star,
-        "training_noise": asdict(plan.training_noise) if plan.training_noise else None,
-        "rollback_to": plan.source_rounds,
-        "node": plan.source_node,
-        "wanted_node": plan.wanted_node,
-        "rounds_so_far": plan.tip_rounds,
-        "predicted_rounds": plan.predicted_rounds,
-        "scratch_rounds": plan.scratch_rounds,
-        "attacker_true_positive_rate_at_1_percent": attacker_rate(plan.level, plan.multiplier),
-        "charges": [
-            {
-                "subject": one.subject.subject,
-                "clients": list(one.subject.clients),
-                "psi": finite_or_text(one.psi),
-                "charge": one.charge,
-                "budget": one.subject.budget,
-                "used": one.subject.used,
-            }
-            for one in plan.charges
-        ],
-        "premises": [asdict(one) for one in plan.premises],
-        "options": [asdict(one) for one in plan.options],
-        "notes": list(plan.notes),
-    }
-
-
-def show_plan(plan: Plan, as_json: bool) -> None:
-    """`sifu plan`."""
-    if as_json:
-        print_json(plan_values(plan))
-        return
-    print_plan(plan)
-    out.print("Nothing was changed.")
-
-
-def print_plan(plan: Plan) -> None:
-    """A plan for people."""
-    terms = plan.terms
-    together = {"client": ", each by itself" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
-    out.print(f"To forget {names_text(terms.clients)}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
-    facts = table("", "")
-    back = plan.tip_rounds - plan.source_rounds
-    if plan.source_node is None:
-        facts.add_row("start from", "a fresh initial model")
-    else:
-        undone = f", {back} undone" if back else ", nothing undone"
-        facts.add_row("go back to", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}")
-    noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
-    without = {
-        "noise": "none: the clients never touched that model",
-        "training noise": "none: every update was noised in training",
-        "nothing": "none",
-    }
-    facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
-    facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")
-    if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
-        facts.add_row("retrain", f"perhaps {plan.predicted_rounds} rounds; training took {plan.scratch_rounds}")
-    covers = "every later release" if terms.scope == "all" else "the latest release only"
-    facts.add_row("covers", "nothing" if plan.level == "none" else covers)
-    facts.add_row("level", level_text(plan.level))
-    if not plan.untouched and plan.level != "none":
-        facts.add_row("delta at most", number(plan.delta_reached, 5))
-    rate = attacker_rate(plan.level, plan.multiplier)
-    if rate is None:
-        meaning = "nothing is guaranteed"
-    else:
-        assumed = ", if the assumptions hold" if plan.level == "conditional" else ""
-        meaning = f"allowed 1 % false alarms, an attacker spots at most {_percent_up(rate)} %{assumed}"
-    facts.add_row("what it means", meaning)
-    if terms.retention == "strict":
-        facts.add_row("erased", "every model that holds their part, also from before that round")
-    out.print(facts)
-    exact = plan.untouched
-    for one in plan.premises:
-        if one.status in ("assumed", "failed") and not (exact and one.name not in BEFORE_TRAINING):
-            out.print(f"[yellow]{one.status}[/] {one.name}: {escape(one.statement)}")
-    others = [one for one in plan.charges if one.subject.order != plan.order]
-    if others:
-        out.print(f"It also uses up budget of {len(others)} subject(s) forgotten earlier.")
-    for note in plan.notes:
-        out.print(f"Note: {escape(note)}")
-
-
-def _percent_up(rate: float) -> str:
-    """A rate as a percentage, rounded up: a bound must not be rounded down."""
-    percents = rate * 100
-    return f"{math.ceil(percents - 1e-9)}" if percents >= 2 else f"{math.ceil(percents * 100 - 1e-7) / 100:g}"
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:

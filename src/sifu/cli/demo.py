@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from sifu.api import Outcome, train
-from sifu.cli.commands import outcome_values, outcomes_table, print_plan
+from sifu.cli.commands import outcome_values, outcomes_table
 from sifu.cli.output import out, print_json
+from sifu.cli.plans import print_plan
 from sifu.cli.progress import RoundsProgress
 from sifu.core.errors import VerificationError
 from sifu.core.spec import Spec

@@ -203,8 +203,25 @@ def status(run: RunArgument, format: FormatOption = Format.text) -> None:
 
 @app.command()
 def plan(
-    run: RunArgument,
-    clients: ClientsOption,
+    run: Annotated[
+        Path, typer.Argument(metavar="DIR|SPEC.toml", help="The run folder; with --what-if a spec, before training.")
+    ],
+    clients: Annotated[
+        str | None, typer.Option("--clients", help="Names of the clients to forget.", metavar="A,B")
+    ] = None,
+    most_expensive: Annotated[
+        bool, typer.Option("--most-expensive", help="Plan for the active client whom it costs most to forget.")
+    ] = False,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Before training: would certified unlearning pay? Trains a short pilot.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="With --what-if: override a key.", metavar="KEY=VALUE")
+    ] = None,
+    data: DataOption = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Also draw sigma against predicted rounds.", metavar="FILE.png")
+    ] = None,
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
     sigma: SigmaOption = None,
@@ -218,12 +235,35 @@ def plan(
     target: TargetOption = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """What a request would do: node, noise, rounds saved, level. Changes nothing."""
-    from sifu.api import Run
-    from sifu.cli.commands import show_plan
+    """What a request would do: node, noise, rounds saved, level. Changes nothing.
 
+    With --what-if and a spec: whether requests would pay, and what to change, before anything is trained.
+    """
     terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
-    show_plan(Run(run).plan(_names(clients), **terms), as_json=format is Format.json)
+    if what_if:
+        from sifu.cli.plans import show_what_if
+
+        if clients is not None or most_expensive or picture is not None:
+            raise InputError("--what-if takes a spec and no clients: leave out --clients, --most-expensive, --picture")
+        given = [key for key, value in terms.items() if value is not None and key not in ("epsilon", "delta")]
+        if given:
+            raise InputError(f"--what-if takes --epsilon and --delta only; put {', '.join(given)} into the spec")
+        budget = [f"privacy.{key}={terms[key]}" for key in ("epsilon", "delta") if terms[key] is not None]
+        show_what_if(run, [*(settings or []), *budget], data, as_json=format is Format.json)
+        return
+    if settings or data is not None:
+        raise InputError("--set and --data belong to --what-if: a run has its spec and data already")
+    if (clients is None) == (not most_expensive):
+        raise InputError("name the clients with --clients A,B, or ask for --most-expensive: one of the two")
+    from sifu.api import Run
+    from sifu.cli.plans import draw_picture, show_plan
+
+    opened = Run(run)
+    names = _names(clients) if clients is not None else [opened.most_expensive()]
+    made = opened.plan(names, **terms)
+    if picture is not None:
+        draw_picture(made, picture)
+    show_plan(made, picture, as_json=format is Format.json)
 
 
 @app.command()

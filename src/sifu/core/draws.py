@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import typing
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,19 +61,30 @@ def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
     >>> int(a[1]) == int(place_key(base_key(7, "batches"), 0, 3, 6))
     True
     """
+    if all(isinstance(one, int) for one in (base, *place)):  # one key: Python's integers are ten times as quick
+        whole = typing.cast("int", base)
+        for part in place:
+            whole = _mix_one((whole + GOLDEN * (typing.cast("int", part) + 1)) % 2**64)
+        return np.asarray(whole, dtype=np.uint64)
     key = np.asarray(base, dtype=np.uint64)
     for part in place:
         key = scores(key, part)
     return key
 
 
+def _mix_one(value: int) -> int:
+    """`mix` of one number."""
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
+        value = (value ^ (value >> shift)) * multiplier % 2**64
+    return value ^ (value >> SHIFTS[2])
+
+
 def scores(key: ArrayLike, index: ArrayLike) -> Scores:
     """score_j of each index under a key: uniform on 0..2^64-1."""
     with np.errstate(over="ignore"):
         step = (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
-        return mix(np.atleast_1d(np.asarray(key, dtype=np.uint64) + step)).reshape(
-            np.broadcast_shapes(np.shape(key), np.shape(index))
-        )
+        places = np.asarray(np.asarray(key, dtype=np.uint64) + step)
+        return mix(np.atleast_1d(places)).reshape(places.shape)
 
 
 def fractions(drawn: Scores) -> NDArray[np.float64]:
@@ -80,8 +92,10 @@ def fractions(drawn: Scores) -> NDArray[np.float64]:
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-_PIECE = 16384
+_PIECE = 65536
 """Scores are drawn in pieces that stay in a core's own cache."""
+_FEW = 512
+"""So few scores are sorted as they are."""
 
 
 def scores_below(key: ArrayLike, index: NDArray[np.int64], limit: int) -> tuple[NDArray[np.int64], Scores]:
@@ -123,6 +137,8 @@ def smallest_scores(key: ArrayLike, index: NDArray[np.int64], count: int) -> NDA
     """
     if count >= index.size:
         return np.arange(index.size)
+    if index.size <= _FEW:
+        return np.sort(np.argsort(scores(key, index), kind="stable")[:count])
     expected = count + 8.0 * math.sqrt(count) + 16.0
     places, drawn = scores_below(key, index, fraction_limit(min(1.0, expected / index.size)))
     if places.size < count:

@@ -40,10 +40,10 @@ class PathNode:
     """One model of the history and the edge that made it: the initial model, a round, added noise, or a heuristic.
 
     For a round: `regularity` sums up its participants, `mean_shift` = ||mean - theta^n||, `rounding` is its
-    allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart) and `order` counts the
-    requests carried out, so that "added at or after f asked" is a comparison of orders. A heuristic made the model
-    from stored updates of clients: nothing is known of anybody's influence on it, so from it on every Psi is infinite;
-    `position` counts the rounds it took.
+    allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart), `rounding` the allowance of
+    its addition (`sifu.core.noise.noise_rounding`), and `order` counts the requests carried out, so that "added at or
+    after f asked" is a comparison of orders. A heuristic made the model from stored updates of clients: nothing is
+    known of anybody's influence on it, so from it on every Psi is infinite; `position` counts the rounds it took.
     """
 
     node: int
@@ -157,6 +157,8 @@ class ActivePath:
             if node.kind == "round":
                 growth = rounding_growth(node.regularity, self.server_rate)
                 gathered = gather_rounding(gathered, growth, node.rounding)
+            elif node.kind == "noise":
+                gathered = gather_rounding(gathered, 1.0, node.rounding)
             values[depth] = gathered
         return values
 

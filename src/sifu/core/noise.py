@@ -12,8 +12,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.engine import ROUNDING_HOLDS_UP_TO
 from sifu.core.layout import Vector
 from sifu.core.randomness import keyed_generator
+from sifu.core.upward import UNIT_ROUNDOFF, norm_up, up
 
 NoiseSource = Literal["system", "seeded"]
 
@@ -47,7 +49,22 @@ def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
 def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
     """theta + N(0, sigma^2 I), in float64, then rounded to the model's own type.
 
-    Rounding the sum is post-processing: it costs nothing of the guarantee.
+    Rounding the sum is post-processing for whoever this noise hides: it costs nothing of their guarantee. It is not for
+    who asks later, see `noise_rounding`.
     """
     noisy = model.astype(np.float64) + noise_std * normals.standard_normal(model.size)
     return noisy.astype(model.dtype)
+
+
+def noise_rounding(noisy: Vector) -> float:
+    """How far rounding of `theta + xi` in float64 may part two worlds further than theta and phi were.
+
+    To a client that asks later this noise is part of the plan, the same xi in the world with it and without it; so
+    the edge adds nothing to its Psi but what the two roundings differ by. Each is at most u times its exact sum,
+
+        u ||theta + xi|| + u ||phi + xi||  <=  u (2 ||theta + xi|| + ||theta - phi||),
+
+    and rounding is bounded only for worlds at most `ROUNDING_HOLDS_UP_TO` apart. `noisy` is the rounded sum, whose
+    norm is off by a factor 1 + u, which `norm_up` covers.
+    """
+    return up(UNIT_ROUNDOFF * up(2.0 * norm_up(noisy) + ROUNDING_HOLDS_UP_TO))

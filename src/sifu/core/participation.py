@@ -64,15 +64,15 @@ class Participation:
         """Whether a client's presence says nothing about the others': the certified default."""
         return self.kind != "fixed"
 
-    def draw(self, active: ClientIndices, key: ArrayLike) -> ClientIndices:
+    def draw(self, active: ClientIndices, key: ArrayLike, *, increasing: bool = False) -> ClientIndices:
         """The participants of one round, sorted, among the `active` clients (indices among all known ones).
 
         Client i has score_i under the round's `key` (`sifu.core.draws`): `poisson` takes whoever's fraction is below
         the rate, `fixed` the `count` smallest scores, ties by index. A client's score depends on nobody else, so
-        a Poisson draw does not move when another client leaves.
+        a Poisson draw does not move when another client leaves. `increasing` says that `active` is known to be sorted.
         """
         active = np.asarray(active, dtype=np.int64)
-        if not bool((active[1:] > active[:-1]).all()):
+        if not increasing and not bool((active[1:] > active[:-1]).all()):
             active = np.sort(active)
         if self.kind == "all":
             return active.copy()

@@ -186,10 +186,11 @@ class RoundRegularity:
         """Sum up a round's participants; an empty round has zeros and L = 1."""
         if samples.size == 0:
             return NOBODY
+        largest = float(factors.max())
         return RoundRegularity(
             int(samples.sum()),
-            _sum(samples * factors) if float(factors.max()) < 1e290 else math.inf,
-            float(factors.max()),
+            _sum(samples * factors) if largest < 1e290 else math.inf,
+            largest,
             _sum(samples * averagedness),
             float(averagedness.max()),
         )
@@ -223,7 +224,7 @@ class RoundRegularity:
 def _sum(terms: Floats) -> float:
     """The correctly rounded sum, infinite where float64 ends."""
     try:
-        return math.fsum(terms)
+        return math.fsum(terms.tolist())
     except OverflowError:
         return math.inf
 

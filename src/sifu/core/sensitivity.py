@@ -43,6 +43,8 @@ def client_increments(
     """
     rest = total_samples - samples
     alone = rest == 0
+    if not alone.any():
+        return server_rate * samples / rest * drifts * ARITHMETIC_SLACK
     increments = server_rate * samples / np.where(alone, 1, rest) * drifts
     increments = np.where(alone, server_rate * mean_shift, increments)
     return increments * ARITHMETIC_SLACK

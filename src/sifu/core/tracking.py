@@ -99,6 +99,10 @@ class SensitivityTracker:
         """From here on nothing is known of anybody's influence (a heuristic made the model): every Psi is infinite."""
         self._lost = True
 
+    def add_rounding(self, rounding: float) -> None:
+        """The allowance of an added noise: it parts all worlds alike by no more than this."""
+        self._rounding = gather_rounding(self._rounding, 1.0, rounding)
+
     @property
     def rounding(self) -> float:
         """R(n), the allowance for floating point gathered so far."""

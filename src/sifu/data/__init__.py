@@ -5,6 +5,7 @@ only by the functions that need them.
 """
 
 from sifu.data.dataset import Dataset, Scale, scale_features
+from sifu.data.features import frozen_features, random_convolutions, trained_convolutions
 from sifu.data.federation import ClientData, from_arrays, from_dataset, from_torch
 from sifu.data.partition import KINDS, given_names, partition
 from sifu.data.sources import NAMES, load
@@ -19,9 +20,12 @@ __all__ = [
     "from_arrays",
     "from_dataset",
     "from_torch",
+    "frozen_features",
     "given_names",
     "load",
     "partition",
+    "random_convolutions",
     "scale_features",
+    "trained_convolutions",
     "watermarked",
 ]

@@ -9,8 +9,8 @@ from sifu.core.composition import TrainingNoise
 from sifu.core.premises import Premise, level_of
 from sifu.core.rollback import Exposure, Subject
 from sifu.core.terms import RequestTerms
+from sifu.methods.forecast import Forecast, predicted_rounds
 from sifu.methods.method import Method
-from sifu.methods.noise_choice import predict_rounds
 from sifu.methods.noised import planned_charges
 from sifu.methods.plan import Plan
 from sifu.methods.view import RunView
@@ -48,8 +48,8 @@ def plan_in_place(
         charges=planned_charges(exposures, subjects, tip, noise_std) if charged else (),
         premises=premises,
         level=level_of(premises, exact=untouched),
-        predicted_rounds=predict_rounds(view, tip, noise_std),
-        scratch_rounds=predict_rounds(view, 0, 0.0),
+        predicted_rounds=predicted_rounds(Forecast(view, terms).predict(tip, noise_std)),
+        scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
         notes=notes,
         protection=method.protection,
         untouched=untouched,

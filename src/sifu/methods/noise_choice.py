@@ -1,11 +1,12 @@
-"""`--sigma auto`: choose node and noise together, from recorded scalars alone (DESIGN section 8).
+"""`--sigma auto`: choose node and noise together, from recorded scalars alone (DESIGN section 8, docs/noise.md).
 
-The noise that a node needs grows with Psi there, and what it destroys is judged against how far training
-had come: noise against signal is sigma sqrt(d) / ||theta - theta_0||. The rule goes to the latest node at
-which that ratio stays below a fixed value, for a noise that would hide *any* active client there and not
-only the ones asking. That is the headroom: later requests then stay past this noise edge, where everyone
-forgotten so far is already covered, instead of falling back to the initial model. And so a later request
-first tries the noise of the last edge again: growing it with every request would drown the model.
+Each kept node needs a least noise, from the Psi curves of whoever must be hidden there and the budgets they have
+left. A forecast says how many rounds each of these pairs would take; the pair with the fewest is chosen, or the initial
+model where none is clearly better than Scratch.
+
+Looking ahead over a sequence: a later request stays past this noise edge, where everyone forgotten so far is covered,
+with a noise of its own, chosen then. More noise now would cover nobody who asks later (edges added before a request
+never do), so a request takes no more than it needs; what earlier noise has left behind is part of the forecast.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sifu.core.rollback import Exposure, is_allowed, least_noise
-from sifu.core.terms import RequestTerms
+from sifu.core.premises import Premise, level_of
+from sifu.core.rollback import Exposure, least_noise
+from sifu.methods.forecast import Forecast
 from sifu.methods.plan import NoiseOption
 from sifu.methods.view import RunView
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
-HEADROOM = 1.1
+"""Noise up to this share of the way gone pays; the law of DESIGN section 8 is judged by it before training."""
+WORTH_IT = 0.9
+"""Predicted rounds must be below this share of Scratch's, or training starts again: exact, and no slower."""
 SIGMA_LADDER = 1.1
 """An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
 about the Psi it was chosen from."""
@@ -28,38 +32,57 @@ about the Psi it was chosen from."""
 
 @dataclass(frozen=True)
 class NoiseChoice:
-    """The noise chosen, the nodes it was chosen among, and what should be said about it."""
+    """The noise chosen, and what should be said about it."""
 
     noise_std: float
-    options: tuple[NoiseOption, ...]
     notes: tuple[str, ...] = ()
 
 
-def choose_noise(view: RunView, exposures: Sequence[Exposure], terms: RequestTerms, order: int) -> NoiseChoice:
-    """The latest kept node whose noise stays below its signal, and a noise with headroom for it."""
-    options: list[NoiseOption] = []
-    chosen = _noise_of_last_edge(view, exposures, order)
-    for depth in sorted(view.kept, reverse=True):
-        needed = least_noise(exposures, depth, order)
-        if not math.isfinite(needed):
+def noise_options(
+    view: RunView, exposures: Sequence[Exposure], order: int, forecast: Forecast, premises: Sequence[Premise]
+) -> tuple[NoiseOption, ...]:
+    """The least noise of each kept node, rounded up, the node it leads to, and what would come of it; latest first.
+
+    More noise than a node needs may reach a later one: every option is at the latest node that its noise allows.
+    """
+    needed = {depth: least_noise(exposures, depth, order) for depth in sorted(view.kept, reverse=True)}
+    found: dict[tuple[int, float], NoiseOption] = {}
+    for least in needed.values():
+        if not math.isfinite(least):
             continue
-        everyone = view.kept[depth].psi_max * terms.multiplier * HEADROOM
-        noise_std = on_ladder(max(needed, everyone))
-        ratio = noise_to_signal(view, depth, noise_std)
-        rounds = view.path.rounds_until(depth)
-        options.append(NoiseOption(noise_std, depth, rounds, ratio, predict_rounds(view, depth, noise_std)))
-        if chosen is None and noise_std > 0.0 and ratio <= LARGEST_NOISE_TO_SIGNAL:
-            chosen = noise_std
-    notes: tuple[str, ...] = ()
-    if chosen is None:
-        positive = [one.noise_std for one in options if one.noise_std > 0.0]
-        # Even the earliest noise would drown its model: ask for less than any node needs, and go to theta_0.
-        chosen = min(positive, default=1.0) * 0.5
-        notes = (
-            "at every kept model the noise would drown what was learned, so training starts again from the initial "
-            "model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
+        noise_std = on_ladder(least)
+        reached = next(d for d, other in needed.items() if other <= noise_std)
+        noise_std = noise_std if needed[reached] > 0.0 else 0.0
+        prediction = forecast.predict(reached, noise_std)
+        found[reached, noise_std] = NoiseOption(
+            noise_std=noise_std,
+            depth=reached,
+            rounds=view.path.rounds_until(reached),
+            noise_to_signal=noise_to_signal(view, reached, noise_std),
+            expected=forecast.expected(reached, noise_std),
+            predicted_rounds=prediction.rounds if prediction else None,
+            predicted_interval=prediction.interval if prediction else None,
+            level=level_of(premises, exact=noise_std == 0.0),
         )
-    return NoiseChoice(chosen, tuple(options), notes)
+    return tuple(found.values())
+
+
+def choose_noise(options: Sequence[NoiseOption], forecast: Forecast) -> NoiseChoice:
+    """The option that promises the fewest rounds; less noise than any of them, so theta_0, where Scratch is as fast."""
+    best = min(options, key=lambda one: one.expected)
+    if best.noise_std > 0.0 and best.expected <= WORTH_IT * forecast.expected(0, 0.0):
+        return NoiseChoice(best.noise_std)
+    # Less noise than any node needs leads to the latest one that needs none: theta_0, or one they never touched.
+    too_little = 0.5 * min((one.noise_std for one in options if one.noise_std > 0.0), default=1.0)
+    if best.noise_std == 0.0 and best.depth > 0:
+        return NoiseChoice(too_little)
+    return NoiseChoice(
+        too_little,
+        (
+            "at every kept model the noise would undo what was learned there, so training starts again from the "
+            "initial model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
+        ),
+    )
 
 
 def on_ladder(noise_std: float) -> float:
@@ -70,15 +93,6 @@ def on_ladder(noise_std: float) -> float:
     return rung if rung >= noise_std else rung * SIGMA_LADDER
 
 
-def _noise_of_last_edge(view: RunView, exposures: Sequence[Exposure], order: int) -> float | None:
-    """The last edge's noise, if with it the request can stay past that edge."""
-    edges = [(depth, view.path.nodes[depth].noise_std) for depth, _ in view.path.noise_depths]
-    if not edges or edges[-1][1] == 0.0:
-        return None
-    depth, noise_std = edges[-1]
-    return noise_std if is_allowed(exposures, depth, noise_std, order) else None
-
-
 def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
     """sigma sqrt(d) / ||theta - theta_0|| with the energy of earlier noise taken out of the distance."""
     size = view.parameters
@@ -87,19 +101,3 @@ def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
     if noise_std == 0.0:
         return 0.0
     return noise_std * math.sqrt(size) / signal if signal > 0.0 else math.inf
-
-
-def predict_rounds(view: RunView, depth: int, noise_std: float) -> int | None:
-    """A rough guess of the rounds to the target from a noised node; None where nothing is recorded to go by.
-
-    Training without noise would take what it took from there to the end of the first training; noise
-    throws away a share of the way that grows with its ratio to the signal.
-    """
-    training = view.training_rounds
-    if training is None:
-        return None
-    done = view.path.rounds_until(depth)
-    ratio = noise_to_signal(view, depth, noise_std)
-    share = 1.0 if math.isinf(ratio) else ratio**2 / (1.0 + ratio**2)
-    kept = min(done, training) * (1.0 - share)
-    return max(1, round(training - kept))

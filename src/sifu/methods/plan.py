@@ -9,6 +9,8 @@ from sifu.core.composition import TrainingNoise
 from sifu.core.premises import Level, Premise
 from sifu.core.rollback import Subject
 from sifu.core.terms import RequestTerms
+from sifu.methods.sequence import BudgetLine, Outlook
+from sifu.methods.units import UnitView
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,19 @@ class PlannedCharge:
 
 @dataclass(frozen=True)
 class NoiseOption:
-    """One noise that could be used, and what would come of it."""
+    """One noise that could be used, and what would come of it.
+
+    `expected` is the figure options are compared by; it is rounds where the first training reached its target.
+    """
 
     noise_std: float
     depth: int
     rounds: int
     noise_to_signal: float
+    expected: float
     predicted_rounds: int | None
+    predicted_interval: tuple[int, int] | None = None
+    level: Level = "none"
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class Plan:
     `source_node` is None for a fresh initial model. `wanted_node` is the latest node the budget allows,
     whether its model was kept or not. `charges` holds every subject the noise is charged to, new ones first.
     `untouched` says that nobody who must be hidden ever touched the source, `training_noise` what noise in training
-    promises where the method rests on it.
+    promises where the method rests on it. `predicted_interval` holds the rounds to the target in most cases, `units` a
+    request of several clients in both units, `budgets` those of everyone forgotten earlier, `outlook` what is to come.
     """
 
     terms: RequestTerms
@@ -63,6 +72,10 @@ class Plan:
     protection: Protection = "nothing"
     untouched: bool = False
     training_noise: TrainingNoise | None = None
+    predicted_interval: tuple[int, int] | None = None
+    units: tuple[UnitView, ...] = ()
+    budgets: tuple[BudgetLine, ...] = ()
+    outlook: Outlook | None = None
 
     @property
     def delta_reached(self) -> float:

@@ -18,8 +18,8 @@ from sifu.core.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.terms import RequestTerms
+from sifu.methods.forecast import Forecast, predicted_rounds
 from sifu.methods.method import Method, RoundUpdates
-from sifu.methods.noise_choice import predict_rounds
 from sifu.methods.plan import Plan
 from sifu.methods.view import RunView
 from sifu.store.updates import UpdatesRow
@@ -108,7 +108,7 @@ def plan_replay(method: Method, view: RunView, terms: RequestTerms, note: str) -
         premises=method.premises(view, view.indices(terms.clients), view.exposures(subjects), 0, terms),
         level="none",
         predicted_rounds=None,
-        scratch_rounds=predict_rounds(view, 0, 0.0),
+        scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
         notes=(note.format(rounds=replayed),),
         protection=method.protection,
     )

@@ -17,8 +17,8 @@ from sifu.core.premises import (
 )
 from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
+from sifu.methods.forecast import Forecast, predicted_rounds
 from sifu.methods.method import Method, Start, StartsFrom
-from sifu.methods.noise_choice import predict_rounds
 from sifu.methods.plan import Plan, PlannedCharge
 from sifu.methods.view import RunView
 
@@ -53,8 +53,8 @@ class Scratch(Method):
             charges=tuple(PlannedCharge(one, 0.0, 0.0) for one in subjects),
             premises=premises,
             level=level_of(premises, exact=True),
-            predicted_rounds=predict_rounds(view, 0, 0.0),
-            scratch_rounds=predict_rounds(view, 0, 0.0),
+            predicted_rounds=predicted_rounds(Forecast(view, terms).scratch()),
+            scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
             protection=self.protection,
             untouched=True,
         )

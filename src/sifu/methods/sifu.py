@@ -15,10 +15,13 @@ from sifu.core.engine import Engine
 from sifu.core.premises import Premise, level_of
 from sifu.core.rollback import Exposure, choose_node, largest_psi
 from sifu.core.terms import RequestTerms
+from sifu.methods.forecast import Forecast, predicted_rounds
 from sifu.methods.method import Method, Start, StartsFrom
-from sifu.methods.noise_choice import NoiseChoice, choose_noise, predict_rounds
+from sifu.methods.noise_choice import NoiseChoice, choose_noise, noise_options
 from sifu.methods.noised import noised_model, noised_premises, planned_charges
 from sifu.methods.plan import Plan
+from sifu.methods.sequence import budget_lines, outlook
+from sifu.methods.units import both_units
 from sifu.methods.view import RunView
 
 
@@ -36,15 +39,21 @@ class Sifu(Method):
         order = view.next_order
         subjects = view.new_subjects(terms, order)
         new = view.exposures(subjects)
-        exposures = [*new, *view.exposures(view.earlier_subjects())]
+        earlier = view.exposures(view.earlier_subjects())
+        exposures = [*new, *earlier]
+        clients = view.indices(terms.clients)
+        forecast = Forecast(view, terms)
+        anywhere = self.premises(view, clients, exposures, view.path.tip, terms)
+        options = noise_options(view, exposures, order, forecast, anywhere)
         choice: NoiseChoice | None = None
         if terms.sigma == "auto":
-            choice = choose_noise(view, exposures, terms, order)
+            choice = choose_noise(options, forecast)
             noise_std = choice.noise_std
         else:
             noise_std = terms.sigma
         node = choose_node(exposures, view.kept, noise_std, order)
-        premises = self.premises(view, view.indices(terms.clients), exposures, node.depth, terms)
+        premises = self.premises(view, clients, exposures, node.depth, terms)
+        predicted, scratch = forecast.predict(node.depth, node.noise_std), forecast.scratch()
         notes = list(choice.notes) if choice else []
         if node.wanted_depth > node.depth:
             notes.append(
@@ -58,6 +67,8 @@ class Sifu(Method):
             )
         if terms.scope == "latest":
             notes.append("scope latest counts the latest release only; whoever keeps several releases learns more")
+        if choice is None and predicted and scratch and predicted.rounds > scratch.rounds and node.noise_std > 0.0:
+            notes.append("method scratch would be faster, by this prediction, and exact; or use --sigma auto")
         rate = view.regularities.measured
         if rate.kind == "smooth" and rate.largest_certified_rate is not None:
             notes.append(
@@ -80,12 +91,16 @@ class Sifu(Method):
             charges=planned_charges(exposures, subjects, node.depth, noise_std),
             premises=premises,
             level=level_of(premises, exact=node.exact),
-            predicted_rounds=predict_rounds(view, node.depth, node.noise_std),
-            scratch_rounds=predict_rounds(view, 0, 0.0),
-            options=choice.options if choice else (),
+            predicted_rounds=predicted_rounds(predicted),
+            predicted_interval=predicted.interval if predicted else None,
+            scratch_rounds=predicted_rounds(scratch),
+            options=options,
             notes=tuple(notes),
             protection=self.protection,
             untouched=node.exact,
+            units=both_units(view, terms, noise_std, earlier),
+            budgets=budget_lines(view, earlier, node.depth, node.noise_std),
+            outlook=outlook(view, node.depth, node.noise_std, terms, clients),
         )
 
     def premises(

@@ -31,6 +31,7 @@ from sifu.core.spec import Spec, StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated, should_stop, stream_rounds
 from sifu.core.terms import RequestTerms
 from sifu.core.tracking import summarise_round
+from sifu.methods.rehearsal import rehearse
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import EvaluationRow
 from sifu.store.rows import NodeRow, ParticipationRows
@@ -261,6 +262,11 @@ class RecordedTraining:
         if done.updates is not None and count > 0:
             values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
             self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
+
+    def rehearse(self) -> list[EvaluationRow]:
+        """What noise would do to the current model, for plans to read."""
+        distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
+        return rehearse(self.engine, self.model, distance, self._tip.node, self.active, self.view.spec.seed)
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)

@@ -264,6 +264,12 @@ class RunView:
             return client_curve(self.path, next(iter(parts.values())))
         return joint_curve(self.path, parts)
 
+    def shared_depths(self, clients: Sequence[int]) -> list[int]:
+        """Depths of the rounds on the path that two or more of `clients` took part in."""
+        depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
+        found, counts = np.unique(depths, return_counts=True)
+        return [int(depth) for depth in found[counts > 1]]
+
     def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
         rows = self.reader.participation(clients)
         depth_of = self.path.depth_of
@@ -297,6 +303,8 @@ class RunView:
         for row, start, stop in zip(self.rows, bounds, ends, strict=True):
             if row.node.kind == "heuristic":
                 tracker.lose_track()
+            if row.node.kind == "noise":
+                tracker.add_rounding(row.node.rounding)
             if row.node.kind == "round":
                 who = rows.clients[start:stop]
                 _, scalars = summarise_round(

@@ -88,16 +88,21 @@ class LocalUpdates(Protocol):
         ...
 
     def rows(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """The u_i themselves: (places, rows)."""
+        """The u_i themselves: (places, rows); not asked for after `distances`."""
+        ...
+
+    def differences(self, mean: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """u_i - mean in float64: (places, rows)."""
         ...
 
 
 class RowUpdates:
-    """Updates that are made row by row; kept between the passes where `keep` says so."""
+    """Updates that are made row by row, to be changed in place; kept between the passes where `keep` says so."""
 
     def __init__(self, make: LocalModels, keep: bool) -> None:
         self._make, self._keep = make, keep
         self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
+        self._centred = False
         self._largest = 0.0
 
     def rows(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
@@ -112,16 +117,26 @@ class RowUpdates:
         if self._keep:
             self._kept = made
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
+    def differences(self, mean: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        if self._centred:
+            yield from self.rows()
+            return
+        kept = []
         for places, rows in self.rows():
-            total = total + weights[places] @ rows.to(torch.float64)
-        return total
+            rows = rows.to(torch.float64).sub_(mean)
+            if self._keep:
+                kept.append((places, rows))
+            yield places, rows
+        if self._keep:
+            self._kept, self._centred = kept, True
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        sums = [weights[places] @ rows.to(torch.float64) for places, rows in self.rows()]
+        return sum(sums[1:], start=sums[0])
 
     def distances(self, mean: Tensor, norms: Floats) -> None:
         factor = enlargement(mean.numel())
-        for places, rows in self.rows():
-            difference = rows.to(torch.float64) - mean
+        for places, difference in self.differences(mean):
             found = torch.linalg.vector_norm(difference, dim=1).numpy()
             found = _repaired(found, difference.numpy()) * factor
             norms[_index(places)] = found
@@ -147,6 +162,10 @@ class DualUpdates:
     def rows(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
         yield self._places, self._part.pulled_back(self._dual).flatten(1)
 
+    def differences(self, mean: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        for places, rows in self.rows():
+            yield places, rows.sub_(mean)
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self._part.summed(self._dual * weights[self._places][:, None, None]).flatten()
         self._let_go()
@@ -156,7 +175,7 @@ class DualUpdates:
         dual, (_, outputs, samples), size = self._dual, self._dual.shape, mean.numel()
         width = size // outputs
         own = torch.bmm(dual, self._gram).mul_(dual).sum(dim=(1, 2)).numpy()
-        along = self._part.outputs(mean.reshape(outputs, width).T).mul_(dual).sum(dim=(1, 2)).numpy()
+        along = self._part.outputs(mean.reshape(outputs, width)).mul_(dual).sum(dim=(1, 2)).numpy()
         whole, mean_norm = float(torch.dot(mean, mean)), norm_up(mean.numpy())
         with np.errstate(over="ignore", invalid="ignore"):
             square = own - 2.0 * along + whole
@@ -183,9 +202,15 @@ class DualUpdates:
 
 
 def average(
-    updates: Sequence[LocalUpdates], offset: Floats, offset_error: float, samples: NDArray[np.int64], want_gram: bool
+    updates: Sequence[LocalUpdates],
+    offset: Floats | None,
+    offset_error: float,
+    samples: NDArray[np.int64],
+    want_gram: bool,
 ) -> Average:
     """Average participants with `samples` samples each; `offset` is base - start, off by at most `offset_error`.
+
+    None is an offset of zero.
 
     Gram entries are plain float64 inner products, off by at most (d + M + 8) u drift_i drift_j or so.
     """
@@ -194,8 +219,9 @@ def average(
     shares = torch.from_numpy(weights)
     sums = [one.weighted_sum(shares) for one in updates]
     mean = sum(sums[1:], start=sums[0])
-    if not bool(torch.isfinite(mean).all()):
-        return Average(offset + mean.numpy(), np.zeros(count), 0.0, None, _not_finite(updates))
+    step = mean.numpy() if offset is None else offset + mean.numpy()
+    if not bool(np.isfinite(mean.numpy()).all()):
+        return Average(step, np.zeros(count), 0.0, None, _not_finite(updates))
     drifts = np.zeros(count)
     if count > 1:  # a single model is its own mean, exactly
         for one in updates:
@@ -204,8 +230,7 @@ def average(
     mean_error = sum(one.sum_error(weights, mean_norm) for one in updates)
     if count > 1:
         drifts = np.where(drifts + mean_error > 0.0, np.nextafter(drifts + mean_error, np.inf), 0.0)
-    step = offset + mean.numpy()
-    shift = _norm_up(step)
+    shift = mean_norm if offset is None else _norm_up(step)
     if mean_error or offset_error:
         shift = up(shift + mean_error + offset_error)
     return Average(step, drifts, shift, _gram(updates, mean, count) if want_gram else None, ())
@@ -227,8 +252,8 @@ def average_models(
 def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
     differences = torch.zeros((count, mean.numel()), dtype=torch.float64)
     for one in updates if count > 1 else ():
-        for places, rows in one.rows():
-            differences[places] = rows.to(torch.float64) - mean
+        for places, rows in one.differences(mean):
+            differences[places] = rows
     return (differences @ differences.T).numpy()
 
 
@@ -242,8 +267,11 @@ def _repaired(norms: Floats, rows: Floats) -> Floats:
 
 def _norm_up(vector: Floats) -> float:
     """`norm_up`, also where every square underflows to zero."""
-    length, largest = norm_up(vector), float(np.max(np.abs(vector), initial=0.0))
-    return length if length > 0.0 or largest == 0.0 else up(norm_up(vector / largest) * largest)
+    length = norm_up(vector)
+    if length != 0.0:
+        return length
+    largest = float(np.max(np.abs(vector), initial=0.0))
+    return up(norm_up(vector / largest) * largest) if largest > 0.0 else 0.0
 
 
 def _index(places: slice | Tensor) -> slice | NDArray[np.int64]:

@@ -8,6 +8,7 @@ stays small however many clients take part.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,16 @@ class Block:
     gram: Tensor | None
     lengths: NDArray[np.float64]
 
+    @functools.cached_property
+    def each(self) -> tuple[Tensor, ...]:
+        """X_i of each client: making a view takes a tenth of the time of a product with it."""
+        return self.x.unbind()
+
+    @functools.cached_property
+    def turned(self) -> tuple[Tensor, ...]:
+        """X_i' of each client, looked at in place."""
+        return self.x.transpose(1, 2).unbind()
+
     def parts(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[Part]:
         """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for."""
         padded, width = self.x.shape[1:]
@@ -73,19 +84,22 @@ class Part:
         first, last = int(rows[0]), int(rows[-1])
         # Clients that lie side by side are looked at in place.
         self._beside = last - first + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
-        index = slice(first, last + 1) if self._beside else torch.from_numpy(rows)
-        self._index = index
-        self.targets, self.row_weights = block.targets[index], block.row_weights[index]
-        self.gram = None if block.gram is None else block.gram[index]
-        self._x: Tensor | None = block.x[index] if self._beside else None
+        self._index = slice(first, last + 1) if self._beside else torch.from_numpy(rows)
+        self.targets, self.row_weights = self._take(block.targets), self._take(block.row_weights)
+        self.gram = None if block.gram is None else self._take(block.gram)
+        self._x = self._take(block.x) if self._beside else None
         _, padded, width = block.x.shape
         self._one_by_one = not self._beside and padded * width * block.x.element_size() >= COPY_BYTES
+
+    def _take(self, values: Tensor) -> Tensor:
+        """These clients of `values`, a view where they lie side by side."""
+        return values[self._index] if isinstance(self._index, slice) else values.index_select(0, self._index)
 
     @property
     def x(self) -> Tensor:
         """The samples (clients, rows, width), gathered when first asked for."""
         if self._x is None:
-            self._x = self._block.x[self._index]
+            self._x = self._take(self._block.x)
         return self._x
 
     def let_go(self) -> None:
@@ -94,14 +108,14 @@ class Part:
             self._x = None
 
     def outputs(self, model: Tensor) -> Tensor:
-        """X_i W of each client as (clients, outputs, rows), from W (width, outputs)."""
+        """X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
         count, padded, width = self._rows.size, *self._block.x.shape[1:]
         if self._one_by_one and self._x is None:
-            found = model.new_empty((count, padded, model.shape[1]))
-            for place, row in enumerate(self._rows.tolist()):
-                torch.mm(self._block.x[row], model, out=found[place])
-        else:
-            found = (self.x.reshape(count * padded, width) @ model).reshape(count, padded, -1)
+            found = model.new_empty((count, model.shape[0], padded))
+            for own, row in zip(found.unbind(), self._rows.tolist(), strict=True):
+                torch.mm(model, self._block.turned[row], out=own)
+            return found
+        found = (self.x.reshape(count * padded, width) @ model.T.contiguous()).reshape(count, padded, -1)
         return found.transpose(1, 2).contiguous()
 
     def pulled_back(self, dual: Tensor) -> Tensor:
@@ -109,8 +123,8 @@ class Part:
         if not (self._one_by_one and self._x is None):
             return torch.bmm(dual, self.x)
         found = dual.new_empty((self._rows.size, dual.shape[1], self._block.x.shape[2]))
-        for place, row in enumerate(self._rows.tolist()):
-            torch.mm(dual[place], self._block.x[row], out=found[place])
+        for own, row, made in zip(dual.unbind(), self._rows.tolist(), found.unbind(), strict=True):
+            torch.mm(own, self._block.each[row], out=made)
         return found
 
     def summed(self, dual: Tensor) -> Tensor:

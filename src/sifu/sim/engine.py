@@ -89,6 +89,8 @@ class SimulatedFederation:
         self._training = training
         self._seed = int(seed)
         self._participation_key = base_key(self._seed, "participation")
+        self._last_checked: ClientIndices = np.zeros(0, dtype=np.int64)
+        """Clients in increasing order that were asked for last."""
         self._layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
@@ -206,8 +208,11 @@ class SimulatedFederation:
         that Psi bounds the distance to.
         """
         start = self._checked_model(model)
+        chosen = self._checked_clients(active, "active")
         participants = self._facts.participation.draw(
-            self._checked_clients(active, "active"), place_key(self._participation_key, position.branch, position.round)
+            chosen,
+            place_key(self._participation_key, position.branch, position.round),
+            increasing=chosen is self._last_checked,
         )
         if absent is not None:
             participants = np.setdiff1d(participants, absent)
@@ -228,7 +233,7 @@ class SimulatedFederation:
         with np.errstate(over="ignore", invalid="ignore"):
             new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
-        rounding = self.rounding_allowance(norm_up(exact_start), participants)
+        rounding = self.rounding_allowance(norm_up(exact_start), participants) if self._rounding else 0.0
         updates = None
         if want_updates:
             updates = self.local_updates(start, position, participants, self._training.steps)
@@ -381,6 +386,9 @@ class SimulatedFederation:
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """`clients` as indices of known clients, none of them twice; the argument is never kept."""
         chosen = np.asarray(clients, dtype=np.int64).reshape(-1)
+        last = self._last_checked
+        if np.array_equal(chosen, last):  # mostly they are those of the last round
+            return last
         # Clients in increasing order, the usual case, are seen to differ in one pass.
         increasing = bool((chosen[1:] > chosen[:-1]).all())
         ends = chosen[[0, -1]] if increasing and chosen.size else chosen
@@ -391,4 +399,7 @@ class SimulatedFederation:
             )
         if not increasing and np.unique(chosen).size != chosen.size:
             raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
+        if increasing:
+            self._last_checked = chosen.copy()
+            return self._last_checked
         return chosen

@@ -37,7 +37,7 @@ from sifu.sim.models import TORCH_TYPES, LinearModel
 
 ROWS_AN_OUTPUT = 4
 """Up to so many rows an output, one more product with all samples is cheaper than building local models."""
-SMALL_ROUND = 2**21
+SMALL_ROUND = 2**19
 """Below this many values of samples, threads wait for each other about as long as they work."""
 MASKED_BATCHES = 4
 """Up to so many batches a client, weighting all rows is cheaper than copying those of a batch."""
@@ -99,7 +99,7 @@ class VectorisedTrainer:
         want_gram: bool,
     ) -> Average:
         """Train and average the participants, without building the local models where that is cheaper."""
-        with few_threads(int(samples.sum()) * self._shape[0], SMALL_ROUND):
+        with torch.inference_mode(), few_threads(int(samples.sum()) * self._shape[0], SMALL_ROUND):
             return self._average(start, position, participants, samples, want_gram)
 
     def _average(
@@ -114,23 +114,23 @@ class VectorisedTrainer:
         parts = list(self._parts(participants))
         keep = want_gram or worth_keeping(participants.size, start.size, 8)
         updates = [self._local_updates(part, model, position, keep, len(parts) == 1) for part in parts]
-        turned = start.astype(np.float64).reshape(self._shape).T.reshape(-1)
-        offset = (self._share - 1.0) * turned
-        error = 2.0 * UNIT_ROUNDOFF * norm_up(offset) if self._share != 1.0 else 0.0
+        offset, error = None, 0.0
+        if self._share != 1.0:
+            offset = (self._share - 1.0) * start.astype(np.float64).reshape(self._shape).T.reshape(-1)
+            error = 2.0 * UNIT_ROUNDOFF * norm_up(offset)
         found = average(updates, offset, error, samples, want_gram)
         step = np.ascontiguousarray(found.step.reshape(self._shape[::-1]).T).reshape(-1)
         return Average(step, found.drifts, found.mean_shift, found.gram, found.not_finite)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
-        weights = torch.tensor(model).reshape(self._shape)
+        weights = torch.tensor(model).reshape(self._shape).T.contiguous()
         correct, loss_sum = np.zeros(clients.size, dtype=np.int64), np.zeros(clients.size)
         for part in self._parts(clients):
-            scores, real = part.outputs(weights).transpose(1, 2), part.row_weights[:, 0] > 0
-            targets = part.targets.transpose(1, 2)
-            losses = self._objective.row_loss(scores, targets).to(torch.float64)
+            scores, real = part.outputs(weights), part.row_weights[:, 0] > 0
+            losses = self._objective.row_loss(scores, part.targets, dim=1).to(torch.float64)
             loss_sum[part.places] = torch.where(real, losses, 0.0).sum(dim=1).numpy()
-            correct[part.places] = (self._objective.hits(scores, targets) & real).sum(dim=1).numpy()
+            correct[part.places] = (self._objective.hits(scores, part.targets, dim=1) & real).sum(dim=1).numpy()
         return correct, loss_sum
 
     def _parts(self, clients: ClientIndices) -> Iterator[Part]:
@@ -178,7 +178,7 @@ class VectorisedTrainer:
 
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """V_K of each client, transposed: (clients, outputs, rows)."""
-        first = part.outputs(model)
+        first = part.outputs(model.T.contiguous())
         share, dual = 1.0, None
         share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
@@ -187,7 +187,7 @@ class VectorisedTrainer:
                 products, outputs, targets = rows.of_samples(gram).transpose(1, 2), rows(first), rows(targets)
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
-            residual = self._residual(scores, targets).mul_(row_weights)
+            residual = self._objective.residual(scores, targets, dim=1).mul_(row_weights)
             if rows is not None:
                 residual = rows.spread(residual, first)
             if dual is None:
@@ -196,10 +196,6 @@ class VectorisedTrainer:
             dual, dual_velocity = self._training.descend(dual, residual, dual_velocity)
         assert dual is not None
         return dual
-
-    def _residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """df/dz with outputs in front of rows."""
-        return self._objective.residual(scores.transpose(1, 2), targets.transpose(1, 2)).transpose(1, 2)
 
     def _batches(self, part: Part, position: Position, steps: int) -> _Batches:
         """For each step: which rows (None for all of them) and their weights."""

@@ -1,0 +1,371 @@
+"""`--sigma auto` against the best of a 12-point grid of fixed sigmas, and against Scratch.
+
+    python benchmarks/noise_choice.py --data FOLDER          all tasks; finished ones are not run again
+    python benchmarks/noise_choice.py --smoke                one small task, a few seconds
+    python benchmarks/noise_choice.py --page docs/noise.md   only write the table and the figure from the results
+
+Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
+every request of a sequence) and with Scratch, `--repeats` times each with fresh noise; rounds are summed over the
+requests, and the mean over the repeats is compared. The grid is geometric, from 1/40 to 1.6 times the noise that
+the first request would need at the last model of training (to 3 times in a sequence). What took more than half as
+many rounds again as Scratch was stopped there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api import open_run, train
+from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.core.engine import Engine
+from sifu.core.spec import Spec
+from sifu.data import from_dataset, frozen_features, load, partition, trained_convolutions
+from sifu.methods.view import ACTIVE
+
+GRID = 12
+CAP = 1.5
+ROOT = Path(__file__).resolve().parent
+RESULTS = ROOT / "results" / "noise_choice.json"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A federation, its budget, and the requests that are made of it.
+
+    `seen` says that a grid of this federation (or a very near one) had been looked at when the forecast was made.
+    """
+
+    name: str
+    spec: dict[str, Any]
+    requests: int = 1
+    clients_a_request: int = 5
+    seen: bool = False
+    features: bool = False
+
+    def asked(self) -> list[list[str]]:
+        """Who asks, request by request."""
+        size = self.clients_a_request
+        count = self.spec["data"]["clients"]
+        width = max(3, len(str(count - 1)))
+        return [[f"client-{k:0{width}d}" for k in range(n * size, (n + 1) * size)] for n in range(self.requests)]
+
+
+def linear(name: str, clients: int, samples: int, target: float, epsilon: float = 10.0, **other: Any) -> dict[str, Any]:
+    """Softmax regression; `other` are keys of `data`, `local` and `server`."""
+    scale = "standard" if name == "digits" else "unit"
+    return {
+        "seed": 3,
+        "data": {"name": name, "clients": clients, "samples_per_client": samples, "normalise": scale}
+        | other.get("data", {}),
+        "local": {"steps": 10} | other.get("local", {}),
+        "server": other.get("server", {}),
+        "stop": {"target": target, "max_rounds": 3000},
+        "privacy": {"epsilon": epsilon, "delta": 0.01},
+    }
+
+
+def dirichlet(alpha: float) -> dict[str, Any]:
+    """Class proportions of every client at random."""
+    return {"data": {"partition": "dirichlet", "alpha": alpha}}
+
+
+ONE_CLASS = {"data": {"partition": "one_class"}}
+HALF = {"server": {"participation": "poisson(0.5)"}}
+TASKS = (
+    Task("digits 160x10 iid, eps 10", linear("digits", 160, 10, 0.95), seen=True),
+    Task("digits 160x10 iid, eps 1", linear("digits", 160, 10, 0.95, 1.0), seen=True),
+    Task("digits 50x30 iid, eps 10", linear("digits", 50, 30, 0.96), clients_a_request=1, seen=True),
+    Task("digits 140x10 one class, eps 10", linear("digits", 140, 10, 0.94, **ONE_CLASS), seen=True),
+    Task("digits 160x10 dirichlet 0.3, eps 10", linear("digits", 160, 10, 0.95, **dirichlet(0.3)), seen=True),
+    Task("digits 120x14 poisson 0.5, eps 10", linear("digits", 120, 14, 0.95, **HALF), clients_a_request=3),
+    Task("digits 160x10 iid, eps 10, 4 in a row", linear("digits", 160, 10, 0.95), requests=4),
+    Task("mnist 1000x10 iid, eps 10", linear("mnist", 1000, 10, 0.885), clients_a_request=10, seen=True),
+    Task("mnist 1000x10 iid, eps 1", linear("mnist", 1000, 10, 0.885, 1.0), clients_a_request=10, seen=True),
+    Task("mnist 2000x5 iid, eps 10", linear("mnist", 2000, 5, 0.88), clients_a_request=1),
+    Task("mnist 300x30 dirichlet 0.5, eps 10", linear("mnist", 300, 30, 0.89, **dirichlet(0.5)), clients_a_request=2),
+    Task("fashion 500x20 one class, eps 10", linear("fashion_mnist", 500, 20, 0.77, **ONE_CLASS), seen=True),
+    Task("fashion 800x12 iid, eps 10", linear("fashion_mnist", 800, 12, 0.80), clients_a_request=1),
+    Task("fashion 800x12 iid, eps 1", linear("fashion_mnist", 800, 12, 0.80, 1.0), clients_a_request=1),
+    Task("cifar10 features 1000x10 iid, eps 10", linear("cifar10", 1000, 10, 0.50), features=True),
+    Task("cifar10 features 1000x10 iid, eps 1", linear("cifar10", 1000, 10, 0.50, 1.0), features=True),
+)
+SMOKE = (Task("digits 40x10 iid, eps 10", linear("digits", 40, 10, 0.95), clients_a_request=1),)
+
+
+def clients_of(task: Task, data: Path | None) -> Any:
+    """The clients of a task: their images, or features of them from a network that saw CIFAR-100 only."""
+    spec = Spec.from_mapping(task.spec)
+    if not task.features:
+        return clients_from_spec(spec, data)
+    dataset = load(spec.data.name, data)
+    parts = partition(
+        spec.data.partition,
+        dataset.y_train,
+        spec.data.clients,
+        spec.data.samples_per_client,
+        np.random.default_rng(spec.seed),
+    )
+    return frozen_features(
+        from_dataset(dataset, parts, flat=False), trained_convolutions(load("cifar100", data)), norm=4
+    )
+
+
+def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> tuple[list[dict[str, Any]], float]:
+    """The requests of a task on a copy of its trained run: what came of each, and the seconds of planning."""
+    folder = Path(tempfile.mkdtemp(dir=trained.parent))
+    shutil.rmtree(folder)
+    shutil.copytree(trained, folder)
+    run = open_run(folder, engine=engine)
+    seconds, rows = 0.0, []
+    for clients in task.asked():
+        started = time.perf_counter()
+        plan = run.plan(clients, **terms)
+        seconds += time.perf_counter() - started
+        (outcome,) = run.forget(clients, max_rounds=cap, min_level="none", **terms)
+        reader = run.reader()
+        request = next(one for one in reader.requests() if one.request == outcome.request)
+        noised = {one.node: one for one in reader.evaluations() if one.subset == ACTIVE}.get(request.noise_node or -1)
+        reader.close()
+        rows.append(
+            {
+                "sigma": outcome.sigma,
+                "rollback_to": outcome.rollback_to,
+                "rounds": outcome.rounds,
+                "predicted": plan.predicted_rounds,
+                "interval": list(getattr(plan, "predicted_interval", None) or ()),
+                "loss": noised.loss if noised else None,
+                "accuracy": noised.accuracy if noised else None,
+                "level": outcome.level,
+            }
+        )
+    shutil.rmtree(folder)
+    return rows, seconds
+
+
+def measure(
+    task: Task, folder: Path, data: Path | None, repeats: tuple[int, int], known: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Everything about a task, yielded whenever something was added."""
+    spec = Spec.from_mapping(task.spec)
+    engine, _ = engine_from_spec(spec, clients_of(task, data))
+    trained = folder / task.name.replace(" ", "_").replace(",", "")
+    run = train(task.spec, run=trained, engine=engine)
+    result = known or {"task": task.name, "grid": {}, "auto": [], "scratch": [], "spec": task.spec}
+    rounds = result["training_rounds"] = run.status()["rounds"]
+    if not result["scratch"]:
+        result["scratch"] = [carry_out(task, trained, engine, 3000, method="scratch")[0]]
+        yield result
+    cap = int(CAP * max(rounds, *(one["rounds"] for one in result["scratch"][0])))
+    while len(result["auto"]) < repeats[0]:
+        rows, seconds = carry_out(task, trained, engine, cap, sigma="auto")
+        result["auto"].append(rows)
+        result["planning_seconds"] = seconds / len(rows)
+        yield result
+    if not result["grid"]:
+        needed = max(
+            float(one["sigma_needed_now"]) for one in run.status()["clients"] if one["name"] in task.asked()[0]
+        )
+        top = 3.0 if task.requests > 1 else 1.6
+        result["grid"] = {repr(float(s)): [] for s in np.geomspace(needed / 40.0, needed * top, GRID)}
+    for sigma, found in result["grid"].items():
+        while len(found) < repeats[1]:
+            found.append(carry_out(task, trained, engine, cap, sigma=float(sigma))[0])
+            yield result
+
+
+def total(rows: list[dict[str, Any]]) -> int:
+    """Rounds over a sequence."""
+    return sum(one["rounds"] for one in rows)
+
+
+def mean_total(repeats: list[list[dict[str, Any]]]) -> float:
+    """The mean over repeats of the rounds over a sequence."""
+    return float(statistics.mean(total(one) for one in repeats))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table."""
+
+    task: str
+    scratch: float
+    best_sigma: float
+    best: float
+    auto_sigma: float
+    auto: float
+    predicted: float | None
+    within: int
+    predictions: int
+    planning: float
+
+    @staticmethod
+    def of(result: dict[str, Any]) -> Line:
+        """From what was measured."""
+        medians = {float(sigma): mean_total(found) for sigma, found in result["grid"].items() if found}
+        best_sigma = min(medians, key=lambda sigma: (medians[sigma], sigma)) if medians else float("nan")
+        autos = [one for rows in result["auto"] for one in rows]
+        pairs = [(one["predicted"], one["rounds"]) for one in autos if one["predicted"] is not None]
+        within = sum(1 for guess, real in pairs if ratio_within(guess, real))
+        sums = [sum(one["predicted"] or 0 for one in rows) for rows in result["auto"]]
+        return Line(
+            result["task"],
+            mean_total(result["scratch"]),
+            best_sigma,
+            medians.get(best_sigma, float("nan")),
+            autos[0]["sigma"],
+            mean_total(result["auto"]),
+            statistics.median(sums) if pairs else None,
+            within,
+            len(pairs),
+            result.get("planning_seconds", float("nan")),
+        )
+
+
+def ratio_within(guess: float, real: float, factor: float = 1.5) -> bool:
+    """Whether a prediction is within a factor of the truth; a round more or less never counts against it."""
+    low, high = sorted((max(guess, 1.0), max(real, 1.0)))
+    return high <= factor * low or high - low <= 1.0
+
+
+def table(lines: list[Line]) -> str:
+    """The table in Markdown."""
+    rows = [
+        "| task | Scratch | best of grid (sigma) | auto (first sigma) | auto / best | auto / Scratch | predicted "
+        "| within 1.5x | planning |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in lines:
+        rows.append(
+            f"| {one.task} | {one.scratch:g} | {one.best:g} ({one.best_sigma:.3g}) "
+            f"| {one.auto:g} ({one.auto_sigma:.3g}) "
+            f"| {one.auto / max(one.best, 1):.2f} | {one.auto / max(one.scratch, 1):.2f} "
+            f"| {one.predicted if one.predicted is not None else '-'} | {one.within} of {one.predictions} "
+            f"| {one.planning:.2f} s |"
+        )
+    ratios = sorted(one.auto / max(one.best, 1.0) for one in lines)
+    if ratios:
+        within, all_ = sum(one.within for one in lines), sum(one.predictions for one in lines)
+        rows += [
+            "",
+            f"auto / best: median {statistics.median(ratios):.2f}, worst {ratios[-1]:.2f}; auto / Scratch: worst "
+            f"{max(one.auto / max(one.scratch, 1) for one in lines):.2f}; predictions within a factor 1.5: "
+            f"{within} of {all_}.",
+        ]
+    return "\n".join(rows)
+
+
+def draw(results: list[dict[str, Any]], file: Path) -> None:
+    """Rounds against sigma, one panel a task, with auto marked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(4, len(results))
+    lines = -(-len(results) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(3.6 * columns, 2.7 * lines), squeeze=False)
+    for axis in axes.flat[len(results) :]:
+        axis.set_visible(False)
+    for axis, result in zip(axes.flat, results, strict=False):
+        sigmas = [float(s) for s, found in result["grid"].items() if found]
+        axis.plot(sigmas, [mean_total(result["grid"][repr(s)]) for s in sigmas], "o-", color="#4477aa", ms=3)
+        axis.axhline(mean_total(result["scratch"]), color="#888888", ls="--", lw=1)
+        autos = [rows[0]["sigma"] for rows in result["auto"] if rows[0]["sigma"] > 0]
+        if autos:
+            axis.plot(
+                autos, [total(rows) for rows in result["auto"] if rows[0]["sigma"] > 0], "*", color="#cc3311", ms=9
+            )
+        else:
+            axis.axhline(mean_total(result["auto"]), color="#cc3311", lw=1)
+        axis.set(xscale="log", yscale="log", title=result["task"])
+        axis.title.set_fontsize(8)
+    figure.supxlabel("sigma (of the first request)")
+    figure.supylabel("rounds (dots: fixed sigma, star: auto, dashes: Scratch)")
+    figure.tight_layout()
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+
+
+def write_page(page: Path, results: list[dict[str, Any]], made: str) -> None:
+    """Put the table between the page's marks and the figure beside it."""
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    content = f"{BEGIN}\n{made}\n\n{table([Line.of(one) for one in results])}\n{END}"
+    page.write_text(before + content + after, encoding="utf-8")
+    (page.parent / "images").mkdir(exist_ok=True)
+    draw(results, page.parent / "images" / "noise-choice.png")
+
+
+def where() -> str:
+    """Hardware, date and commit, in one line."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    ).stdout.strip()
+    cores = os.cpu_count()
+    return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {cores} cores, CPU only, commit {commit or 'unknown'}"
+
+
+def main() -> None:
+    """Measure what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with MNIST and FashionMNIST")
+    parser.add_argument("--runs", type=Path, default=Path("noise-choice-runs"), help="where trained runs are kept")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--grid-repeats", type=int, help="repeats of the grid, by default those of auto")
+    parser.add_argument("--only", help="tasks whose name contains this")
+    parser.add_argument("--auto-again", action="store_true", help="measure auto again, keep the grids")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--page", type=Path, help="only write the table and figure of the results into this page")
+    options = parser.parse_args()
+    content = json.loads(options.results.read_text()) if options.results.exists() and not options.smoke else {}
+    if options.page:
+        write_page(options.page, list(content["tasks"].values()), content["where"])
+        return
+    tasks = SMOKE if options.smoke else TASKS
+    tasks = tuple(one for one in tasks if (options.only or "") in one.name)
+    known: dict[str, Any] = content.get("tasks", {})
+    if options.auto_again:
+        for task in tasks:
+            if task.name in known:
+                known[task.name]["auto"] = []
+    if options.smoke:
+        options.runs = Path(tempfile.mkdtemp())
+    options.runs.mkdir(parents=True, exist_ok=True)
+    for task in tasks:
+        for result in measure(
+            task,
+            options.runs,
+            options.data,
+            (1, 1) if options.smoke else (options.repeats, options.grid_repeats or options.repeats),
+            known.get(task.name, {}),
+        ):
+            known[task.name] = result
+            if not options.smoke:
+                options.results.parent.mkdir(parents=True, exist_ok=True)
+                options.results.write_text(json.dumps({"where": where(), "tasks": known}, indent=1))
+        print(table([Line.of(known[task.name])]).splitlines()[2], flush=True)
+    print()
+    print(table([Line.of(one) for one in known.values() if one["auto"] and one["scratch"]]))
+
+
+if __name__ == "__main__":
+    main()

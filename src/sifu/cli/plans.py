@@ -1,0 +1,288 @@
+"""What `sifu plan` shows: the plan, its curve, both units, the budgets, and the answer before training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from sifu.cli.commands import MOST_CLIENTS, table
+from sifu.cli.output import level_text, names_text, number, out, percent, print_json
+from sifu.core.certificate import attacker_rate
+from sifu.core.errors import InputError
+from sifu.core.ledger import finite_or_text
+from sifu.core.premises import BEFORE_TRAINING
+from sifu.methods.plan import NoiseOption, Plan
+from sifu.methods.sequence import BudgetLine, Outlook
+
+MOST_OPTIONS = 16
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values."""
+    return {
+        "clients": list(plan.terms.clients),
+        "method": plan.terms.method,
+        "unit": plan.terms.unit,
+        "scope": plan.terms.scope,
+        "level": plan.level,
+        "epsilon": plan.terms.epsilon,
+        "delta": plan.terms.delta,
+        "delta_reached": plan.delta_reached,
+        "sigma": plan.noise_std,
+        "psi": finite_or_text(plan.psi),
+        "psi_star": plan.psi_star,
+        "training_noise": asdict(plan.training_noise) if plan.training_noise else None,
+        "rollback_to": plan.source_rounds,
+        "node": plan.source_node,
+        "wanted_node": plan.wanted_node,
+        "rounds_so_far": plan.tip_rounds,
+        "predicted_rounds": plan.predicted_rounds,
+        "scratch_rounds": plan.scratch_rounds,
+        "attacker_true_positive_rate_at_1_percent": attacker_rate(plan.level, plan.multiplier),
+        "charges": [
+            {
+                "subject": one.subject.subject,
+                "clients": list(one.subject.clients),
+                "psi": finite_or_text(one.psi),
+                "charge": one.charge,
+                "budget": one.subject.budget,
+                "used": one.subject.used,
+            }
+            for one in plan.charges
+        ],
+        "premises": [asdict(one) for one in plan.premises],
+        "predicted_interval": list(plan.predicted_interval) if plan.predicted_interval else None,
+        "options": [asdict(one) for one in plan.options],
+        "units": [asdict(one) | {"psi_now": finite_or_text(one.psi_now)} for one in plan.units],
+        "budgets": [budget_values(one) for one in plan.budgets],
+        "outlook": asdict(plan.outlook) if plan.outlook else None,
+        "notes": list(plan.notes),
+    }
+
+
+def budget_values(line: BudgetLine) -> dict[str, Any]:
+    """The budget of someone forgotten earlier, as plain values."""
+    return {
+        "clients": list(line.names),
+        "budget": line.budget,
+        "used": line.used,
+        "cost": line.cost,
+        "left": line.left,
+        "covered": line.covered,
+    }
+
+
+def show_plan(plan: Plan, picture: Path | None, as_json: bool) -> None:
+    """`sifu plan`."""
+    if as_json:
+        print_json(plan_values(plan) | {"picture": str(picture) if picture else None})
+        return
+    print_plan(plan)
+    print_curve(plan)
+    print_units(plan)
+    print_sequence(plan)
+    if picture is not None:
+        out.print(f"Wrote {picture}", markup=False)
+    out.print("Nothing was changed.")
+
+
+def draw_picture(plan: Plan, file: Path) -> None:
+    """The plan's curve as a picture."""
+    from sifu.report.draw_plan import draw_plan
+    from sifu.report.style import figure_bytes
+    from sifu.store.files import write_atomically
+
+    kind = file.suffix.lower().lstrip(".")
+    if kind not in ("png", "svg"):
+        raise InputError(f"--picture {file}: name a .png or .svg file")
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder {file.parent} to write {file.name} into")
+    write_atomically(file, figure_bytes(draw_plan(plan), kind))
+
+
+def print_curve(plan: Plan) -> None:
+    """What each noise would do."""
+    if len(plan.options) < 2:
+        return
+    shown = table(
+        "-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nWhat each noise would do"
+    )
+    for one in thinned(plan.options):
+        chosen = " *" if one.depth == plan.source_depth and one.noise_std == plan.noise_std else ""
+        shown.add_row(
+            number(one.noise_std) + chosen,
+            str(one.rounds),
+            number(one.noise_to_signal, 2),
+            interval_text(one.predicted_rounds, one.predicted_interval),
+            level_text(one.level),
+        )
+    out.print(shown)
+
+
+def thinned(options: Sequence[NoiseOption], most: int = MOST_OPTIONS) -> list[NoiseOption]:
+    """At most so many of the options, evenly over them; the first and the last stay."""
+    if len(options) <= most:
+        return list(options)
+    return [options[round(k * (len(options) - 1) / (most - 1))] for k in range(most)]
+
+
+def interval_text(rounds: int | None, interval: tuple[int, int] | None) -> str:
+    """A prediction with its interval."""
+    if rounds is None:
+        return "-"
+    return f"{rounds}" + (f" ({interval[0]} to {interval[1]})" if interval else "")
+
+
+def print_units(plan: Plan) -> None:
+    """Both units of a request of several clients."""
+    if not plan.units:
+        return
+    shown = table(
+        "unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nEach by itself, or together"
+    )
+    for one in plan.units:
+        bound = one.shared_rounds - one.gram_rounds
+        how = "each client's own"
+        if one.unit == "joint":
+            how = "exact, from Gram matrices" if bound == 0 else "bounded (triangle inequality)"
+            if bound and one.gram_rounds:
+                how = f"exact in {one.gram_rounds} rounds, bounded in {bound}"
+        shown.add_row(one.unit, number(one.psi_now), number(one.noise_now), str(one.rollback_to), how)
+    out.print(shown)
+
+
+def print_sequence(plan: Plan) -> None:
+    """What earlier requests have left, and how far the history still goes."""
+    if plan.budgets:
+        out.print(budgets_table(plan.budgets))
+    if plan.outlook:
+        out.print(outlook_text(plan.outlook))
+
+
+def budgets_table(lines: Sequence[BudgetLine]) -> Table:
+    """The budgets of those forgotten earlier: the ones with least left."""
+    shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of those forgotten earlier")
+    for one in sorted(lines, key=lambda line: line.left_share)[:MOST_CLIENTS]:
+        share = [f"{100 * value / one.budget:.0f} %" if one.budget else "-" for value in (one.used, one.cost)]
+        shown.add_row(
+            names_text(one.names, 2),
+            share[0],
+            "nothing, covered" if one.covered else share[1],
+            f"{100 * one.left_share:.0f} %",
+        )
+    return shown
+
+
+def outlook_text(outlook: Outlook) -> str:
+    """How many more requests stay past the last noise, in a sentence."""
+    if outlook.fitting == outlook.active:
+        return (
+            f"With this noise every one of the {outlook.active} other clients could be forgotten later without going "
+            "back before it, where those forgotten have little budget left."
+        )
+    return (
+        f"With this noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later without "
+        f"going back before it: about {outlook.expected_requests:.3g} more requests of {outlook.usual_size:g} before "
+        "one is as slow as Scratch, if clients ask in random order."
+    )
+
+
+def show_what_if(spec: Path, overrides: list[str], data: Path | None, as_json: bool) -> None:
+    """`sifu plan SPEC.toml --what-if`."""
+    from sifu.api import load_spec
+    from sifu.api.what_if import what_if
+    from sifu.cli.progress import RoundsProgress
+
+    if spec.is_dir():
+        raise InputError(f"{spec} is a folder: --what-if takes a spec, from before training (sifu init writes one)")
+    with RoundsProgress(quiet=as_json) as progress:
+        answer = what_if(load_spec(spec, overrides), data_folder=data, progress=progress)
+    if as_json:
+        print_json({"spec": str(spec), **asdict(answer)})
+        return
+    style = "green" if answer.pays else "yellow"
+    out.print(f"[bold {style}]{answer.verdict}[/]")
+    facts = table("", "")
+    facts.add_row("clients, parameters", f"{answer.clients}, {answer.parameters}")
+    facts.add_row("clients / (s sqrt(d))", f"{number(answer.clients_over_law, 3)}; several times 1 is good")
+    facts.add_row(
+        "noise / signal",
+        f"{number(answer.noise_to_signal, 3)} for the most expensive client, "
+        f"{number(answer.typical_noise_to_signal, 3)} for a typical one",
+    )
+    reached = "its target was reached" if answer.reached_target else "its target was not reached"
+    facts.add_row("pilot", f"{answer.pilot_rounds} rounds, accuracy {percent(answer.accuracy)}; {reached}")
+    if answer.predicted_rounds is not None:
+        facts.add_row("a request", f"perhaps {answer.predicted_rounds} rounds; Scratch {answer.scratch_rounds}")
+    facts.add_row("level", level_text(answer.level))
+    if answer.epsilon_needed is not None:
+        facts.add_row(
+            "would pay with", f"epsilon {number(answer.epsilon_needed)}, or about {answer.clients_needed} such clients"
+        )
+    elif answer.clients_needed is not None:
+        facts.add_row("would pay with", f"about {answer.clients_needed} such clients")
+    out.print(facts)
+    for one in answer.suggestions:
+        out.print(f"- {escape(one)}")
+    out.print("Nothing was kept.")
+
+
+def print_plan(plan: Plan) -> None:
+    """A plan for people."""
+    terms = plan.terms
+    together = {"client": ", each by itself" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
+    out.print(f"To forget {names_text(terms.clients)}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
+    facts = table("", "")
+    back = plan.tip_rounds - plan.source_rounds
+    if plan.source_node is None:
+        facts.add_row("start from", "a fresh initial model")
+    else:
+        undone = f", {back} undone" if back else ", nothing undone"
+        facts.add_row("go back to", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}")
+    noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
+    without = {
+        "noise": "none: the clients never touched that model",
+        "training noise": "none: every update was noised in training",
+        "nothing": "none",
+    }
+    facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
+    facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")
+    if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
+        guess = interval_text(plan.predicted_rounds, plan.predicted_interval)
+        facts.add_row("retrain", f"perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
+    covers = "every later release" if terms.scope == "all" else "the latest release only"
+    facts.add_row("covers", "nothing" if plan.level == "none" else covers)
+    facts.add_row("level", level_text(plan.level))
+    if not plan.untouched and plan.level != "none":
+        facts.add_row("delta at most", number(plan.delta_reached, 5))
+    rate = attacker_rate(plan.level, plan.multiplier)
+    if rate is None:
+        meaning = "nothing is guaranteed"
+    else:
+        assumed = ", if the assumptions hold" if plan.level == "conditional" else ""
+        meaning = f"allowed 1 % false alarms, an attacker spots at most {_percent_up(rate)} %{assumed}"
+    facts.add_row("what it means", meaning)
+    if terms.retention == "strict":
+        facts.add_row("erased", "every model that holds their part, also from before that round")
+    out.print(facts)
+    exact = plan.untouched
+    for one in plan.premises:
+        if one.status in ("assumed", "failed") and not (exact and one.name not in BEFORE_TRAINING):
+            out.print(f"[yellow]{one.status}[/] {one.name}: {escape(one.statement)}")
+    others = [one for one in plan.charges if one.subject.order != plan.order]
+    if others:
+        out.print(f"It also uses up budget of {len(others)} subject(s) forgotten earlier.")
+    for note in plan.notes:
+        out.print(f"Note: {escape(note)}")
+
+
+def _percent_up(rate: float) -> str:
+    """A rate as a percentage, rounded up: a bound must not be rounded down."""
+    percents = rate * 100
+    return f"{math.ceil(percents - 1e-9)}" if percents >= 2 else f"{math.ceil(percents * 100 - 1e-7) / 100:g}"

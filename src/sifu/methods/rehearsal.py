@@ -1,0 +1,54 @@
+"""A rehearsal at the end of training: what noise does to the loss of the model just trained.
+
+Noise of a few sizes is added to a copy of the model, which is evaluated on the active clients and thrown away. Nothing
+is trained and nothing is released; what is recorded is loss and accuracy, as of every other evaluation. A plan
+reads from it how much the loss rises with sigma (`sifu.methods.forecast`) long after the data are gone.
+
+Each noise is used with both signs and the two are averaged: so the slope of the loss along it cancels, and what is left
+is sigma^2 tr(H)/2 and the higher even orders.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sifu.core.engine import Engine
+from sifu.core.layout import Vector
+from sifu.core.participation import ClientIndices
+from sifu.core.randomness import keyed_generator
+from sifu.store.reader import EvaluationRow
+
+REHEARSED = "noise:"
+"""Evaluations of noised copies have this subset, followed by sigma."""
+RATIOS = (0.25, 0.75, 2.0)
+"""Noise against the way gone, sigma sqrt(d) / ||theta - theta_0||."""
+
+
+def rehearse(
+    engine: Engine, model: Vector, distance: float, node: int, active: ClientIndices, seed: int
+) -> list[EvaluationRow]:
+    """Evaluations of noised copies of `model`, which has gone `distance` from the initial one."""
+    if distance <= 0.0 or active.size == 0:
+        return []
+    generator = keyed_generator(seed, "rehearsal")
+    rows = []
+    for ratio in RATIOS:
+        sigma = ratio * distance / math.sqrt(model.size)
+        noise = sigma * generator.standard_normal(model.size)
+        pair = [engine.evaluate((model + sign * noise).astype(model.dtype), active) for sign in (1.0, -1.0)]
+        loss = float(np.mean([one.loss for one in pair]))
+        accuracy = float(np.mean([one.accuracy for one in pair]))
+        if math.isfinite(loss):
+            rows.append(EvaluationRow(node, f"{REHEARSED}{sigma!r}", int(pair[0].samples.sum()), accuracy, loss))
+    return rows
+
+
+def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, float]]]:
+    """(sigma, loss) of every rehearsal, by node."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.subset.startswith(REHEARSED):
+            found.setdefault(row.node, []).append((float(row.subset.removeprefix(REHEARSED)), row.loss))
+    return found

@@ -1,0 +1,85 @@
+"""Frozen features: the module is applied to each sample by itself, and certificates of a head on them are proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sifu  # noqa: E402
+from sifu.core.errors import InputError  # noqa: E402
+from sifu.data import ClientData, from_dataset, frozen_features, load, partition, random_convolutions  # noqa: E402
+
+
+def digit_clients(count: int, samples: int) -> tuple[ClientData, ...]:
+    dataset = load("digits")
+    parts = partition("iid", dataset.y_train, count, samples, np.random.default_rng(0))
+    return from_dataset(dataset, parts, flat=False)
+
+
+def test_features_of_a_sample_do_not_depend_on_the_samples_beside_it() -> None:
+    mixing = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3, dtype=torch.float64),
+        torch.nn.BatchNorm2d(3, dtype=torch.float64),
+        torch.nn.Dropout(0.5),
+    )
+    clients = digit_clients(3, 6)
+    whole = frozen_features(clients, mixing)
+    alone = frozen_features([ClientData("one", clients[1].x[2:3], clients[1].y[2:3])], mixing)
+    np.testing.assert_allclose(alone[0].x[0], whole[1].x[2], rtol=1e-12)
+    assert mixing.training  # left as it was
+    # Negative control: in training mode batch norm and dropout would make them differ.
+    with torch.no_grad():
+        one, all_ = (mixing(torch.as_tensor(x)).numpy() for x in (clients[1].x[2:3], clients[1].x))
+    assert not np.allclose(one[0], all_[2])
+
+
+@pytest.mark.parametrize("norm", [1.0, 4.0])
+def test_every_sample_has_the_length_asked_for(norm: float) -> None:
+    made = frozen_features(digit_clients(2, 5), random_convolutions(1, filters=8, patch=3), norm=norm)
+    for one in made:
+        np.testing.assert_allclose(np.linalg.norm(one.x, axis=1), norm, rtol=1e-12)
+
+
+def test_features_are_the_modules_output_when_they_are_not_scaled() -> None:
+    clients, module = digit_clients(2, 5), random_convolutions(1, filters=4, patch=3, pool=2)
+    made = frozen_features(clients, module, norm=None)
+    assert made[0].x.shape == (5, 2 * 4 * 2 * 2)
+    np.testing.assert_array_equal(made[1].x, module(torch.as_tensor(clients[1].x)).numpy())
+
+
+def test_random_filters_come_from_the_seed_alone() -> None:
+    same, again, other = (random_convolutions(3, seed=seed)[0].weight for seed in (5, 5, 6))
+    assert torch.equal(same, again)
+    assert not torch.equal(same, other)
+    assert not same.requires_grad
+
+
+def test_a_module_without_a_row_for_each_sample_is_refused() -> None:
+    class Nothing(torch.nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, 0] * float("nan")
+
+    with pytest.raises(InputError, match="client-000"):
+        frozen_features(digit_clients(2, 5), Nothing())
+    with pytest.raises(InputError, match="length"):
+        frozen_features(digit_clients(2, 5), torch.nn.Identity(), norm=0.0)
+
+
+def test_a_head_on_frozen_features_is_proven(tmp_path: Path) -> None:
+    made = frozen_features(digit_clients(30, 10), random_convolutions(1, filters=6, patch=3), norm=4.0)
+    spec = {
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": "softmax", "outputs": 10},
+        "local": {"steps": 5},
+        "stop": {"target": 0.0, "max_rounds": 6},
+    }
+    run = sifu.train(spec, run=tmp_path / "run", clients=made)
+    beta = max(one.smoothness for one in run.reader().clients())
+    assert beta <= (4.0**2 + 1.0) / 2.0 * (1.0 + 1e-6)
+    (outcome,) = run.forget(["client-003"], sigma=0.5, min_level="proven")
+    assert outcome.level == "proven"
+    assert run.verify().holds
