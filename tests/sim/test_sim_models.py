@@ -10,6 +10,7 @@ from torch import nn
 from sifu.core.engine import Position
 from sifu.core.errors import InputError
 from sifu.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.sim.objectives import OBJECTIVES
 
 ALL = np.arange(5)
 
@@ -136,3 +137,19 @@ def test_unusable_models_are_sentences(make_federation):
         make_federation(model=ModuleModel(lambda: nn.Linear(5, 2)), sizes=(5, 40), data_seed=1)
     with pytest.raises(InputError, match="with parameters, it made ReLU"):
         ModuleModel(nn.ReLU)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "logistic", "least_squares"])
+def test_an_objective_is_the_same_wherever_the_outputs_lie(kind):
+    """Residuals, losses and hits with outputs last and in front of rows; scores are few, so that many are equal."""
+    objective, outputs = OBJECTIVES[kind], 1 if kind == "logistic" else 4
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(-1, 2, (3, 50, outputs), generator=generator).to(torch.float64)
+    labels = torch.randint(0, max(outputs, 2), (3, 50), generator=generator)
+    targets = torch.eye(outputs, dtype=torch.float64)[labels] if outputs > 1 else labels[..., None].to(torch.float64)
+    turned = [one.transpose(1, 2).contiguous() for one in (scores, targets)]
+    assert torch.allclose(objective.residual(*turned, dim=1).transpose(1, 2), objective.residual(scores, targets))
+    assert torch.allclose(objective.row_loss(*turned, dim=1), objective.row_loss(scores, targets))
+    assert torch.equal(objective.hits(*turned, dim=1), objective.hits(scores, targets))
+    if kind == "softmax":  # the first of equal scores is the prediction, as numpy's argmax has it
+        assert objective.hits(scores, targets).tolist() == (scores.numpy().argmax(axis=-1) == labels.numpy()).tolist()

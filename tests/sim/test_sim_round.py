@@ -194,3 +194,16 @@ def test_bad_arguments_are_sentences(make_federation):
         federation.run_round(start, Position(0, 0), np.array([0, 9]))
     with pytest.raises(InputError, match="name some client twice"):
         federation.evaluate(start, np.array([1, 1]))
+
+
+def test_active_clients_that_change_in_place_are_looked_at_again(make_federation):
+    federation = make_federation()
+    start, active = federation.initial_model(0), np.array([0, 1, 2])
+    assert federation.run_round(start, Position(0, 0), active).participants.tolist() == [0, 1, 2]
+    active[2] = 4
+    assert federation.run_round(start, Position(0, 0), active).participants.tolist() == [0, 1, 4]
+    active[:] = [2, 0, 1]
+    assert federation.run_round(start, Position(0, 0), active).participants.tolist() == [0, 1, 2]
+    active[2] = 99
+    with pytest.raises(InputError, match=r"indices in 0\.\.4"):
+        federation.run_round(start, Position(0, 0), active)
