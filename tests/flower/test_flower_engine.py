@@ -13,6 +13,7 @@ from memory_grid import lost
 
 from sifu.core.engine import Position
 from sifu.core.errors import RoundRejectedError
+from sifu.core.streaming import RoundsWanted
 from sifu.flower.averaging import average_replies
 from sifu.flower.engine import NobodyAnsweredError, Patience
 from sifu.flower.wire import TRAIN, arrays_of
@@ -204,3 +205,18 @@ def test_one_walk_over_the_replies_gives_what_two_passes_give(
     scale = np.longdouble(max(1e-300, float(np.abs(np.stack(rows) - exact).max())))
     for row, drift in zip(rows, found.drifts, strict=True):
         assert drift >= float(np.sqrt((((row - exact) / scale) ** 2).sum()) * scale) * (1 - 1e-15)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rounds_that_draw_too_few_are_no_silence_but_rounds_without_answer_are(masked: bool) -> None:
+    spec = small_spec(server={"participation": "poisson(0.01)"}, stop={"max_rounds": 30, "evaluate_every": 1000})
+    _, flower, grid = both_engines(spec, masked=masked)
+    model = flower.initial_model(0)
+    wanted = RoundsWanted(spec.stop, model.astype(np.float64))
+    rounds = list(flower.run_rounds(model, Position(0, 0), everyone(flower), wanted))
+    assert len(rounds) == 30
+    assert sum(one.participants.size == 0 for one in rounds) > 20
+    _, flower, grid = both_engines(small_spec(stop={"max_rounds": 30, "evaluate_every": 1000}), masked=masked)
+    grid.apps.clear()
+    with pytest.raises(NobodyAnsweredError, match="5 rounds in a row"):
+        list(flower.run_rounds(model, Position(0, 0), everyone(flower), wanted))

@@ -28,6 +28,7 @@ from sifu.core.upward import norm_up, up
 from sifu.flower.averaging import average_replies
 from sifu.flower.exchange import Exchange, Incident
 from sifu.flower.masked_rounds import OUTSIDE, masked_round
+from sifu.flower.masking import LEAST_PARTICIPANTS
 from sifu.flower.roster import Roster
 from sifu.flower.wire import EVALUATE, TRAIN, Asked, arrays_record, model_message, read_model, read_score
 from sifu.sim.clipping import Clipping
@@ -110,6 +111,7 @@ class FlowerFederation:
         self._participation_key = base_key(blueprint.seed, "participation")
         self._left_out: frozenset[int] = frozenset()
         self._incidents: list[Incident] = []
+        self._asked = False
 
     @property
     def layout(self) -> ModelLayout:
@@ -163,6 +165,7 @@ class FlowerFederation:
         drawn = self._facts.participation.draw(
             active, place_key(self._participation_key, position.branch, position.round)
         )
+        self._asked = drawn.size >= max(self._patience.min_replies, LEAST_PARTICIPANTS if self._masked else 1)
         if self._masked:
             if want_gram or want_updates:
                 raise InputError(
@@ -277,8 +280,8 @@ class FlowerFederation:
                 done.updates,
                 done.rejections,
             )
-            # A Poisson draw may name nobody; that is a round like any other. Nobody answering at all is not.
-            dropped = done.participants.size == 0 and evaluation is None
+            # A draw may name nobody, or too few; that is a round like any other. Nobody answering at all is not.
+            dropped = self._asked and done.participants.size == 0 and evaluation is None
             silent = silent + 1 if dropped else 0
             if silent >= self._patience.rounds_without_answer:
                 raise NobodyAnsweredError(
