@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 CURRENT = "current"
 START_ATTEMPTS = 3
-PATIENCE = Patience(timeout=120.0, poll=0.02, pause=1.0)
+PATIENCE = Patience(timeout=600.0, poll=0.02, pause=1.0)
+"""Long: the first message to a process waits until it has imported torch, and nobody here is ever lost."""
 
 
 def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
