@@ -180,6 +180,12 @@ def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
     for one in threads:
         one.join()
     assert sorted(answers) == [f"r-{number}" for number in range(4)]
+    # Whoever found the run in use left a letter; status names it, and the next writer takes it in.
+    run = sifu.open_run(own_trained)
+    status = run.status()
+    assert {one["request"] for one in status["requests"]} | {one["id"] for one in status["inbox"]} == set(answers)
+    run.request(["client-000"], "r-0")
+    assert not run.status()["inbox"]
     assert query(own_trained, "SELECT COUNT(*) FROM requests") == [(4,)]
     assert sifu.open_run(own_trained).verify().problems == []
 

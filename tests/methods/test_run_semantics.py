@@ -385,7 +385,6 @@ def test_stop_rules(tmp_path: Path) -> None:
     rounds = len(run.reader().path()) - 1
     assert 4 <= rounds < 100
     run = sifu.train(small_spec(stop={"target": 0.0, "max_rounds": 7, "evaluate_every": 3}), run=tmp_path / "b")
-    evaluated = [
-        node for (node,) in query(run.folder, "SELECT node FROM evaluations WHERE subset = 'active' ORDER BY node")
-    ]
+    evaluations = query(run.folder, "SELECT node FROM evaluations WHERE subset = 'active' ORDER BY node")
+    evaluated = [node for (node,) in evaluations]
     assert evaluated == [0, 3, 6, 7]

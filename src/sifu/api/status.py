@@ -16,6 +16,7 @@ from sifu.core.terms import RequestTerms
 from sifu.methods.registry import METHODS, method_named
 from sifu.methods.sequence import budget_lines, outlook_now
 from sifu.methods.view import ACTIVE, RunView
+from sifu.store.inbox import letters
 from sifu.store.reader import RunReader
 
 
@@ -75,6 +76,7 @@ def status_of(reader: RunReader) -> dict[str, Any]:
             {"clients": list(one.names), "budget": one.budget, "used": one.used, "left": one.left} for one in budgets
         ],
         "outlook": asdict(ahead) if ahead else None,
+        "inbox": [{"kind": one.kind, "id": one.id} for one in letters(reader.folder)],
         "rejections": [asdict(one) for one in reader.rejections()],
         "requests": [
             {

@@ -81,6 +81,12 @@ def show_status(run: Run, as_json: bool) -> None:
         out.print(f"\n{len(status['rejections'])} replies of clients were refused; the latest:")
         for one in status["rejections"][-3:]:
             out.print(f"  round {one['round']} of branch {one['branch']}: {escape(one['client'])}, {one['reason']}")
+    if status["inbox"]:
+        named = ", ".join(f"{one['kind']} {escape(one['id'])}" for one in status["inbox"][:MOST_CLIENTS])
+        out.print(
+            f"\n{len(status['inbox'])} in the inbox: {named}. The process that trains takes them in; where none does, "
+            "the next sifu forget or sifu request."
+        )
     if status["requests"]:
         requests = table("request", "status", "until", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
         for one in status["requests"]:
