@@ -35,11 +35,12 @@ test-flower: $(VENV)/.flower  ## real SuperLink and SuperNode processes on loopb
 	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/flower -m "flower or not flower"
 
 FUZZ_SECONDS ?= 600
-fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each)
-	$(TEST_ENV) SIFU_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n 2 -s tests/faults/test_fuzz.py
+fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other
+	$(TEST_ENV) $(BIN)/python tests/faults/fuzzing.py all $(FUZZ_SECONDS)
 
-load: $(VENV)/.runtime   ## 100,000 clients, 10,000 rounds, 1,000 requests; prints figures as JSON
-	$(BIN)/python benchmarks/load.py
+LOAD ?=
+load: $(VENV)/.runtime   ## many clients, rounds and requests; LOAD=--full: 100,000, 10,000 and 1,000; prints figures as JSON
+	$(BIN)/python benchmarks/load.py $(LOAD)
 
 check: $(VENV)/.dev      ## style, types, direction of imports
 	$(BIN)/ruff check .

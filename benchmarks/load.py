@@ -1,7 +1,8 @@
 """Many clients, many rounds, many requests: memory, bytes on disk, times of plan and status. `make load`.
 
 The engine makes up its rounds (a model of a few numbers, random drifts), so that what is measured is the store and the
-planner. Prints one JSON object.
+planner. By default a tenth of everything, in a few minutes; `--full` is 100,000 clients, 10,000 rounds with about 100
+participants, 1,000 requests. Prints one JSON object, and progress on stderr.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +28,8 @@ from sifu.core.layout import ModelLayout
 from sifu.core.participation import Participation
 
 SIZE = 8
+USUAL = {"clients": 10_000, "rounds": 1_000, "participants": 100, "requests": 100}
+FULL = {"clients": 100_000, "rounds": 10_000, "participants": 100, "requests": 1_000}
 
 
 class MadeUpFederation:
@@ -33,7 +37,8 @@ class MadeUpFederation:
 
     def __init__(self, clients: int, participants: int, seed: int = 1) -> None:
         self.layout = ModelLayout(("w",), ((SIZE,),))
-        self.clients = tuple(ClientProfile(f"client-{k:06d}", 10, 5, 1.0, 0.0) for k in range(clients))
+        betas = np.random.default_rng(seed).uniform(0.5, 2.0, clients)
+        self.clients = tuple(ClientProfile(f"client-{k:06d}", 10, 5, float(beta), 0.0) for k, beta in enumerate(betas))
         taking_part = Participation("poisson", rate=participants / clients)
         self.facts = TrainingFacts(0.5, 0.0, False, 0.0, None, 1.0, taking_part, "float64", True, True)
         self._key, self._seed = base_key(seed, "load"), seed
@@ -62,17 +67,64 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def seconds(call: Any, repeats: int = 1) -> float:
-    """The median time of a call."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def megabytes_now() -> float:
+    """The memory this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def measure(clients: int, rounds: int, participants: int, requests: int) -> dict[str, Any]:
+def seconds(call: Any) -> float:
+    """The time of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}, {megabytes_now():.0f} MB", file=sys.stderr, flush=True)
+
+
+def on_disk(run: sifu.Run, folder: Path) -> dict[str, Any]:
+    """Bytes of the database, of the table of participations with its index, and both for each participation."""
+    reader = run.reader()
+    try:
+        taken = int(reader.query("SELECT COUNT(*) FROM participation")[0][0])
+        reader.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            table = reader.query("SELECT SUM(pgsize) FROM dbstat WHERE name = 'participation'")[0][0]
+        except SifuError:  # an SQLite without dbstat
+            table = None
+    finally:
+        reader.close()
+    size = os.path.getsize(folder / "run.db")
+    return {
+        "participations": taken,
+        "database_bytes": size,
+        "database_bytes_a_participation": round(size / taken, 2),
+        "table_bytes_a_participation": None if table is None else round(table / taken, 2),
+    }
+
+
+def reading(engine: Any, folder: Path, clients: int) -> dict[str, Any]:
+    """Times of plan and status in a process that has just opened the run, and then again."""
+    run = sifu.open_run(folder, engine=engine)
+    names = [f"client-{clients - 1 - k:06d}" for k in range(51)]
+    first = seconds(lambda: run.plan([names[0]]))
+    began = time.process_time()
+    plans = [seconds(lambda name=name: run.plan([name])) for name in names[1:]]
+    processor = (time.process_time() - began) / len(plans)
+    return {
+        "plan_first_seconds": round(first, 4),
+        "plan_median_seconds": round(statistics.median(plans), 5),
+        "plan_mean_processor_seconds": round(processor, 5),
+        "plan_slowest_seconds": round(max(plans), 5),
+        "status_first_seconds": round(seconds(run.status), 3),
+        "status_again_seconds": round(seconds(run.status), 3),
+    }
+
+
+def measure(clients: int, rounds: int, participants: int, requests: int, batch: int) -> dict[str, Any]:
     """Train, plan, ask for and carry out; what it took."""
     engine: Any = MadeUpFederation(clients, participants)
     spec = {
@@ -83,52 +135,65 @@ def measure(clients: int, rounds: int, participants: int, requests: int) -> dict
     }
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "run"
-        before = peak_megabytes()
+        memory = {"before": round(megabytes_now())}
         training = seconds(lambda: sifu.train(spec, run=folder, engine=engine))
+        memory["after training"] = round(megabytes_now())
+        say(f"trained in {training:.0f} s")
         run = sifu.open_run(folder, engine=engine)
-        reader = run.reader()
-        taken = int(reader.query("SELECT COUNT(*) FROM participation")[0][0])
-        reader.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        pages = "SELECT SUM(pgsize) FROM dbstat WHERE name = 'participation'"
-        try:
-            table = reader.query(pages)[0][0]
-        except SifuError:  # an SQLite without dbstat
-            table = None
-        reader.close()
-        size = os.path.getsize(folder / "run.db")
-        after_training = peak_megabytes()
-        plan = seconds(lambda: run.plan(["client-000003"]), 5)
-        status = seconds(run.status, 3)
-        asking = seconds(lambda: [run.request([f"client-{k:06d}"], f"r{k}", max_rounds=1) for k in range(requests)])
-        forgetting = seconds(lambda: run.forget(min_level="none"))
+        trained = on_disk(run, folder) | reading(engine, folder, clients)
+        say(f"plan {trained['plan_median_seconds']} s, status {trained['status_first_seconds']} s")
+        asking, forgetting = [], []
+        for begin in range(0, requests, batch):
+            ids = range(begin, min(begin + batch, requests))
+            asking += [seconds(lambda k=k: run.request([f"client-{k:06d}"], f"r{k}", max_rounds=1)) for k in ids]
+            forgetting.append(seconds(lambda: run.forget(min_level="none")) / len(ids))
+            memory[f"after {ids[-1] + 1} requests"] = round(megabytes_now())
+            say(f"{ids[-1] + 1} requests, the last ones {forgetting[-1]:.2f} s each")
+        after = on_disk(run, folder) | reading(engine, folder, clients)
+        say(f"plan {after['plan_median_seconds']} s, status {after['status_first_seconds']} s")
+        back = [f"client-{requests:06d}"]
+        going_back = seconds(lambda: run.forget(back, "goes-back", sigma=1e-6, max_rounds=1, min_level="none"))
+        say("went back to the beginning")
+        began = time.perf_counter()
+        verification = run.verify()
+        verifying = time.perf_counter() - began
         return {
             "clients": clients,
             "rounds": rounds,
-            "participations": taken,
+            "participants": participants,
             "requests": requests,
-            "training_seconds": training,
-            "database_bytes": size,
-            "database_bytes_a_participation": size / taken,
-            "table_bytes_a_participation": None if table is None else table / taken,
-            "peak_megabytes_before": before,
-            "peak_megabytes_after_training": after_training,
-            "peak_megabytes": peak_megabytes(),
-            "plan_seconds_with_opening": plan,
-            "status_seconds": status,
-            "seconds_a_request_received": asking / max(1, requests),
-            "seconds_a_request_carried_out": forgetting / max(1, requests),
-            "verifies": run.verify().problems == [],
+            "training_seconds": round(training, 1),
+            "after_training": trained,
+            "after_requests": after,
+            "request_received_median_seconds": round(statistics.median(asking), 4),
+            "request_carried_out_seconds": [round(one, 3) for one in forgetting],
+            "request_that_goes_back_to_the_start_seconds": round(going_back, 2),
+            "verify_seconds": round(verifying, 1),
+            "problems": verification.problems[:5],
+            "megabytes": memory,
+            "peak_megabytes": round(peak_megabytes()),
         }
+
+
+def hardware() -> str:
+    """The processor, as the system names it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{model}, {os.cpu_count()} cores"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=10_000)
-    parser.add_argument("--participants", type=int, default=100)
-    parser.add_argument("--requests", type=int, default=1_000)
+    parser.add_argument("--full", action="store_true", help="the whole size")
+    for name, size in USUAL.items():
+        parser.add_argument(f"--{name}", type=int, help=f"{size} unless given, {FULL[name]} with --full")
     asked = parser.parse_args()
-    print(json.dumps(measure(asked.clients, asked.rounds, asked.participants, asked.requests), indent=1))
+    sizes = {name: getattr(asked, name) or size for name, size in (FULL if asked.full else USUAL).items()}
+    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    result = measure(**sizes, batch=max(1, sizes["requests"] // 10))
+    print(json.dumps({"date": began, "hardware": hardware(), **result}, indent=1))
+    if result["problems"]:
+        raise SystemExit(3)
 
 
 if __name__ == "__main__":

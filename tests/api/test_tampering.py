@@ -403,6 +403,22 @@ def test_a_mutated_certificate_is_refused_by_the_command(pristine: Pristine, cli
     pristine.restore()
 
 
+def test_there_is_one_way_to_write_a_certificate(pristine: Pristine, tmp_path: Path) -> None:
+    """Nothing that another reader could take otherwise: no letters in another case, no key twice, nothing beside."""
+    text = (pristine.folder / "certificates" / "strictly.public.json").read_text()
+    content = json.loads(text)
+    path = tmp_path / "certificate.json"
+    for name in ("public_key", "signature"):
+        path.write_text(json.dumps(content | {name: content[name].upper()}))
+        assert alone(path), name
+    path.write_text(json.dumps(content | {"remark": "level: exact"}))
+    assert alone(path)
+    path.write_text('{"body": {"level": "exact"}, ' + text.strip()[1:])
+    assert alone(path)
+    path.write_text(text)
+    assert alone(path) == []
+
+
 # -- models ---------------------------------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ def test_classes_are_reached() -> None:
         for seed in range(30):
             federation = draw_run(seed, family, rounds=1).federation
             profiles = [federation.profile(i) for i in range(len(federation.clients))]
-            seen.add((family, classify(profiles, federation.regularities, False)))
+            seen.add((family, classify(profiles, np.array([one.factor for one in federation.regularities]), False)))
             if family == "averaged" and federation.weight_decay == 0.0:
                 alphas = [one.averagedness for one in federation.regularities]
                 if federation.server_rate * max(alphas) <= 1.0 - 1e-9:

@@ -11,7 +11,15 @@ torch = pytest.importorskip("torch")
 
 import sifu  # noqa: E402
 from sifu.core.errors import InputError  # noqa: E402
-from sifu.data import ClientData, from_dataset, frozen_features, load, partition, random_convolutions  # noqa: E402
+from sifu.data import (  # noqa: E402
+    ClientData,
+    from_dataset,
+    frozen_features,
+    load,
+    partition,
+    random_convolutions,
+    trained_convolutions,
+)
 
 
 def digit_clients(count: int, samples: int) -> tuple[ClientData, ...]:
@@ -83,3 +91,20 @@ def test_a_head_on_frozen_features_is_proven(tmp_path: Path) -> None:
     (outcome,) = run.forget(["client-003"], sigma=0.5, min_level="proven")
     assert outcome.level == "proven"
     assert run.verify().holds
+
+
+def test_a_trunk_trained_on_public_data() -> None:
+    """The same seed gives the same weights, whatever was drawn before; classes come apart; no gradient is asked for."""
+    public = load("digits")
+    first = trained_convolutions(public, filters=4, epochs=2, seed=5)
+    torch.manual_seed(99)
+    again = trained_convolutions(public, filters=4, epochs=2, seed=5)
+    for one, other in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert not one.requires_grad
+    labels = np.asarray(public.y_train)
+    features = first(torch.as_tensor(public.features("train", flat=False, normalise="unit"))).numpy()
+    assert features.shape == (labels.size, 32)
+    means = np.array([features[labels == k].mean(axis=0) for k in range(10)])
+    nearest = np.argmin(((features[:, None] - means) ** 2).sum(axis=2), axis=1)
+    assert np.mean(nearest == labels) > 0.6

@@ -1,9 +1,10 @@
 """A program that runs one scripted job with a fault at a chosen point of it: python faulty_runs.py FOLDER JSON
 
 The job: train, three requests, a joint one, a strict purge. A point is a write, fsync, rename, unlink, truncation or
-SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before or after it, or the
-call fails with ENOSPC or EIO, or writes only half of its bytes. Then the job is run again until it ends, and compared
-by the caller with the uninterrupted one. Everything is imported once; every attempt is a fork. Prints one JSON object.
+SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before it (and after the last
+one: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO, or half of its
+bytes are written. Then the job is run again until it ends, verified, and
+compared with the uninterrupted one. Everything is imported once; every attempt is a fork. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -21,7 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import sifu
+from run_tools import files_of, scalars
+from sifu.api import verify_run
 from sifu.core.errors import SifuError
 from sifu.methods import training
 from sifu.store import database
@@ -153,29 +159,51 @@ def count_points(folder: Path, job: dict[str, Any]) -> list[str]:
     return names
 
 
+def differences(path: Path, uninterrupted: Path) -> list[str]:
+    """In what a run differs from the one nothing happened to; what is wrong with it by itself."""
+    wrong = []
+    expected, found = scalars(uninterrupted), scalars(path)
+    wrong += [f"table {table} differs" for table, rows in expected.items() if found[table] != rows]
+    if stored(path) != stored(uninterrupted):
+        wrong.append("the models or updates differ")
+    wrong += verify_run(path).problems
+    left = [one.name for one in (*path.rglob(".*"), *path.glob("scrub"), *path.glob("operator.key.new-*"))]
+    return wrong + [f"{name} was left" for name in left]
+
+
+def stored(folder: Path) -> dict[str, str]:
+    """Digests of the models and updates on disk."""
+    return {name: digest for name, digest in files_of(folder).items() if name.startswith(("models", "updates"))}
+
+
 def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
     training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
     work(base / "uninterrupted", job)  # which also imports everything
+    wrong = [f"uninterrupted: {one}" for one in differences(base / "uninterrupted", base / "uninterrupted")]
     names = count_points(base / "counted", job)
     done: dict[str, int] = {}
-    wrong: list[str] = []
     number = 0
     for at in range(1, len(names) + 1):
         for fault in FAULTS:
-            if fault == "short write" and names[at - 1] != "write":
+            if (fault == "short write" and names[at - 1] != "write") or (fault == "kill after" and at < len(names)):
                 continue
             number += 1
             if number % job["every"] != job.get("share", 0):
                 continue
-            folder = base / f"{at}-{fault.replace(' ', '-')}"
-            code = attempt(folder, job, at, fault)
-            if code == BROKEN:
-                wrong.append(f"point {at} ({names[at - 1]}), {fault}: it crashed without a sentence")
+            folder, found = base / f"{at}-{fault.replace(' ', '-')}", []
+            if attempt(folder, job, at, fault) == BROKEN:
+                found.append("it crashed without a sentence")
             again = attempt(folder, job)
-            if again != 0:
-                wrong.append(f"point {at} ({names[at - 1]}), {fault}: it did not go on (exit code {again})")
+            found += differences(folder, base / "uninterrupted") if again == 0 else [f"it did not go on ({again})"]
             done[fault] = done.get(fault, 0) + 1
+            if found:
+                wrong += [f"point {at} ({names[at - 1]}), {fault}: {one}" for one in found]
+                print(wrong[-len(found) :], file=sys.stderr, flush=True)
+            else:
+                shutil.rmtree(folder)
+            if number % 50 == 0:
+                print(f"{number} faults, point {at} of {len(names)}", file=sys.stderr, flush=True)
     print(json.dumps({"points": len(names), "kinds": sorted(set(names)), "faults": done, "wrong": wrong}))
 
 

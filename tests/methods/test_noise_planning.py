@@ -162,6 +162,13 @@ def test_the_outlook_counts_the_clients_that_the_noise_hides(trained: Path) -> N
         assert plan.outlook.expected_requests == pytest.approx(len(others) if bad == 0 else fitting / (bad + 1))
 
 
+def test_how_many_more_requests_pay_with_auto(trained: Path) -> None:
+    run = sifu.open_run(trained)
+    served = [run.plan(["client-001"], sigma=0.2, epsilon=epsilon).outlook.auto_requests for epsilon in (5.0, 50.0)]
+    assert 0 <= served[0] <= served[1] <= 50
+    assert served[1] > 0
+
+
 def test_a_reserve_needs_more_noise_and_leaves_budget(trained: Path) -> None:
     run = sifu.open_run(trained)
     least = {reserve: run.plan(["client-001"], reserve=reserve).options[0].noise_std for reserve in (0.0, 0.75)}

@@ -293,6 +293,8 @@ BROKEN = {
     "a file of no kind of ours": lambda m: relisted(m, "models/evil.pkl", b"x"),
     "a database of somebody else": lambda m: relisted(m, "run.db", b"SQLite format 3\0" + b"\0" * 84),
     "deep": lambda m: m.update({"manifest.json": b"[" * 100_000}),
+    "a list that is none": lambda m: m.update({"manifest.json": b'{"format": "sifu-backup-1", "files": 7}'}),
+    "a model changed, and the list with it": lambda m: relisted(m, next(n for n in m if n.startswith("models/")), b"x"),
     "another format": lambda m: m.update({"manifest.json": b'{"format": "x", "files": {}}'}),
 }
 
@@ -306,6 +308,16 @@ def test_a_broken_backup_leaves_nothing_behind(own_trained: Path, tmp_path: Path
     assert not (tmp_path / "back").exists()
     assert list(tmp_path.glob(".tmp-*")) == []
     assert not Path("/tmp/evil").exists()
+
+
+def test_a_backup_whose_places_lie_outside_the_file_is_refused(own_trained: Path, tmp_path: Path) -> None:
+    """The end of the archive names a place before its beginning: once an unexplained `Invalid argument`."""
+    sifu.open_run(own_trained).backup(tmp_path / "b.zip")
+    content = bytearray((tmp_path / "b.zip").read_bytes())
+    content[-6:-4] = b"\xff\xff"
+    (tmp_path / "b.zip").write_bytes(bytes(content))
+    with pytest.raises(InputError, match="not a backup"):
+        restore(tmp_path / "b.zip", tmp_path / "back")
 
 
 def test_a_backup_that_says_a_forged_record_is_refused(own_trained: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
             raise InputError(f"{path} is not a file")
         if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
             raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), object_pairs_hook=_each_once)
         body = content["body"]
         kind = body["format"]
     except OSError as error:
@@ -50,6 +50,14 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
     except Exception as error:  # a stranger's file may be wrong in any way
         result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
     result.checked.append("content")
+    return result
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object no key of which is there twice: another reader might take the one we do not."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is there twice")
     return result
 
 

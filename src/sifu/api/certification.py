@@ -107,6 +107,14 @@ class RecordedRequest:
 
     def new_exposures(self) -> list[Exposure]:
         """The request's own subjects."""
+        return self._new
+
+    def earlier_exposures(self) -> list[Exposure]:
+        """Everyone forgotten before, with what they had used by then."""
+        return self._earlier
+
+    @cached_property
+    def _new(self) -> list[Exposure]:
         own = [row for row in self.reader.subjects() if row.request == self.request.request]
         return self.view.exposures(
             [
@@ -123,8 +131,8 @@ class RecordedRequest:
             ]
         )
 
-    def earlier_exposures(self) -> list[Exposure]:
-        """Everyone forgotten before, with what they had used by then."""
+    @cached_property
+    def _earlier(self) -> list[Exposure]:
         return self.view.exposures(self.view.earlier_subjects(before_order=self.order))
 
     def psi(self, exposure: Exposure) -> float:
@@ -193,7 +201,7 @@ class RecordedRequest:
         # updates that would break an earlier promise are not replayed.
         others = self.earlier_exposures() if self.method.protection == "noise" else []
         earlier = [self.statement(one) for one in others if self.psi(one) > 0.0]
-        by_number = {row.node.node: row.node for row in self.reader.node_rows()}
+        by_number = self.reader.nodes_by_number()
         return CertificateFacts(
             run=self.reader.value("run"),
             request=request.request,
@@ -218,7 +226,7 @@ class RecordedRequest:
             node=self.view.path.nodes[self.source_depth].node,
             noise_node=request.noise_node or 0,
             final_node=final_node,
-            rounds=by_number[final_node].position,
+            rounds=by_number[final_node].node.position,
             subjects=tuple(new),
             earlier=tuple(earlier),
             premises=premises,
@@ -243,6 +251,7 @@ class RecordedRequest:
 
 def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:
     """The payload of the event of this kind that a request has."""
+<<<<<<< HEAD
     return _event_of_request(reader, request, kind)[1]
 
 
@@ -251,6 +260,11 @@ def _event_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> 
         content: dict[str, Any] = json.loads(payload)
         if content["request"] == request:
             return int(seq), content
+=======
+    seq = reader.steps().get((kind, request))
+    if seq is not None:
+        return reader.payload(seq)
+>>>>>>> main
     raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.erasure import forgetting_models
-from sifu.api.integrity import check_integrity
-from sifu.core.errors import InputError
+from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.ledger import canonical_json
 from sifu.methods.training import uninterrupted
 from sifu.methods.view import RunView
 from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
+from sifu.store.database import transaction
 from sifu.store.reader import RequestRow, RunReader
 from sifu.store.writer import RunWriter
 
@@ -145,9 +145,9 @@ def restore(
         parse_anchor(anchor)
     given = [_read_certificate(path) for path in certificates]
     with read_backup(file, folder) as staged:
+        check_whole(staged, file)
         reader = RunReader(staged)
         try:
-            check_integrity(reader)
             known = {key for _, key in keys_of(reader)}
             head, run = anchor_of(reader), reader.value("run")
             held = anchor is not None and holds_anchor(reader, anchor)
@@ -176,13 +176,23 @@ def restore(
     }
 
 
+def check_whole(staged: Path, file: Path) -> None:
+    """Refuse a backup whose run does not verify: its list of files is as easily forged as its files."""
+    from sifu.api.verification import verify_run  # which imports this file
+
+    problems = verify_run(staged).problems
+    if problems:
+        raise RunDamagedError(f"{file} is damaged or was changed, nothing was restored. {problems[0]}")
+
+
 def _record_restoration(
     staged: Path, file: Path, head: str, anchor: str | None, held: bool, bodies: list[dict[str, Any]]
 ) -> tuple[list[str], tuple[int, ...], bool]:
     """Bring back the requests of `bodies`, erase what holds their clients' part, and say that this is a restoration."""
     writer = RunWriter.open(staged)
     try:
-        writer.connection.execute("PRAGMA journal_mode=WAL")
+        with transaction(writer.connection, None):
+            writer.connection.execute("PRAGMA journal_mode=WAL")
         complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
         known = {one.request: one for one in writer.requests()}
         late = {one["request"]: one for one in bodies if not _carried_out(known.get(one["request"]))}

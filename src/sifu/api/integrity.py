@@ -12,7 +12,7 @@ import numpy as np
 from sifu.core.errors import RunDamagedError, SifuError
 from sifu.core.ledger import Event, broken_links
 from sifu.core.regularity import RoundRegularity
-from sifu.methods.view import Regularities, RunView
+from sifu.methods.view import RunView
 from sifu.store.projection import KEYS, changes, replay
 from sifu.store.reader import RunReader, readable
 from sifu.store.rows import ParticipationRows, clients_digest, rows_digest
@@ -82,7 +82,7 @@ def check_tables(reader: RunReader) -> Iterator[str]:
                 for column, value in found[key].items():
                     if value != wanted.get(column):
                         yield f"tables: {name}: {column} is {value!r}, the ledger says {wanted.get(column)!r}"
-    clients = reader.clients()
+    clients = reader.read_clients()
     indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
     said = [one["run"] for event in events if "clients_digest" in (one := payload_of(event)).get("run", {})]
     if (
@@ -95,7 +95,7 @@ def check_tables(reader: RunReader) -> Iterator[str]:
 
 def check_rounds(reader: RunReader) -> Iterator[str]:
     """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
-    everyone = reader.participation()
+    everyone = reader.everyone()
     seen = 0
     for event in reader.events():
         rows = payload_of(event).get("rows")
@@ -116,7 +116,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         if extra:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
-    regularities = Regularities.of(view.clients, view.facts, view.spec)
+    regularities = view.regularities
     samples_of = np.array([one.samples for one in view.clients], dtype=np.int64)
     for row in reader.node_rows():
         one = row.node

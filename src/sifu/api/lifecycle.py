@@ -144,7 +144,7 @@ class Lifecycle:
         """One event: the new starting model, the charges, the cut, and everything that is erased."""
         tip, start = view.rows[-1].node.node, made.model
         asking = np.array([index for one in plan.subjects for index in one.clients], dtype=np.int64)
-        noise_node = 1 + max(row.node.node for row in self.writer.node_rows())
+        noise_node = 1 + max(self.writer.nodes_by_number())
         fresh = plan.source_node is None
         replayed = made.replayed is not None
         kind: NodeKind = "heuristic" if replayed else "initial" if fresh else "noise"
@@ -244,7 +244,6 @@ class Lifecycle:
         after = self.engine.evaluate(self.writer.load_model(final), asking)
         rolled = payload_of_request(self.writer, request, "rolled back")
         on_disk = self.writer.models()
-        last = list(self.writer.events())[-1]
         noised_row = next(one for one in rolled["models"] if one["node"] == row.noise_node)
         noised = _committed(noised_row["node"], noised_row["digest"])
         source = rolled["source_model"] or _committed(noised_row["node"], noised_row["digest"])
@@ -254,7 +253,7 @@ class Lifecycle:
             models=models,
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
-            ledger=(last.seq, last.hash.hex()),
+            ledger=self.writer.last_event(),
             issued=utc_now(),
         )
         public_key = self.writer.value("public_key")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from sifu.methods.training import ProgressCallback, RecordedTraining, uninterrup
 from sifu.methods.view import RunView
 from sifu.store import keys
 from sifu.store.actor import actor_name
+from sifu.store.database import DATABASE
 from sifu.store.files import model_bytes, write_atomically
 from sifu.store.inbox import post
 from sifu.store.reader import RequestRow, RunReader
@@ -48,12 +51,35 @@ class Run:
         RunReader(self.folder).close()  # refuses at once what is not a run
         self._make_engine = make_engine
         self._engine: Engine | None = None
+        self._constants: dict[Any, Any] = {}
+        self._seen: tuple[Any, RunView] | None = None
 
     # -- reading -----------------------------------------------------------------------------------------
 
     def reader(self) -> RunReader:
         """A fresh reader; close it when done."""
-        return RunReader(self.folder)
+        return RunReader(self.folder, constants=self._constants)
+
+    @contextmanager
+    def _view(self) -> Iterator[RunView]:
+        """The run at this instant; what was worked out is used again as long as nothing was written."""
+        files = [self.folder / name for name in (DATABASE, f"{DATABASE}-wal")]
+        stamps = [(one.st_ino, one.st_size, one.st_mtime_ns) if (one := _stat(path)) else None for path in files]
+        reader = self.reader()
+        try:
+            with reader.snapshot(), blaming_damage(reader):
+                state = (reader.value("head"), *stamps)
+                if self._seen is not None and self._seen[0] == state:
+                    reader.take_over(self._seen[1].reader)
+                    self._seen[1].reader = reader
+                else:
+                    self._seen = (state, RunView(reader))
+                yield self._seen[1]
+        except BaseException:
+            self._seen = None
+            raise
+        finally:
+            reader.close()
 
     @property
     def spec(self) -> Spec:
@@ -70,14 +96,9 @@ class Run:
         `terms` are those of a request: epsilon, delta, sigma, unit, scope, calibration, retention, reserve,
         method; what is not given comes from the run's spec.
         """
-        reader = self.reader()
-        try:
-            with reader.snapshot(), blaming_damage(reader):
-                view = RunView(reader)
-                asked = make_terms(view.spec, clients, terms)
-                return method_named(asked.method).plan(view, asked)
-        finally:
-            reader.close()
+        with self._view() as view:
+            asked = make_terms(view.spec, clients, terms)
+            return method_named(asked.method).plan(view, asked)
 
     def most_expensive(self) -> str:
         """The name of the active client whom it costs most to forget now."""
@@ -102,12 +123,8 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """Clients, rounds, Psi, kept models and requests, as plain values."""
-        reader = self.reader()
-        try:
-            with reader.snapshot(), blaming_damage(reader):
-                return status_of(reader)
-        finally:
-            reader.close()
+        with self._view() as view:
+            return status_of(view)
 
     def request_status(self, request: str) -> str:
         """`received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
@@ -147,7 +164,7 @@ class Run:
 
     def decide(self, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
         """Record that a waiting request was verified, refused or withdrawn; False if it was so already."""
-        writer = RunWriter.open(self.folder)
+        writer = RunWriter.open(self.folder, self._constants)
         try:
             return decide(writer, request, decision, reason, actor)
         finally:
@@ -220,7 +237,7 @@ class Run:
     def train(self, progress: ProgressCallback | None = None) -> Run:
         """Go on with the first training until its stop rule holds; nothing to do if it already does."""
         engine = self.engine()
-        writer = RunWriter.open(self.folder)
+        writer = RunWriter.open(self.folder, self._constants)
         try:
             if writer.phase == "training":
                 check_integrity(writer)
@@ -250,7 +267,7 @@ class Run:
 
     def rotate_key(self, brought: str | Path | None = None) -> str:
         """Put a new operator's key (or the one in a PEM file) in place of the old; returns the new public key."""
-        writer = RunWriter.open(self.folder)
+        writer = RunWriter.open(self.folder, self._constants)
         try:
             return rotate_key(writer, None if brought is None else Path(brought))
         finally:
@@ -258,7 +275,7 @@ class Run:
 
     def backup(self, file: str | Path) -> str:
         """Write everything the run is into one file; returns the anchor of that state, to be kept elsewhere."""
-        writer = RunWriter.open(self.folder)
+        writer = RunWriter.open(self.folder, self._constants)
         try:
             check_integrity(writer)
             return back_up(writer, Path(file))
@@ -267,7 +284,7 @@ class Run:
 
     def purge(self) -> Purge:
         """Erase for good what still holds an uncovered part of anybody forgotten; says what remains and why."""
-        writer = RunWriter.open(self.folder)
+        writer = RunWriter.open(self.folder, self._constants)
         try:
             check_integrity(writer)
             return purge(writer)
@@ -285,7 +302,7 @@ class Run:
     ) -> str:
         """Put a request into the ledger; the same id with the same terms again changes nothing."""
         try:
-            writer = RunWriter.open(self.folder)
+            writer = RunWriter.open(self.folder, self._constants)
         except RunBusyError:
             return self._post_request(clients, request, terms, deadline_days, actor)
         try:
@@ -301,7 +318,7 @@ class Run:
         request = id_of_signed(statement)
         post(self.folder, "signed", request, statement)
         try:
-            writer = RunWriter.open(self.folder)
+            writer = RunWriter.open(self.folder, self._constants)
         except RunBusyError:
             return request  # the server takes it in, or refuses and records it
         try:
@@ -352,7 +369,7 @@ class Run:
         """
         if min_level is not None and min_level not in LEVELS:
             raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
-        writer = RunWriter.open(self.folder)
+        writer = RunWriter.open(self.folder, self._constants)
         try:
             take_in(writer)
             view = RunView(writer)
@@ -400,6 +417,14 @@ class Run:
             return [outcome_of(writer, by_id[one]) for one in done]
         finally:
             writer.close()
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """What the file system says of a file, if it is there."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _is_open(row: RequestRow) -> bool:

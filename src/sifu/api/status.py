@@ -17,16 +17,15 @@ from sifu.methods.registry import METHODS, method_named
 from sifu.methods.sequence import budget_lines, outlook_now
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.inbox import letters
-from sifu.store.reader import RunReader
 
 
-def status_of(reader: RunReader) -> dict[str, Any]:
+def status_of(view: RunView) -> dict[str, Any]:
     """Everything `sifu status` shows, as plain values."""
-    view, now = RunView(reader), datetime.datetime.now(datetime.UTC)
+    reader, now = view.reader, datetime.datetime.now(datetime.UTC)
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
-    everyone = np.arange(len(view.clients))
-    psi = view.tracker().total(everyone)
+    multiplier = terms.multiplier
+    psi = view.tracker().total(np.arange(len(view.clients))).tolist()
     evaluations = [row for row in reader.evaluations() if row.subset == ACTIVE]
     accuracy = next((row.accuracy for row in evaluations if row.node == reader.tip), None)
     edges = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
@@ -52,14 +51,14 @@ def status_of(reader: RunReader) -> dict[str, Any]:
         "epsilon": privacy.epsilon,
         "delta": privacy.delta,
         "sigma": sigma,
-        "psi_star": sigma / terms.multiplier if sigma else None,
+        "psi_star": sigma / multiplier if sigma else None,
         "clients": [
             {
                 "name": one.name,
                 "samples": one.samples,
                 "state": "forgotten" if k in view.forgotten else "waiting" if k in view.waiting else "active",
-                "psi": finite_or_text(float(psi[k])),
-                "sigma_needed_now": finite_or_text(float(psi[k]) * terms.multiplier),
+                "psi": finite_or_text(psi[k]),
+                "sigma_needed_now": finite_or_text(psi[k] * multiplier),
             }
             for k, one in enumerate(view.clients)
         ],

@@ -76,7 +76,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
     """Updates are those of the participants of rounds that are kept, and a file written anew holds the same ones."""
     every, nodes = view.spec.keep.updates_every, {row.node.node: row.node for row in reader.node_rows()}
-    everyone = reader.participation()
+    everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}
     kept: set[int] = set()
     for event in reader.events():
@@ -122,11 +122,10 @@ def _updates_now(folder: Path) -> dict[str, UpdatesRow]:
 
 
 def check_updates_erased(
-    reader: RunReader, recorded: RecordedRequest, tables: Tables, content: dict[str, Any]
+    view: RunView, recorded: RecordedRequest, tables: Tables, content: dict[str, Any]
 ) -> Iterator[str]:
     """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
     request, name = recorded.request, f"request {recorded.request.request}"
-    view = RunView(reader, tip=int(tables["run"][("tip",)]["value"]))
     exposures = view.exposures([one.subject for one in recorded.new_exposures()])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     stored = [

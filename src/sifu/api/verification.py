@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sifu.api.certification import RecordedRequest, nodes_to_erase
+from sifu.api.certification import RecordedRequest, nodes_to_erase, payload_of_request
 from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
 from sifu.api.erasure import check_purges
 from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables, payload_of
@@ -24,8 +24,8 @@ from sifu.methods.view import RunView
 from sifu.store import files
 from sifu.store.keys import signature_holds
 from sifu.store.lock import is_locked
-from sifu.store.projection import Change, Tables, changes, replay
-from sifu.store.reader import CERTIFICATES, ModelRow, RequestRow, RunReader
+from sifu.store.projection import Tables, apply_change, changes, empty_tables
+from sifu.store.reader import CERTIFICATES, ChargeRow, ModelRow, RequestRow, RunReader
 from sifu.store.writer import LOCK_FILE, certificate_path
 
 TOLERANCE = 1e-9
@@ -92,16 +92,24 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 result.checked.append(name)
                 if result.problems and name in ("database", "ledger"):
                     break  # what follows would only repeat it
-            known = [key for _, key in keys_of(reader)]
-            if public_key is not None and public_key.lower() not in known:
-                result.problems.append("key: the run was signed with another key than the one given")
-            if anchor is not None:
-                result.problems.extend(check_anchor(reader, anchor))
-                result.checked.append("anchor")
-            result.notes.extend(restored_notes(reader))
+            try:
+                _check_against_outside(reader, result, public_key, anchor)
+            except Exception as error:
+                result.problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
     finally:
         reader.close()
     return result
+
+
+def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, anchor: str | None) -> None:
+    """What is known from elsewhere: the operator's key, a head of the chain."""
+    known = [key for _, key in keys_of(reader)]
+    if public_key is not None and public_key.lower() not in known:
+        result.problems.append("key: the run was signed with another key than the one given")
+    if anchor is not None:
+        result.problems.extend(check_anchor(reader, anchor))
+        result.checked.append("anchor")
+    result.notes.extend(restored_notes(reader))
 
 
 def check_public_key(public_key: str | None) -> None:
@@ -267,72 +275,96 @@ def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
+@dataclass(frozen=True)
+class _Ledger:
+    """What the checks of every request look up in the ledger, read once."""
+
+    hashes: dict[int, str]
+    written: dict[int, str]
+
+    @staticmethod
+    def of(reader: RunReader) -> _Ledger:
+        """The hash of each event, and the digest of every model ever recorded; a node's bytes never change."""
+        hashes, written = {}, {}
+        for event in reader.events():
+            hashes[event.seq] = event.hash.hex()
+            written.update({one["node"]: one["digest"] for one in payload_of(event).get("models", [])})
+        return _Ledger(hashes, written)
+
+
 def _check_requests(reader: RunReader) -> Iterator[str]:
-    """Node, noise, charges, level and certificate of every request, recomputed from the scalars of the rounds."""
-    stored_charges = {(one.noise_node, one.subject): one for one in reader.charges()}
-    for request in reader.requests():
-        if request.noise_node is None:
-            continue
-        recorded = RecordedRequest(reader, request)
-        name = f"request {request.request}"
-        if not agree(request.multiplier, recorded.multiplier):
-            yield (
-                f"{name}: s is recorded as {request.multiplier!r}, ({request.epsilon}, {request.delta}) give "
-                f"{recorded.multiplier!r}"
-            )
-        new, earlier = recorded.new_exposures(), recorded.earlier_exposures()
-        charged = {}
-        # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
-        for one in [*new, *earlier] if recorded.method.protection == "noise" else []:
-            psi = recorded.psi(one)
-            cost = charge(psi, recorded.noise_std)
-            if cost > one.subject.left(recorded.order) * (1.0 + TOLERANCE):
-                yield (
-                    f"{name}: the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
-                    f"{one.subject.subject} {cost!r}, more than the {one.subject.left(recorded.order)!r} it has left"
-                )
-            if one in new or psi > 0.0:
-                charged[(request.noise_node, one.subject.subject)] = (repr(finite_or_text(psi)), cost)
-        found = {k: (v.psi, v.charge) for k, v in stored_charges.items() if k[0] == request.noise_node}
-        for key in sorted(set(charged) | set(found)):
-            pair, expected = found.get(key, (None, None)), charged.get(key, (None, None))
-            if not (agree(pair[0], expected[0]) and agree(pair[1], expected[1])):
-                yield (
-                    f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, "
-                    f"recomputed {charged.get(key)}"
-                )
-        tables, content = _state_before(reader, request)
-        tip, at_hand = int(tables["run"][("tip",)]["value"]), {int(key[0]) for key in tables["models"]}
-        yield from _check_erasure(reader, request, recorded, tip, at_hand, content)
-        yield from check_updates_erased(reader, recorded, tables, content)
-        if recorded.method.starts_from == "rule":
-            yield from _check_choice(reader, request, recorded, tip, at_hand)
-        yield from _check_start(reader, request, recorded, tip)
-        if request.status == "done":
-            yield from _check_statements(reader, request, recorded)
+    """Node, noise, charges, level and certificate of every request, recomputed from the scalars of the rounds.
 
-
-def _state_before(reader: RunReader, request: RequestRow) -> tuple[Tables, dict[str, Any]]:
-    """The tables just before a request was carried out, from the ledger, and what that event says."""
-    before: list[Change] = []
+    One walk over the ledger: at the event that carried a request out, `tables` are what they were just before it.
+    """
+    carried_out = {one.request: one for one in reader.requests() if one.noise_node is not None}
+    stored: dict[int, dict[tuple[int, int], ChargeRow]] = {}
+    for one in reader.charges():
+        stored.setdefault(one.noise_node, {})[(one.noise_node, one.subject)] = one
+    ledger, tables = _Ledger.of(reader), empty_tables()
     for event in reader.events():
         content = payload_of(event)
-        if event.kind == "rolled back" and content["request"] == request.request:
-            break
-        before.extend(changes(event.kind, event.time, content))
-    return replay(before), content
+        if event.kind == "rolled back":
+            request = carried_out.pop(content["request"], None)
+            if request is not None:
+                charges = stored.get(request.noise_node or 0, {})
+                yield from _check_request(reader, request, charges, tables, content, ledger)
+        for change in changes(event.kind, event.time, content):
+            apply_change(tables, change)
+    for left in carried_out:
+        yield f"request {left}: the ledger has no event that carried it out"
+
+
+def _check_request(
+    reader: RunReader,
+    request: RequestRow,
+    stored_charges: dict[tuple[int, int], ChargeRow],
+    tables: Tables,
+    content: dict[str, Any],
+    ledger: _Ledger,
+) -> Iterator[str]:
+    recorded = RecordedRequest(reader, request)
+    name, noise_node = f"request {request.request}", recorded.view.path.nodes[-1].node
+    if not agree(request.multiplier, recorded.multiplier):
+        yield (
+            f"{name}: s is recorded as {request.multiplier!r}, ({request.epsilon}, {request.delta}) give "
+            f"{recorded.multiplier!r}"
+        )
+    new, earlier = recorded.new_exposures(), recorded.earlier_exposures()
+    charged = {}
+    # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
+    for one in [*new, *earlier] if recorded.method.protection == "noise" else []:
+        psi = recorded.psi(one)
+        cost = charge(psi, recorded.noise_std)
+        if cost > one.subject.left(recorded.order) * (1.0 + TOLERANCE):
+            yield (
+                f"{name}: the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
+                f"{one.subject.subject} {cost!r}, more than the {one.subject.left(recorded.order)!r} it has left"
+            )
+        if one in new or psi > 0.0:
+            charged[(noise_node, one.subject.subject)] = (repr(finite_or_text(psi)), cost)
+    found = {key: (row.psi, row.charge) for key, row in stored_charges.items()}
+    for key in sorted(set(charged) | set(found)):
+        pair, expected = found.get(key, (None, None)), charged.get(key, (None, None))
+        if not (agree(pair[0], expected[0]) and agree(pair[1], expected[1])):
+            yield (
+                f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, recomputed {charged.get(key)}"
+            )
+    before = RunView(reader, tip=int(tables["run"][("tip",)]["value"]))
+    at_hand = {int(key[0]) for key in tables["models"]}
+    yield from _check_erasure(before, request, recorded, at_hand, content)
+    yield from check_updates_erased(before, recorded, tables, content)
+    if recorded.method.starts_from == "rule":
+        yield from _check_choice(before, request, recorded, at_hand)
+    yield from _check_start(before, request, recorded)
+    if request.status == "done":
+        yield from _check_statements(reader, request, recorded, content, ledger)
 
 
 def _check_erasure(
-    reader: RunReader,
-    request: RequestRow,
-    recorded: RecordedRequest,
-    tip: int,
-    at_hand: set[int],
-    content: dict[str, Any],
+    view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int], content: dict[str, Any]
 ) -> Iterator[str]:
     """What had to be erased must be what was erased."""
-    view = RunView(reader, tip=tip)
     exposures = view.exposures([one.subject for one in recorded.new_exposures()])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.retention)
@@ -349,10 +381,10 @@ def _check_erasure(
         yield f"request {request.request}: erased models {sorted(back)} were written again"
 
 
-def _check_start(reader: RunReader, request: RequestRow, recorded: RecordedRequest, tip: int) -> Iterator[str]:
+def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
     """A request must have started from the model its method starts from; noise must be promised."""
     start = recorded.method.starts_from
-    expected = {"fresh": None, "current": tip, "initial": RunView(reader, tip=tip).path.nodes[0].node}
+    expected = {"fresh": None, "current": view.path.nodes[-1].node, "initial": view.path.nodes[0].node}
     if recorded.replayed != (start == "initial"):
         kind = recorded.view.path.nodes[-1].kind
         yield f"request {request.request}: a node of kind {kind} is recorded, method {request.method} makes none"
@@ -365,11 +397,8 @@ def _check_start(reader: RunReader, request: RequestRow, recorded: RecordedReque
         yield f"request {request.request}: sigma {asked} was asked for, {recorded.noise_std!r} is recorded"
 
 
-def _check_choice(
-    reader: RunReader, request: RequestRow, recorded: RecordedRequest, tip: int, at_hand: set[int]
-) -> Iterator[str]:
+def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int]) -> Iterator[str]:
     """The node must be the latest kept one that every budget allows."""
-    view = RunView(reader, tip=tip)
     subjects = [one.subject for one in recorded.new_exposures()]
     exposures = view.exposures([*subjects, *view.earlier_subjects(before_order=recorded.order)])
     kept = [depth for node, depth in view.path.depth_of.items() if node in at_hand]
@@ -390,22 +419,14 @@ def _check_choice(
         yield f"request {request.request}: its source node {request.source_node} was not on the active history"
 
 
-def _check_statements(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+def _check_statements(
+    reader: RunReader, request: RequestRow, recorded: RecordedRequest, rolled: dict[str, Any], ledger: _Ledger
+) -> Iterator[str]:
     """Both forms of the certificate, field by field."""
-    stored = reader.certificates()
-    rolled, done = {}, {}
-    event_hash: dict[int, str] = {}
-    for event in reader.events():
-        content = payload_of(event)
-        event_hash[event.seq] = event.hash.hex()
-        if content.get("request") == request.request:
-            if event.kind == "rolled back":
-                rolled = content
-            elif event.kind == "request done":
-                done = content
-    written = {one["node"]: one["digest"] for one in _models_written(reader)}
+    stored = reader.certificates(request.request)
+    done = payload_of_request(reader, request.request, "request done")
     for one in done["certified_models"].values():
-        if written.get(one["node"]) != one["digest"]:
+        if ledger.written.get(one["node"]) != one["digest"]:
             yield f"certificate {request.request}: model {one['node']} is not the one that was recorded"
     for form, build in (("auditor", auditor_form), ("public", public_form)):
         text = stored.get((request.request, form))
@@ -418,7 +439,7 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
             models=done["certified_models"],
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
-            ledger=(seq, event_hash.get(seq, "no such event")),
+            ledger=(seq, ledger.hashes.get(seq, "no such event")),
             issued=str(body["issued"]),
         )
         expected = dict(_flatten(json.loads(json.dumps(build(facts)))))
@@ -431,9 +452,3 @@ def _check_statements(reader: RunReader, request: RequestRow, recorded: Recorded
                 )
         if form == "auditor" and request.level != facts.level:
             yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"
-
-
-def _models_written(reader: RunReader) -> Iterator[dict[str, Any]]:
-    """Every model the ledger ever recorded; a node's bytes never change."""
-    for event in reader.events():
-        yield from payload_of(event).get("models", [])

@@ -18,7 +18,7 @@ from sifu.core.errors import InputError
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import BEFORE_TRAINING
 from sifu.methods.plan import NoiseOption, Plan
-from sifu.methods.sequence import BudgetLine, Outlook
+from sifu.methods.sequence import LOOK_AHEAD, BudgetLine, Outlook
 
 MOST_OPTIONS = 16
 
@@ -180,16 +180,27 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
 
 
 def outlook_text(outlook: Outlook) -> str:
-    """How many more requests stay past the last noise, in a sentence."""
+    """How far the history still goes, in a sentence or two."""
+    return _fixed_noise_text(outlook) + _auto_text(outlook)
+
+
+def _auto_text(outlook: Outlook) -> str:
+    if outlook.auto_requests is None:
+        return ""
+    many = f"{LOOK_AHEAD} or more" if outlook.auto_requests >= LOOK_AHEAD else f"about {outlook.auto_requests}"
+    return f" With --sigma auto {many} further requests of {outlook.usual_size:g} should each be faster than Scratch."
+
+
+def _fixed_noise_text(outlook: Outlook) -> str:
     if outlook.fitting == outlook.active:
         return (
-            f"With this noise every one of the {outlook.active} other clients could be forgotten later without going "
-            "back before it, where those forgotten have little budget left."
+            f"With this same noise every one of the {outlook.active} other clients could be forgotten later without "
+            "going back before it, where those forgotten have little budget left."
         )
     return (
-        f"With this noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later without "
-        f"going back before it: about {outlook.expected_requests:.3g} more requests of {outlook.usual_size:g} before "
-        "one is as slow as Scratch, if clients ask in random order."
+        f"With this same noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later "
+        f"without going back before it: about {outlook.expected_requests:.3g} more requests of "
+        f"{outlook.usual_size:g}, if clients ask in random order."
     )
 
 

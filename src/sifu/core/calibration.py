@@ -11,6 +11,7 @@ instead, proven for epsilon < 1 only: at its own budget (10, 0.01) it really rea
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -84,6 +85,7 @@ def _delta_and_error(epsilon: float, multiplier: float) -> tuple[float, float]:
     return density * difference, density * (error + 2.0**-49 * (1.0 + shift**2) * (difference + error))
 
 
+@functools.lru_cache(maxsize=4096)
 def exact_multiplier(epsilon: float, delta: float) -> float:
     """The smallest s = sigma / Psi for which the Gaussian mechanism is (epsilon, delta)-DP, rounded up.
 

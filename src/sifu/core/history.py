@@ -137,7 +137,17 @@ class ActivePath:
 
     def rounds_until(self, depth: int) -> int:
         """How many rounds of the path lead to `depth`; noise edges are no rounds."""
-        return sum(1 for node in self.nodes[: depth + 1] if node.kind == "round")
+        return int(self._rounds[min(depth, self.tip)]) if depth >= 0 else 0
+
+    @cached_property
+    def _rounds(self) -> Integers:
+        return np.cumsum([node.kind == "round" for node in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def covering_order(self) -> Integers:
+        """The largest order of a request whose noise lies on the path to each depth; -1 before the first."""
+        orders = [node.order if node.kind == "noise" and node.noise_std > 0.0 else -1 for node in self.nodes]
+        return np.maximum.accumulate(np.array(orders, dtype=np.int64))
 
     @cached_property
     def noise_depths(self) -> list[tuple[int, int]]:
@@ -153,6 +163,8 @@ class ActivePath:
     def rounding(self) -> Floats:
         """R(n): the allowance for floating point gathered up to each depth."""
         gathered, values = 0.0, np.zeros(len(self.nodes))
+        if not any(node.rounding for node in self.nodes):
+            return values
         for depth, node in enumerate(self.nodes):
             if node.kind == "round":
                 growth = rounding_growth(node.regularity, self.server_rate)
@@ -165,6 +177,8 @@ class ActivePath:
     @cached_property
     def _products(self) -> _RunningProduct | None:
         """The running product of the absent L over the path; None when all of them are 1."""
+        if self.server_rate <= 1.0 and all(node.regularity.all_one for node in self.nodes if node.kind == "round"):
+            return None
         factors = [node.regularity.absent(self.server_rate) if node.kind == "round" else 1.0 for node in self.nodes]
         return None if all(factor == 1.0 for factor in factors) else _RunningProduct(factors)
 
@@ -304,8 +318,7 @@ def _accumulate(
         if psi > 0.0 and not path.constant_when_absent:
             psi = float(_times(np.array([psi]), path.growth(np.array([previous]), np.array([depth - 1])))[0])
         regularity = path.nodes[depth].regularity
-        all_one = regularity.factor_max == 1.0 and regularity.factor_sum == regularity.total_samples
-        if psi > 0.0 and not (all_one and path.server_rate <= 1.0):
+        if psi > 0.0 and not (regularity.all_one and path.server_rate <= 1.0):
             own = regularity.without(counts[one], factors[one], averagedness[one], path.server_rate)
             psi = float(_times(np.array([psi]), own)[0])
         psi = (psi + increments[index]) * _UP if increments[index] > 0.0 else psi

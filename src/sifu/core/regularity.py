@@ -140,6 +140,28 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
     return LocalRegularity(power, 1.0)
 
 
+def local_regularities(
+    clients: Sequence[ClientProfile], facts: TrainingFacts, assumed: float | None
+) -> tuple[Floats, Floats]:
+    """P_i and alpha_i of every client: `local_regularity` one by one, but for the many whose P_i is plainly 1."""
+    factors, averagedness = np.ones(len(clients)), np.ones(len(clients))
+    plain = np.zeros(len(clients), dtype=bool)
+    if assumed is None and facts.momentum == 0.0:
+        beta = np.array([np.nan if one.smoothness is None else one.smoothness for one in clients])
+        mu = np.array([np.nan if one.curvature is None else one.curvature for one in clients])
+        steps = np.array([one.local_steps for one in clients], dtype=np.float64)
+        product = facts.local_rate * beta
+        plain = (mu == 0.0) & (product <= 2.0)
+        single = product / 2.0
+        with np.errstate(invalid="ignore"):
+            alpha = np.minimum(1.0, steps * single / (1.0 + (steps - 1.0) * single) * _UP)
+        averagedness[plain] = alpha[plain]
+    for index in np.flatnonzero(~plain).tolist():
+        one = local_regularity(clients[index], facts, assumed)
+        factors[index], averagedness[index] = one.factor, one.averagedness
+    return factors, averagedness
+
+
 def _power(base: float, exponent: int) -> float:
     """base ** exponent, infinite instead of an exception where float64 ends."""
     try:
@@ -195,6 +217,11 @@ class RoundRegularity:
             float(averagedness.max()),
         )
 
+    @property
+    def all_one(self) -> bool:
+        """Whether every P_i is 1: then L = 1 for every W and every server rate up to 1."""
+        return self.factor_max == 1.0 and self.factor_sum == self.total_samples
+
     def absent(self, server_rate: float) -> float:
         """L for whoever did not take part."""
         nobody = np.zeros(1)
@@ -205,7 +232,7 @@ class RoundRegularity:
 
         A subtraction may lose up to its operands' rounding, so its result is enlarged by that much.
         """
-        if server_rate <= 1.0 and self.factor_max == 1.0 and self.factor_sum == self.total_samples:
+        if server_rate <= 1.0 and self.all_one:
             return np.ones(np.shape(samples))  # every P_i is 1: what follows would find the same, more slowly
         slack = 2.0**-49
         if math.isinf(self.factor_sum):
@@ -233,17 +260,29 @@ NOBODY = RoundRegularity(0, 0.0, 1.0, 0.0, 0.0)
 """A round without participants: nothing moves, L = 1."""
 
 
-def classify(
-    clients: Sequence[ClientProfile], regularities: Sequence[LocalRegularity], assumed: bool
-) -> RegularityClass:
+def classify(clients: Sequence[ClientProfile], factors: Floats, assumed: bool) -> RegularityClass:
     """The class a certificate names: decided by the worst client."""
     if assumed:
         return "assumed"
-    if any(one.factor > 1.0 for one in regularities):
+    if np.any(factors > 1.0):
         return "smooth"
-    if all((client.curvature or 0.0) > 0.0 for client in clients) and all(r.factor < 1.0 for r in regularities):
+    if np.all(factors < 1.0) and all((client.curvature or 0.0) > 0.0 for client in clients):
         return "strongly convex"
     return "convex"
+
+
+def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats | None:
+    """x_max(K_i, rho) / beta_i of each client: up to this local rate its loss is certified as convex.
+
+    Infinite where beta is 0; None if a beta is unknown or a loss is not convex.
+    """
+    rates = np.full(len(clients), np.inf)
+    for index, client in enumerate(clients):
+        if client.smoothness is None or client.curvature is None or client.curvature < 0.0:
+            return None
+        if client.smoothness > 0.0:
+            rates[index] = largest_momentum_step(client.local_steps, momentum) / client.smoothness
+    return rates
 
 
 def largest_certified_rate(clients: Sequence[ClientProfile], momentum: float) -> float | None:
@@ -252,10 +291,11 @@ def largest_certified_rate(clients: Sequence[ClientProfile], momentum: float) ->
     eta <= x_max(K_i, rho) / beta_i for all i; with rho = 0 this is 2 / beta_i. None if a beta is unknown or
     a loss is not convex.
     """
-    rates = []
-    for client in clients:
-        if client.smoothness is None or client.curvature is None or client.curvature < 0.0:
-            return None
-        if client.smoothness > 0.0:
-            rates.append(largest_momentum_step(client.local_steps, momentum) / client.smoothness)
-    return math.nextafter(min(rates), 0.0) if rates else None
+    return largest_rate_within(certified_rates(clients, momentum))
+
+
+def largest_rate_within(rates: Floats | None) -> float | None:
+    """The largest local rate within everyone's (`certified_rates`), rounded down."""
+    if rates is None or not np.isfinite(smallest := rates.min(initial=np.inf)):
+        return None
+    return math.nextafter(float(smallest), 0.0)

@@ -81,10 +81,7 @@ def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
     a method that merely goes on without the client (fine-tuning) hides nothing. A path that begins at a fresh model
     made then is covered whole.
     """
-    return begins_without(path, subject) or any(
-        edge <= depth and order >= subject.order and path.nodes[edge].noise_std > 0.0
-        for edge, order in path.noise_depths
-    )
+    return begins_without(path, subject) or bool(depth >= 0 and path.covering_order[depth] >= subject.order)
 
 
 class Exposure:
@@ -97,6 +94,8 @@ class Exposure:
         self.subject = subject
         self.path = path
         self._make_curve = curve
+        self._known: dict[int, float] = {}
+        self._largest: dict[int, float] = {}
 
     @cached_property
     def curve(self) -> PsiCurve:
@@ -105,11 +104,22 @@ class Exposure:
 
     def psi_to_hide(self, depth: int) -> float:
         """Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
-        return 0.0 if is_covered(self.path, depth, self.subject) else self.curve.one(depth)
+        return 0.0 if is_covered(self.path, depth, self.subject) else self._at(depth)
 
     def psi_without_noise(self, depth: int) -> float:
         """Psi at `depth`, whatever noise lies on the path; zero if the path began without the subject."""
-        return 0.0 if begins_without(self.path, self.subject) else self.curve.one(depth)
+        return 0.0 if begins_without(self.path, self.subject) else self._at(depth)
+
+    def largest_until(self, depth: int) -> float:
+        """The largest Psi at any depth up to this one."""
+        if depth not in self._largest:
+            self._largest[depth] = self.curve.largest_until(depth)
+        return self._largest[depth]
+
+    def _at(self, depth: int) -> float:
+        if depth not in self._known:
+            self._known[depth] = self.curve.one(depth)
+        return self._known[depth]
 
 
 @dataclass(frozen=True)
@@ -195,7 +205,7 @@ def _latest_allowed(
 def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:
     """The largest Psi any subject that is not covered at `depth` had at or before it."""
     return max(
-        (one.curve.largest_until(depth) for one in exposures if not is_covered(one.path, depth, one.subject)),
+        (one.largest_until(depth) for one in exposures if not is_covered(one.path, depth, one.subject)),
         default=0.0,
     )
 

@@ -7,6 +7,7 @@ commented file, errors can name the key and its nearest neighbour, and there is 
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import typing
 from collections.abc import Mapping
@@ -175,10 +176,16 @@ class Spec:
         return spec
 
 
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """The types of a section's keys; finding them evaluates our own annotations, once."""
+    return typing.get_type_hints(kind)
+
+
 def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
     if not isinstance(mapping, Mapping):
         raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     known = {one.name for one in fields(kind)}
     values = {}
     for key, value in mapping.items():
@@ -200,7 +207,7 @@ def nearest_hint(prefix: str, key: str, kind: type[Any] = Spec) -> str:
         f"{section.name}.{one.name}"
         for section in fields(Spec)
         if section.name != "seed"
-        for one in fields(typing.get_type_hints(Spec)[section.name])
+        for one in fields(_hints(Spec)[section.name])
     ]
     near = [name for name in everywhere if name.split(".")[1] == key] or difflib.get_close_matches(
         prefix + key, here, n=1

@@ -95,6 +95,13 @@ class SensitivityTracker:
         self._rounding = 0.0
         self._lost = False
 
+    def copy(self) -> SensitivityTracker:
+        """The same state, to go on from without changing this one."""
+        result = SensitivityTracker(0)
+        result._values, result._seen = self._values.copy(), self._seen.copy()
+        result._scale, result._rounding, result._lost = self._scale, self._rounding, self._lost
+        return result
+
     def lose_track(self) -> None:
         """From here on nothing is known of anybody's influence (a heuristic made the model): every Psi is infinite."""
         self._lost = True
@@ -102,6 +109,11 @@ class SensitivityTracker:
     def add_rounding(self, rounding: float) -> None:
         """The allowance of an added noise: it parts all worlds alike by no more than this."""
         self._rounding = gather_rounding(self._rounding, 1.0, rounding)
+
+    @property
+    def client_count(self) -> int:
+        """How many clients it follows."""
+        return int(self._values.size)
 
     @property
     def rounding(self) -> float:

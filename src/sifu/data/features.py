@@ -3,8 +3,9 @@
 A linear head on such features is convex, whatever the module is: the module is preprocessing that no client's data
 shaped, and only the head is trained. So certificates of an image task can be `proven` (docs/frozen-features.md).
 
-The weights must not come from the clients' data: take a public pretrained network, or random ones
-(`random_convolutions`). Each client can compute its own features; nothing of other clients enters them.
+The weights must not come from the clients' data: take a public pretrained network, one trained on public data
+(`trained_convolutions`), or random ones (`random_convolutions`). Each client can compute its own features; nothing of
+other clients enters them.
 """
 
 from __future__ import annotations
@@ -75,13 +76,11 @@ def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     return rows.reshape(rows.shape[0], -1)
 
 
-def trained_convolutions(
-    public: Dataset, *, filters: int = 32, width: int = 64, epochs: int = 6, seed: int = 0
-) -> torch.nn.Module:
+def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8, seed: int = 0) -> torch.nn.Module:
     """The trunk of a small network trained on a public data set that no client's data is part of.
 
-    Two convolutions and a layer of `width` features; its last layer, for the public classes, is thrown away. It
-    stands for the pretrained network that a real federation would take.
+    Two convolutions and means over 2 x 2 regions, 8 * filters features; its last layer, for the public classes, is
+    thrown away. It stands for the pretrained network that a real federation would take.
     """
     import torch
 
@@ -97,10 +96,8 @@ def trained_convolutions(
             torch.nn.ReLU(),
             torch.nn.AdaptiveAvgPool2d(2),
             torch.nn.Flatten(),
-            torch.nn.Linear(8 * filters, width),
-            torch.nn.ReLU(),
         )
-        head = torch.nn.Linear(width, int(y.max()) + 1)
+        head = torch.nn.Linear(8 * filters, int(y.max()) + 1)
         optimiser = torch.optim.Adam([*trunk.parameters(), *head.parameters()], lr=2e-3)
         for _ in range(epochs):
             for batch in torch.randperm(len(x)).split(64):

@@ -206,8 +206,14 @@ def read_arrays(reply: Message) -> tuple[Arrays, int]:
 
 
 def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
-    """The model and the number of samples in a reply, not yet checked; other names or shapes give an empty model."""
+    """The model and the number of samples in a reply, not yet checked; other names or shapes give an empty model.
+
+    Nothing is cast: an array of another type gives a model of that type, which is then refused for it.
+    """
     arrays, samples = read_arrays(reply)
+    other = next((one.dtype for one in arrays.values() if one.dtype != np.dtype(layout.dtype)), None)
+    if other is not None:
+        return np.zeros(layout.size, dtype=other), samples
     try:
         return layout.flatten(arrays), samples
     except (InputError, ValueError, TypeError):

@@ -19,6 +19,7 @@ or from earlier noise edges, where the loss is recorded before and after. Withou
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,8 +35,12 @@ HARM = 1.8
 HARM_RANGE = 3.0
 """A run's own kappa is believed up to this factor away from the common one: few rounds tell it only roughly."""
 RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
-SPREAD = 1.6
-"""Half-width of the interval, as a factor (docs/noise.md says how often it held)."""
+SPREAD = 2.0
+"""Half-width of the interval, as a factor, where noise rules (docs/noise.md says how often it held)."""
+SPREAD_KNOWN = 1.2
+"""The same where no noise is added: other clients, and perhaps another initial model."""
+WORTH_IT = 0.9
+"""Predicted rounds must be below this share of Scratch's, or training starts again: exact, and no slower."""
 LONGEST = 8.0
 """Rounds are looked for up to this many times those of the first training."""
 
@@ -72,10 +77,13 @@ class Forecast:
     @cached_property
     def _first(self) -> list[tuple[int, int, float]]:
         """(position, node, distance) along the first training."""
-        rows = self.view.reader.node_rows()
+        found: list[tuple[int, int, float]] = self.view.reader.remembered("first training", self._find_first)
+        return found
+
+    def _find_first(self) -> list[tuple[int, int, float]]:
         return [
             (row.node.position, row.node.node, row.distance)
-            for row in rows
+            for row in self.view.reader.nodes_by_number().values()
             if row.node.branch == 0 and row.node.kind in ("initial", "round")
         ]
 
@@ -143,7 +151,7 @@ class Forecast:
         last = max(80.0, LONGEST * self._scale)
         return np.unique(np.round(np.concatenate([np.arange(1.0, 65.0), np.geomspace(64.0, last, 160)])))
 
-    def _edges(self, depth: int) -> list[tuple[float, int]]:
+    def edges(self, depth: int) -> list[tuple[float, int]]:
         """(sigma, age in rounds at `depth`) of the noise on the way to `depth`."""
         path = self.view.path
         done = path.rounds_until(depth)
@@ -153,14 +161,14 @@ class Forecast:
             if edge <= depth and path.nodes[edge].noise_std > 0.0
         ]
 
-    def _excess(self, curve: LearningCurve, disturbed: list[tuple[float, int]], k: Floats) -> Floats:
+    def _excess(self, curve: LearningCurve, disturbed: Sequence[tuple[float, float]], k: Floats) -> Floats:
         """What noise of some ages adds to the loss k rounds later, without kappa."""
         return np.sum([self.rise(noise) * curve.left(k + age) for noise, age in disturbed], axis=0)
 
     @cached_property
     def harm(self) -> float:
         """kappa: of this run where a request was retrained to the target, else the common one."""
-        tip, edges, curve = self.view.path.tip, self._edges(self.view.path.tip), self.curve
+        tip, edges, curve = self.view.path.tip, self.edges(self.view.path.tip), self.curve
         accuracy = self._evaluated.get(self.view.path.nodes[tip].node, (-1.0, 0.0))[0]
         if curve is None or not edges or edges[-1][1] == 0 or not accuracy >= self._target > 0.0:
             return HARM
@@ -170,8 +178,11 @@ class Forecast:
 
     def expected(self, depth: int, noise_std: float) -> float:
         """The expectation behind `predict`, also where no target was reached: for comparing noises."""
-        done = self.view.path.rounds_until(depth)
-        disturbed = [*self._edges(depth), *([(noise_std, 0)] if noise_std > 0.0 else [])]
+        new = [(noise_std, 0)] if noise_std > 0.0 else []
+        return self.expected_after(self.view.path.rounds_until(depth), [*self.edges(depth), *new])
+
+    def expected_after(self, done: float, disturbed: Sequence[tuple[float, float]]) -> float:
+        """Rounds to the target from a model of `done` rounds with noise of some (sigma, age) in it."""
         if not disturbed:
             return float(max(self._scale - done, 0))
         if self.curve is None:
@@ -192,11 +203,14 @@ class Forecast:
         """Rounds to the target after noise at `depth`; None where the first training never reached it."""
         if self.training is None:
             return None
-        return Prediction.of(min(self.expected(depth, noise_std), 1e9))
+        rounds = min(self.expected(depth, noise_std), 1e9)
+        # Rounds that were run before are known well; those that noise adds are not.
+        known = max(self._scale - self.view.path.rounds_until(depth), 0) / max(rounds, 1.0)
+        return Prediction.of(rounds, SPREAD_KNOWN + (SPREAD - SPREAD_KNOWN) * (1.0 - min(known, 1.0)))
 
     def scratch(self) -> Prediction | None:
         """Rounds of Scratch: what the first training took."""
-        return None if self.training is None else Prediction.of(float(self.training), 1.2)
+        return None if self.training is None else Prediction.of(float(self.training), SPREAD_KNOWN)
 
 
 def predicted_rounds(prediction: Prediction | None) -> int | None:

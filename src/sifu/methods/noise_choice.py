@@ -17,14 +17,12 @@ from dataclasses import dataclass
 
 from sifu.core.premises import Premise, level_of
 from sifu.core.rollback import Exposure, least_noise
-from sifu.methods.forecast import Forecast
+from sifu.methods.forecast import WORTH_IT, Forecast
 from sifu.methods.plan import NoiseOption
 from sifu.methods.view import RunView
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
 """Noise up to this share of the way gone pays; the law of DESIGN section 8 is judged by it before training."""
-WORTH_IT = 0.9
-"""Predicted rounds must be below this share of Scratch's, or training starts again: exact, and no slower."""
 SIGMA_LADDER = 1.1
 """An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
 about the Psi it was chosen from."""

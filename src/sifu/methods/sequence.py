@@ -7,7 +7,9 @@ what matters for later requests is how many of the active clients the noise of t
     s Psi(n, f) <= sigma sqrt(1 - reserve)       for client f at the edge's source n.
 
 If clients ask in random order, N of them are active and B would not fit, (N - B) / (B + 1) ask, on average, before the
-first that does not.
+first that does not. That is what a *fixed* sigma serves. With `auto` every request takes the noise it needs at the
+current model, so none has to go back; but noise adds up and Psi grows, and requests become slower. How many are worth
+it is found by running the forecast ahead, request after request of the usual size.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from numpy.typing import NDArray
 
 from sifu.core.rollback import Exposure, Subject, charge, is_covered
 from sifu.core.terms import RequestTerms
+from sifu.methods.forecast import WORTH_IT, Forecast
 from sifu.methods.view import RunView
+
+LOOK_AHEAD = 50
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,9 @@ class Outlook:
     """How many later requests stay past the last noise edge, where everyone forgotten is covered.
 
     `fitting` of the `active` clients would; a request of the usual size has `usual_size` clients. `expected_requests`
-    is the mean number of such requests before one has to go back before the edge, if clients ask in random order.
+    is the mean number of such requests before one with the same sigma has to go back before the edge, if clients ask in
+    random order. `auto_requests` is how many more are predicted to be faster than Scratch when each takes
+    the noise it needs (at most `LOOK_AHEAD`), None where nothing can be predicted.
     """
 
     noise_std: float
@@ -64,6 +71,7 @@ class Outlook:
     fitting: int
     usual_size: float
     expected_requests: float
+    auto_requests: int | None = None
 
 
 def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise_std: float) -> tuple[BudgetLine, ...]:
@@ -90,14 +98,57 @@ def outlook(
     """
     if noise_std <= 0.0:
         return None
-    active = np.setdiff1d(view.active, np.array(gone, dtype=np.int64))
-    needed = influence(view, depth)[active] * terms.multiplier / math.sqrt(1.0 - terms.reserve)
+    stays = np.zeros(len(view.clients), dtype=bool)
+    stays[view.active] = True
+    stays[list(gone)] = False
+    active = np.flatnonzero(stays)
+    psi = influence(view, depth)[active]
+    needed = psi * terms.multiplier / math.sqrt(1.0 - terms.reserve)
     fitting = int(np.sum(needed <= noise_std))
     sizes = [len(one.clients) for one in view.requests] or [len(terms.clients)]
     usual = float(statistics.median(sizes))
     bad = active.size - fitting
     served = active.size if bad == 0 else fitting / (bad + 1)
-    return Outlook(noise_std, int(active.size), fitting, usual, served / usual)
+    later = _requests_ahead(view, depth, noise_std, np.sort(needed), usual)
+    return Outlook(noise_std, int(active.size), fitting, usual, served / usual, later)
+
+
+def _requests_ahead(
+    view: RunView, depth: int, noise_std: float, needed: NDArray[np.float64], size: float
+) -> int | None:
+    """Requests of the usual size after this one that the forecast finds faster than Scratch.
+
+    `needed` is the noise that each active client needs at `depth`, in increasing order; the largest of `size` random
+    ones lies about the share size / (size + 1) up. It grows along the path like a power of the rounds,
+    the one that the kept models show.
+    """
+    forecast = Forecast(view)
+    done = float(view.path.rounds_until(depth))
+    if forecast.training is None or done < 1.0 or not needed.size:
+        return None
+    usual = float(needed[min(needed.size - 1, int(needed.size * size / (size + 1.0)))])
+    power = _growth_of_psi(view, depth)
+    disturbed: list[tuple[float, float]] = [*forecast.edges(depth), (noise_std, 0.0)]
+    now = done
+    for served in range(min(LOOK_AHEAD, int(needed.size / size)) + 1):
+        rounds = forecast.expected_after(now, disturbed)
+        if served and rounds > WORTH_IT * forecast.training:
+            return served - 1
+        now += rounds
+        disturbed = [(noise, age + rounds) for noise, age in disturbed]
+        disturbed.append((usual * (now / done) ** power, 0.0))
+    return served
+
+
+def _growth_of_psi(view: RunView, depth: int) -> float:
+    """a in Psi(n) ~ n^a, from the largest Psi at the kept models of the second half of the way."""
+    here, rounds = view.kept.get(depth), view.path.rounds_until(depth)
+    for earlier in sorted(view.kept):
+        before = view.path.rounds_until(earlier)
+        if here is not None and before >= rounds / 2.0 and before < rounds and view.kept[earlier].psi_max > 0.0:
+            ratio = here.psi_max / view.kept[earlier].psi_max
+            return max(0.0, math.log(ratio) / math.log(rounds / before)) if ratio > 0.0 else 0.5
+    return 0.5
 
 
 def outlook_now(view: RunView, terms: RequestTerms) -> Outlook | None:
@@ -110,7 +161,16 @@ def influence(view: RunView, depth: int) -> NDArray[np.float64]:
     """Psi(depth, c) of every client by its number, for forecasts: summed by the database where L = 1 everywhere."""
     if view.path.unbounded_from <= depth:
         return np.full(len(view.clients), np.inf)
-    if not view.path.constant_when_absent or view.spec.privacy.accounting != "round":
+    node = view.path.nodes[depth].node
+    known: dict[int, NDArray[np.float64]] = view.reader.remembered("influence", dict)
+    if node not in known:
+        known[node] = _influence(view, depth)
+    return known[node]
+
+
+def _influence(view: RunView, depth: int) -> NDArray[np.float64]:
+    simple = view.path.constant_when_absent and view.spec.privacy.accounting == "round"
+    if not simple or view.is_followed(depth):
         return RunView(view.reader, tip=view.path.nodes[depth].node).tracker().total(np.arange(len(view.clients)))
     rounds = [node.node for node in view.path.nodes[: depth + 1] if node.kind == "round"]
     found = np.zeros(len(view.clients))

@@ -127,7 +127,7 @@ class RecordedTraining:
         self._fetch_model: Callable[[], Vector] = lambda: current
         self._tip = view.rows[-1].node
         self._depth = view.path.tip
-        self._next = 1 + max(row.node.node for row in writer.node_rows())
+        self._next = 1 + max(writer.nodes_by_number())
         self._root = writer.load_model(view.rows[0].node.node).astype(np.float64)
         self._tracker = view.tracker()
         self._levels = levels_to_keep(view.spec)
@@ -147,28 +147,33 @@ class RecordedTraining:
 
         An interrupt keeps every finished round.
         """
-        stop = self._stop
         try:
-            if self._accuracy is None and is_evaluated(stop, self._tip.position):
-                self._record_evaluation(self.engine.evaluate(self.model, self.active))
-            if should_stop(stop, self._tip.position, self._accuracy):
-                return True
-            for done in self._stream():
-                # An interrupt between two of these steps would leave half a round to be committed.
-                with uninterrupted():
-                    self._take_in(done)
-                if time.monotonic() - self._committed > COMMIT_SECONDS or self._pending.is_large:
-                    self.commit()
-                if progress:
-                    accuracy = self._accuracy if self._accuracy is not None else math.nan
-                    progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
-                if should_stop(stop, self._tip.position, self._accuracy):
-                    return True
-                if pause and pause():
-                    return False
-            return True
+            ended = self._until_stopped(phase, progress, pause)
         finally:
             self.commit()
+        self.view.remember(self._tip.node, self._tracker.copy())
+        return ended
+
+    def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
+        stop = self._stop
+        if self._accuracy is None and is_evaluated(stop, self._tip.position):
+            self._record_evaluation(self.engine.evaluate(self.model, self.active))
+        if should_stop(stop, self._tip.position, self._accuracy):
+            return True
+        for done in self._stream():
+            # An interrupt between two of these steps would leave half a round to be committed.
+            with uninterrupted():
+                self._take_in(done)
+            if time.monotonic() - self._committed > COMMIT_SECONDS or self._pending.is_large:
+                self.commit()
+            if progress:
+                accuracy = self._accuracy if self._accuracy is not None else math.nan
+                progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
+            if should_stop(stop, self._tip.position, self._accuracy):
+                return True
+            if pause and pause():
+                return False
+        return True
 
     def _stream(self) -> Iterator[StreamedRound]:
         keep = self.view.spec.keep

@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 from sifu.core.certificate import Protection
 from sifu.core.engine import ClientProfile, TrainingFacts
 from sifu.core.errors import InputError
-from sifu.core.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
+from sifu.core.history import ActivePath, PathNode, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.core.participation import ClientIndices, Participation
 from sifu.core.premises import MeasuredRegularity, RateSource
-from sifu.core.regularity import LocalRegularity, classify, largest_certified_rate, local_regularity
+from sifu.core.regularity import (
+    certified_rates,
+    classify,
+    largest_certified_rate,
+    largest_rate_within,
+    local_regularities,
+)
 from sifu.core.rollback import Exposure, Subject
 from sifu.core.spec import Spec
 from sifu.core.terms import RequestTerms
@@ -28,6 +34,10 @@ from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow
 
 Floats = NDArray[np.float64]
+MOST_EXPOSURES = 20_000
+"""Subjects whose Psi is kept in memory: everyone forgotten so far, and whoever plans were made for."""
+MOST_TRACKERS = 3
+"""Places at which everyone's Psi is kept in memory: the tip, and two that requests may go on from."""
 ACTIVE = "active"
 """The subset of clients that evaluations for the stop rule are made on."""
 
@@ -39,24 +49,24 @@ class Regularities:
     factors: Floats
     averagedness: Floats
     measured: MeasuredRegularity
+    certified_rates: Floats | None
 
     @staticmethod
     def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> Regularities:
         """From what the clients reported, or from what the spec assumes."""
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
-        each: list[LocalRegularity] = [local_regularity(one, facts, assumed) for one in clients]
+        factors, averagedness = local_regularities(clients, facts, assumed)
         betas = [one.smoothness for one in clients if one.smoothness is not None]
+        rates = certified_rates(clients, facts.momentum)
         measured = MeasuredRegularity(
-            kind=classify(clients, each, assumed is not None),
+            kind=classify(clients, factors, assumed is not None),
             largest_smoothness=max(betas) if betas else None,
-            largest_factor=max(one.factor for one in each),
+            largest_factor=float(factors.max()),
             local_rate=facts.local_rate,
-            largest_certified_rate=largest_certified_rate(clients, facts.momentum),
+            largest_certified_rate=largest_rate_within(rates),
             assumed_factor=assumed,
         )
-        return Regularities(
-            np.array([one.factor for one in each]), np.array([one.averagedness for one in each]), measured
-        )
+        return Regularities(factors, averagedness, measured, rates)
 
 
 class RunView:
@@ -67,7 +77,9 @@ class RunView:
 
     def __init__(self, reader: RunReader, tip: int | None = None, before: int | None = None) -> None:
         self.reader, self._now = reader, tip is None
+        self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
+<<<<<<< HEAD
             self.spec = Spec.from_mapping(reader.spec)
             everyone, joined = reader.clients(), reader.joined()
             later = [seq for seq in joined if before is not None and seq >= before]
@@ -77,13 +89,30 @@ class RunView:
             participation = Participation.parse(recorded["participation"])
             outside = tuple(recorded["outside"])
             self.facts = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
+=======
+            constants = reader.constants
+            if "facts" not in constants:
+                constants["spec"] = Spec.from_mapping(reader.spec)
+                recorded = reader.facts
+                participation = Participation.parse(recorded["participation"])
+                outside = tuple(recorded["outside"])
+                constants["facts"] = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
+            self.spec: Spec = constants["spec"]
+            self.facts: TrainingFacts = constants["facts"]
+            self.clients = reader.clients()
+>>>>>>> main
             self.rows: list[NodeRow] = reader.path(tip)
             self.requests: list[RequestRow] = reader.requests()
 
     @cached_property
     def regularities(self) -> Regularities:
         """P_i and alpha_i of every client."""
-        return Regularities.of(self.clients, self.facts, self.spec)
+        constants = self.reader.constants
+        key = ("regularities", len(self.clients))
+        if key not in constants:
+            constants[key] = Regularities.of(self.clients, self.facts, self.spec)
+        found: Regularities = constants[key]
+        return found
 
     def rate_source(self, clients: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without `clients`."""
@@ -94,9 +123,18 @@ class RunView:
         copied = largest is not None and math.isclose(self.facts.local_rate, largest, rel_tol=1e-4)
         if self.reader.asked["local"]["rate"] != "auto" and not copied:
             return "given"
+<<<<<<< HEAD
         gone = set(clients)
         rest = [one for index, one in enumerate(founders) if index not in gone]
         same = largest_certified_rate(rest, self.facts.momentum) == largest
+=======
+        rates, gone = self.regularities.certified_rates, sorted(set(clients))
+        if rates is None:
+            rest = [one for index, one in enumerate(self.clients) if index not in gone]
+            same = largest_certified_rate(rest, self.facts.momentum) == largest
+        else:
+            same = largest_rate_within(np.delete(rates, gone)) == largest
+>>>>>>> main
         return "others" if same else "forgotten"
 
     @cached_property
@@ -120,12 +158,21 @@ class RunView:
     @cached_property
     def index_of(self) -> dict[str, int]:
         """Index of each client by name."""
-        return {one.name: index for index, one in enumerate(self.clients)}
+        constants = self.reader.constants
+        key = ("index of", len(self.clients))
+        if key not in constants:
+            constants[key] = {one.name: index for index, one in enumerate(self.clients)}
+        found: dict[str, int] = constants[key]
+        return found
 
     @cached_property
     def population_samples(self) -> int:
         """Samples of the whole federation."""
-        return sum(one.samples for one in self.clients)
+        constants = self.reader.constants
+        key = ("samples", len(self.clients))
+        if key not in constants:
+            constants[key] = sum(one.samples for one in self.clients)
+        return int(constants[key])
 
     @cached_property
     def path(self) -> ActivePath:
@@ -133,7 +180,7 @@ class RunView:
         on_path = {row.node.node for row in self.rows}
         grams = {}
         kept_grams = [(node, matrix) for node, matrix in self.reader.grams() if node in on_path]
-        everyone = self.reader.participation() if kept_grams else ParticipationRows.empty()
+        everyone = self.reader.everyone() if kept_grams else ParticipationRows.empty()
         for node, matrix in kept_grams:
             who = everyone.between(node, node).clients
             grams[node] = (who, np.frombuffer(matrix, dtype="<f8").reshape(who.size, who.size))
@@ -148,8 +195,11 @@ class RunView:
 
     def replies_left_out(self, depth: int) -> int:
         """How many clients' replies were refused and left out on the way to the model at `depth`."""
+        left_out = [one for one in self.reader.rejections() if one.left_out]
+        if not left_out:
+            return 0
         rounds = {(one.branch, one.position - 1) for one in self.path.nodes[: depth + 1] if one.kind == "round"}
-        return sum(1 for one in self.reader.rejections() if one.left_out and (one.branch, one.round) in rounds)
+        return sum(1 for one in left_out if (one.branch, one.round) in rounds)
 
     @cached_property
     def gaps(self) -> int:
@@ -189,8 +239,9 @@ class RunView:
     @property
     def active(self) -> ClientIndices:
         """Clients that may take part in a round."""
-        gone = self.forgotten | self.waiting
-        return np.array([index for index in range(len(self.clients)) if index not in gone], dtype=np.int64)
+        stays = np.ones(len(self.clients), dtype=bool)
+        stays[list(self.forgotten | self.waiting)] = False
+        return np.flatnonzero(stays)
 
     @property
     def next_order(self) -> int:
@@ -232,13 +283,20 @@ class RunView:
         Methods that hide by noise of training (who is asked for by that `protection`), or not at all, leave no
         budget to be kept.
         """
+        key = f"subjects of {protection} before {before_order}"
+        found: tuple[Subject, ...] = self.reader.remembered(key, lambda: self._find_earlier(before_order, protection))
+        return found
+
+    def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
         from sifu.methods.registry import method_named  # the methods import this file
 
         by_request = {one.request: one for one in self.requests}
-        order_of_node = {row.node.node: row.node.order for row in self.reader.node_rows() if row.node.kind != "round"}
+        nodes = self.reader.nodes_by_number()
         used: dict[int, float] = {}
         for charge in self.reader.charges():
-            if before_order is None or order_of_node.get(charge.noise_node, 0) < before_order:
+            if before_order is None or (
+                charge.noise_node in nodes and nodes[charge.noise_node].node.order < before_order
+            ):
                 used[charge.subject] = used.get(charge.subject, 0.0) + charge.charge
         result = []
         for row in self.reader.subjects():
@@ -254,8 +312,14 @@ class RunView:
         return tuple(result)
 
     def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
-        """The subjects with their Psi along the path, computed when it is looked at."""
-        return [Exposure(one, self.path, lambda one=one: self.curve(one)) for one in subjects]  # type: ignore[misc]
+        """The subjects with their Psi along the path, computed when it is first looked at."""
+        known = self._exposures
+        if len(known) > MOST_EXPOSURES:
+            known.clear()
+        for one in subjects:
+            if one not in known:
+                known[one] = Exposure(one, self.path, lambda one=one: self.curve(one))  # type: ignore[misc]
+        return [known[one] for one in subjects]
 
     def curve(self, subject: Subject) -> PsiCurve:
         """Psi(., subject) along the path."""
@@ -295,31 +359,56 @@ class RunView:
         return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
 
     def tracker(self) -> SensitivityTracker:
-        """Psi of every client at the tip, by replaying the rounds of the path."""
-        tracker = SensitivityTracker(len(self.clients))
-        rows = self.reader.participation()
-        bounds = np.searchsorted(rows.nodes, [row.node.node for row in self.rows])
-        ends = np.searchsorted(rows.nodes, [row.node.node for row in self.rows], side="right")
-        for row, start, stop in zip(self.rows, bounds, ends, strict=True):
-            if row.node.kind == "heuristic":
-                tracker.lose_track()
-            if row.node.kind == "noise":
-                tracker.add_rounding(row.node.rounding)
-            if row.node.kind == "round":
-                who = rows.clients[start:stop]
-                _, scalars = summarise_round(
-                    who,
-                    rows.samples[start:stop],
-                    rows.drifts[start:stop],
-                    row.node.mean_shift,
-                    row.node.rounding,
-                    factors=self.regularities.factors[who],
-                    averagedness=self.regularities.averagedness[who],
-                    server_rate=self.facts.server_rate,
-                    population_samples=self.tracked_population,
-                )
-                tracker.update(scalars)
-        return tracker
+        """Psi of every client at the tip, by replaying the rounds of the path from the last place it was known at."""
+        count = len(self.clients)
+        known = {node: one for node, one in self.reader.trackers.items() if one.client_count == count}
+        start = next((d for d in range(len(self.rows) - 1, -1, -1) if self.rows[d].node.node in known), None)
+        tracker = SensitivityTracker(len(self.clients)) if start is None else known[self.rows[start].node.node].copy()
+        beyond = self.rows[0 if start is None else start + 1 :]
+        rows, numbers = ParticipationRows.empty(), [row.node.node for row in beyond]
+        if any(row.node.kind == "round" for row in beyond):
+            rows = self.reader.everyone() if start is None else self.reader.participation(first=min(numbers))
+        starts, ends = np.searchsorted(rows.nodes, numbers), np.searchsorted(rows.nodes, numbers, side="right")
+        for row, first, last in zip(beyond, starts, ends, strict=True):
+            self._track(tracker, row.node, rows, slice(first, last))
+        self.remember(self.rows[-1].node.node, tracker)
+        return tracker.copy()
+
+    def is_followed(self, depth: int) -> bool:
+        """Whether everyone's Psi at this depth is at hand, but for noise that adds nothing to it."""
+        nodes = self.path.nodes
+        while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in self.reader.trackers:
+            depth -= 1
+        return nodes[depth].node in self.reader.trackers
+
+    def _track(self, tracker: SensitivityTracker, node: PathNode, rows: ParticipationRows, taken: slice) -> None:
+        if node.kind == "heuristic":
+            tracker.lose_track()
+        if node.kind == "noise":
+            tracker.add_rounding(node.rounding)
+        if node.kind != "round":
+            return
+        who = rows.clients[taken]
+        _, scalars = summarise_round(
+            who,
+            rows.samples[taken],
+            rows.drifts[taken],
+            node.mean_shift,
+            node.rounding,
+            factors=self.regularities.factors[who],
+            averagedness=self.regularities.averagedness[who],
+            server_rate=self.facts.server_rate,
+            population_samples=self.tracked_population,
+        )
+        tracker.update(scalars)
+
+    def remember(self, node: int, tracker: SensitivityTracker) -> None:
+        """Keep what is known of everyone's Psi at a node, for whoever goes on from there."""
+        known = self.reader.trackers
+        known.pop(node, None)
+        known[node] = tracker
+        while len(known) > MOST_TRACKERS:
+            del known[next(iter(known))]
 
     @property
     def tracked_population(self) -> int | None:

@@ -36,18 +36,18 @@ def collect(run_folder: str | Path) -> ReportData:
 class _RememberingReader(RunReader):
     """Looks once through the participations for everyone a report draws, instead of once for each of them."""
 
-    _remembered: ParticipationRows | None = None
+    _drawn: ParticipationRows | None = None
     _known: frozenset[int] = frozenset()
 
     def remember(self, clients: Sequence[int]) -> None:
         """Read these clients' participations now."""
-        self._remembered, self._known = super().participation(clients), frozenset(clients)
+        self._drawn, self._known = super().participation(clients), frozenset(clients)
 
-    def participation(self, clients: Sequence[int] | None = None) -> ParticipationRows:
+    def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
         """As RunReader's, from memory where it can."""
-        rows = self._remembered
+        rows = self._drawn
         if rows is None or clients is None or not self._known.issuperset(clients):
-            return super().participation(clients)
+            return super().participation(clients, first)
         chosen = np.isin(rows.clients, np.fromiter(clients, dtype=np.int64))
         return ParticipationRows(rows.nodes[chosen], rows.clients[chosen], rows.samples[chosen], rows.drifts[chosen])
 

@@ -6,6 +6,7 @@ list says, every digest checked, and nothing appears under the folder's name bef
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -114,7 +115,7 @@ def _unpack(file: Path, staged: Path) -> None:
                 if one.filename != MANIFEST:
                     _unpack_one(archive, one, listed[one.filename], staged / one.filename)
     except OSError as error:
-        if error.errno is not None:
+        if error.errno not in (None, errno.EINVAL):  # a place before the file's beginning is the archive's fault
             raise
         raise InputError(f"{file} is not a backup: {error}") from error
     except (
@@ -140,6 +141,8 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {str(content['format'])[:40]!r}, this version reads {FORMAT!r}")
     listed: dict[str, dict[str, Any]] = content["files"]
+    if not isinstance(listed, dict):
+        raise ValueError("its list is not one")
     for name, one in listed.items():
         if not NAME.fullmatch(name) or not isinstance(one["bytes"], int) or not isinstance(one["digest"], str):
             raise ValueError(f"its list names {name[:60]!r}")

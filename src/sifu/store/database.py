@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import urllib.parse
 from collections.abc import Iterator
@@ -13,7 +14,13 @@ from pathlib import Path
 from sifu.core.errors import InputError, RunDamagedError
 
 DATABASE = "run.db"
+UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
 SCHEMA_VERSION = 3
+OLDER_SCHEMA = 2
+"""Still read as it is, and brought up to date by the first process that writes to the run."""
+OLDER_DEADLINE_DAYS = 30
+"""The deadline of a request that was received before requests had one."""
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 
@@ -22,13 +29,13 @@ def create_database(folder: Path) -> sqlite3.Connection:
     path = folder / DATABASE
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA secure_delete=ON")
-    connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     schema = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
     with transaction(connection, None):
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA secure_delete=ON")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
     return connection
 
@@ -44,18 +51,66 @@ def open_database(folder: Path) -> sqlite3.Connection:
         connection = _connect(path)
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.DatabaseError as error:
+    except UNUSABLE as error:
         raise RunDamagedError(f"{path} is damaged: {error}. Restore the folder from a backup.") from error
     if application != APPLICATION_ID:
         connection.close()
         raise InputError(f"{path} is not a sifu run (application id {application}, expected {APPLICATION_ID})")
-    if version != SCHEMA_VERSION:
+    if version == OLDER_SCHEMA:
+        _look_like_the_current_schema(connection, folder)
+    elif version != SCHEMA_VERSION:
         connection.close()
         raise RunDamagedError(
             f"{folder} has schema {version}, this version of sifu reads schema {SCHEMA_VERSION}: "
             + ("upgrade sifu" if version > SCHEMA_VERSION else "open it with the version that made it, or train again")
         )
     return connection
+
+
+def _look_like_the_current_schema(connection: sqlite3.Connection, folder: Path) -> None:
+    """Temporary views over a run of schema 2, so that it is read like one of schema 3; the file is not touched."""
+    try:
+        if connection.execute("SELECT 1 FROM main.sqlite_master WHERE name = 'rejections'").fetchone():
+            raise RunDamagedError(
+                f"{folder} says it has schema {OLDER_SCHEMA}, but its tables are those of a later one"
+            )
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute(
+            "CREATE TEMP TABLE rejections (branch INTEGER, round INTEGER, number INTEGER, client TEXT, reason TEXT, "
+            "left_out INTEGER)"
+        )
+        connection.execute(
+            f"CREATE TEMP VIEW requests AS SELECT *, {OLDER_DEADLINE_DAYS} AS deadline_days FROM main.requests"
+        )
+    except UNUSABLE as error:
+        connection.close()
+        raise RunDamagedError(f"{folder} is damaged: {error}. Restore the folder from a backup.") from error
+    except RunDamagedError:
+        connection.close()
+        raise
+
+
+def is_older_schema(connection: sqlite3.Connection) -> bool:
+    """Whether the run must be brought up to date before it is written to."""
+    return bool(connection.execute("PRAGMA main.user_version").fetchone()[0] == OLDER_SCHEMA)
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Within a transaction: the tables of schema 2 become those of schema 3."""
+    schema = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
+    made = {match[1]: match[0] for match in re.finditer(r"CREATE TABLE (\w+) \(.*?;", schema, re.DOTALL)}
+    old = [row[1] for row in connection.execute("PRAGMA main.table_info(requests)")]
+    columns, days = ", ".join(old), OLDER_DEADLINE_DAYS
+    connection.execute("DROP VIEW temp.requests")
+    connection.execute("DROP TABLE temp.rejections")
+    connection.execute("ALTER TABLE requests RENAME TO requests_of_schema_2")
+    connection.execute(made["requests"])
+    connection.execute(made["rejections"])
+    connection.execute(
+        f"INSERT INTO requests ({columns}, deadline_days) SELECT {columns}, {days} FROM requests_of_schema_2"
+    )
+    connection.execute("DROP TABLE requests_of_schema_2")
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -108,6 +163,6 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
             raise InputError(
                 "no space left to write the run's database: free some and run the command again; nothing was lost"
             ) from error
-        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
+        if isinstance(error, UNUSABLE) and not isinstance(error, sqlite3.IntegrityError):
             raise RunDamagedError(f"the run's database cannot be used: {error}") from error
         raise

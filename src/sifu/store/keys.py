@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ KEY_FILE = "operator.key"
 PENDING = "operator.key.new-"
 """With the public key behind it: a new key that a rotation wrote before its event."""
 PASSPHRASE = "SIFU_PASSPHRASE"
+PUBLIC_KEY = re.compile("[0-9a-f]{64}")
+SIGNATURE = re.compile("[0-9a-f]{128}")
 
 
 def passphrase(ask: bool) -> bytes | None:
@@ -134,11 +137,14 @@ def signature_holds(certificate: dict[str, Any], public_key: str | None = None) 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        named = str(certificate["public_key"])
+        named, signature = certificate["public_key"], certificate["signature"]
+        # One way to write each, and nothing beside the body that the signature does not cover.
+        if not (PUBLIC_KEY.fullmatch(named) and SIGNATURE.fullmatch(signature)) or len(certificate) != 3:
+            return False
         if public_key is not None and named != public_key:
             return False
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(named))
-        key.verify(bytes.fromhex(str(certificate["signature"])), canonical_json(certificate["body"]))
+        key.verify(bytes.fromhex(signature), canonical_json(certificate["body"]))
     except (InvalidSignature, KeyError, ValueError, TypeError):
         return False
     return True

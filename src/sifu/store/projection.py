@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sifu.core.ledger import canonical_json
+from sifu.store.database import OLDER_DEADLINE_DAYS
 
 KEYS: dict[str, tuple[str, ...]] = {
     "run": ("key",),
@@ -62,7 +63,7 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         values = {key: row[key] for key in ("client", "reason", "left_out")}
         yield Change("rejections", (row["branch"], row["round"], row["number"]), values)
     if kind == "request received":
-        values = dict(payload["request"])
+        values = {"deadline_days": OLDER_DEADLINE_DAYS} | payload["request"]
         values["clients"] = canonical_json(values["clients"]).decode()
         yield Change("requests", (values.pop("request"),), values | {"status": "received", "received": time})
     elif kind == "rolled back":
@@ -85,10 +86,20 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
 
 def replay(all_changes: Iterable[Change]) -> Tables:
     """The tables as the ledger says they must be."""
-    tables: Tables = {table: {} for table in KEYS}
+    tables = empty_tables()
     for change in all_changes:
-        if change.values is None:
-            tables[change.table].pop(change.key, None)
-        else:
-            tables[change.table].setdefault(change.key, {}).update(change.values)
+        apply_change(tables, change)
     return tables
+
+
+def empty_tables() -> Tables:
+    """The tables before the first event."""
+    return {table: {} for table in KEYS}
+
+
+def apply_change(tables: Tables, change: Change) -> None:
+    """Make one change."""
+    if change.values is None:
+        tables[change.table].pop(change.key, None)
+    else:
+        tables[change.table].setdefault(change.key, {}).update(change.values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
 from sifu.store import files
-from sifu.store.database import open_database, transaction
-from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.database import UNUSABLE, open_database, transaction
+from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow, read_updates
 
 CERTIFICATES = "certificates"
@@ -143,12 +143,44 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 class RunReader:
-    """The recorded facts of a run."""
+    """The recorded facts of a run.
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection | None = None) -> None:
+    What hardly ever changes in a run (`constants`) is read once and may be handed on to the next reader of the run.
+    Nodes and events are only ever added, so only new ones are read. Verification begins with a reader
+    that knows nothing yet.
+    """
+
+    def __init__(
+        self, folder: Path, connection: sqlite3.Connection | None = None, constants: dict[Any, Any] | None = None
+    ) -> None:
         self.folder = folder
         self.connection = connection or open_database(folder)
-        self._nodes: tuple[tuple[int, int], list[NodeRow]] | None = None
+        self._constants = {} if constants is None else constants
+        self._known_at: tuple[int, int] | None = None
+        self._nodes: tuple[tuple[int, int], dict[int, NodeRow]] | None = None
+        self._path: tuple[list[NodeRow], dict[int, int]] = ([], {})
+        self._remembered: tuple[tuple[int, int], dict[str, Any]] = ((-1, -1), {})
+        self._steps: tuple[int, dict[tuple[str, str], int]] = (0, {})
+        self.trackers: dict[int, Any] = {}
+        """Psi of all clients at some nodes, kept by whoever computed it (`sifu.methods.view`)."""
+
+    @property
+    def constants(self) -> dict[Any, Any]:
+        """A place for what follows from the run's clients, spec and facts, empty again should one of them change."""
+        version = self._version()
+        if self._known_at != version:
+            known_as = tuple(self.value(key) for key in ("run", "clients_digest", "spec", "facts"))
+            if self._constants.get("known as") != known_as:
+                self._constants.clear()
+                self._constants["known as"] = known_as
+            self._known_at = version
+        return self._constants
+
+    def take_over(self, earlier: RunReader) -> None:
+        """Use what another reader worked out; the caller knows that nothing was written since."""
+        self._remembered = (self._version(), earlier._remembered[1])
+        self._nodes = None if earlier._nodes is None else (self._version(), earlier._nodes[1])
+        self._steps, self.trackers = earlier._steps, earlier.trackers
 
     def close(self) -> None:
         """Close the database."""
@@ -162,7 +194,7 @@ class RunReader:
         """Rows of a SELECT; a damaged database becomes a sentence."""
         try:
             return self.connection.execute(sql, values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except UNUSABLE as error:
             raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
 
     def value(self, key: str, default: str | None = None) -> str:
@@ -210,7 +242,15 @@ class RunReader:
         return self.value("phase")
 
     def clients(self) -> tuple[ClientProfile, ...]:
-        """Every client the run knows, by index."""
+        """Every client the run knows, by index; read once."""
+        constants = self.constants
+        if "clients" not in constants:
+            constants["clients"] = self.read_clients()
+        found: tuple[ClientProfile, ...] = constants["clients"]
+        return found
+
+    def read_clients(self) -> tuple[ClientProfile, ...]:
+        """Every client the run knows, by index, as the table has them now."""
         rows = self.query("SELECT name, samples, local_steps, smoothness, curvature FROM clients ORDER BY client")
         return tuple(ClientProfile(*row) for row in rows)
 
@@ -219,14 +259,37 @@ class RunReader:
         return [int(row[0]) for row in self.query("SELECT seq FROM events WHERE kind = ? ORDER BY seq", (JOINED,))]
 
     def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
-        """Nodes by number, the cut ones too; all of them are read once as long as nothing is written."""
+        """Nodes by number, the cut ones too; those of all times are read once."""
         if first > 0 or last is not None:
             return self._read_nodes(first, 2**62 if last is None else last)
-        # data_version changes when another connection writes, total_changes when this one does.
-        version = (int(self.query("PRAGMA data_version")[0][0]), self.connection.total_changes)
+        return list(self.nodes_by_number().values())
+
+    def _version(self) -> tuple[int, int]:
+        """Changes whenever something is written: the first when another connection does, the second when this one."""
+        return int(self.query("PRAGMA data_version")[0][0]), self.connection.total_changes
+
+    def remembered(self, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, worked out once as long as nothing is written."""
+        version = self._version()
+        if self._remembered[0] != version:
+            self._remembered = (version, {})
+        if key not in self._remembered[1]:
+            self._remembered[1][key] = make()
+        return self._remembered[1][key]
+
+    def nodes_by_number(self) -> dict[int, NodeRow]:
+        """Every node by its number, in order; not to be changed by the caller."""
+        version = self._version()
         if self._nodes is None or self._nodes[0] != version:
-            self._nodes = (version, self._read_nodes(0, 2**62))
-        return list(self._nodes[1])
+            known = {} if self._nodes is None else self._nodes[1]
+            count, largest = self.query(
+                "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(known),)
+            )[0]
+            if known and (count != len(known) or largest != count - 1):
+                known, self._path = {}, ([], {})  # not what was only added to: read all of it
+            known = known | {row.node.node: row for row in self._read_nodes(len(known), 2**62)}
+            self._nodes = (version, known)
+        return self._nodes[1]
 
     def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
         rows = self.query(
@@ -239,32 +302,45 @@ class RunReader:
 
     def path(self, tip: int | None = None) -> list[NodeRow]:
         """The nodes from the initial model to `tip` (the current model by default)."""
-        by_number = {row.node.node: row for row in self.node_rows()}
+        by_number = self.nodes_by_number()
+        known, depths = self._path
         result: list[NodeRow] = []
         current: int | None = self.tip if tip is None else tip
-        while current is not None:
+        while current is not None and current not in depths:
             if current not in by_number or len(result) > len(by_number):
                 raise RunDamagedError(f"the history is broken: node {current} is missing or repeated")
             row = by_number[current]
             result.append(row)
             current = row.node.parent
-        return result[::-1]
+        # Most paths go on from one that was walked before: a node's parent never changes.
+        path = ([] if current is None else known[: depths[current] + 1]) + result[::-1]
+        if result:
+            self._path = (path, {row.node.node: depth for depth, row in enumerate(path)})
+        return list(path)
 
-    def participation(self, clients: Sequence[int] | None = None) -> ParticipationRows:
-        """Who took part, by (node, client): of some clients, or of all."""
+    def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
+        """Who took part, by (node, client): of some clients, or of all; from node `first` on."""
         sql = "SELECT node, client, samples, drift FROM participation"
         if clients is not None:
             sql += f" WHERE client IN ({','.join(str(int(client)) for client in clients)})"
-        rows = self.query(sql)
-        if not rows:
-            return ParticipationRows.empty()
-        nodes, who, samples, drifts = zip(*rows, strict=True)
+        elif first is not None:
+            sql += f" WHERE node >= {int(first)}"
+        try:
+            # Straight into an array: as tuples a million rows would take hundreds of megabytes.
+            found = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
+        except UNUSABLE as error:
+            raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
         return ParticipationRows(
-            np.array(nodes, dtype=np.int64),
-            np.array(who, dtype=np.int64),
-            np.array(samples, dtype=np.int64),
-            np.array(drifts, dtype=np.float64),
+            found["node"].astype(np.int64),
+            found["client"].astype(np.int64),
+            found["samples"].astype(np.int64),
+            found["drift"].astype(np.float64),
         ).sorted()
+
+    def everyone(self) -> ParticipationRows:
+        """All participations by (node, client), read once as long as nothing is written."""
+        found: ParticipationRows = self.remembered("participation", self.participation)
+        return found
 
     def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
         """Of each client, sum over these rounds of n_c / (N - n_c) drift_c; a round it was alone in adds nothing.
@@ -319,22 +395,56 @@ class RunReader:
 
     def requests(self) -> list[RequestRow]:
         """All requests, in the order they were received."""
+        return list(self.remembered("requests", self._read_requests))
+
+    def _read_requests(self) -> list[RequestRow]:
         columns = ", ".join(RequestRow.__dataclass_fields__)
         rows = self.query(f"SELECT {columns} FROM requests")
         parsed = [_request_row(row) for row in rows]
-        order = {
-            json.loads(payload)["request"]["request"]: seq
-            for seq, payload in self.query("SELECT seq, payload FROM events WHERE kind = 'request received'")
-        }
-        return sorted(parsed, key=lambda one: order.get(one.request, 0))
+        steps = self.steps()
+        return sorted(parsed, key=lambda one: steps.get(("request received", one.request), 0))
+
+    def steps(self) -> dict[tuple[str, str], int]:
+        """The event of each (kind, request); events are only ever added, so each is read once."""
+        after, known = self._steps
+        rows = self.query(
+            "SELECT seq, kind, payload FROM events WHERE seq > ? AND kind IN "
+            "('request received', 'rolled back', 'request done') ORDER BY seq",
+            (after,),
+        )
+        for seq, kind, payload in rows:
+            found = json.loads(payload)["request"]
+            known.setdefault((kind, found["request"] if kind == "request received" else found), seq)
+            after = max(after, seq)
+        self._steps = (after, known)
+        return known
+
+    def payload(self, seq: int) -> dict[str, Any]:
+        """What an event says."""
+        rows = self.query("SELECT payload FROM events WHERE seq = ?", (seq,))
+        if not rows:
+            raise RunDamagedError(f"{self.folder} is damaged: its ledger has no event {seq}")
+        content: dict[str, Any] = json.loads(rows[0][0])
+        return content
+
+    def last_event(self) -> tuple[int, str]:
+        """Number and hash of the last event."""
+        seq, found = self.query("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")[0]
+        return int(seq), bytes(found).hex()
 
     def subjects(self) -> list[SubjectRow]:
         """Everyone forgotten so far, in order."""
+        return list(self.remembered("subjects", self._read_subjects))
+
+    def _read_subjects(self) -> list[SubjectRow]:
         rows = self.query("SELECT subject, request, clients FROM subjects ORDER BY subject")
         return [SubjectRow(int(a), str(b), tuple(json.loads(c))) for a, b, c in rows]
 
     def charges(self) -> list[ChargeRow]:
         """What each noise edge cost each subject."""
+        return list(self.remembered("charges", self._read_charges))
+
+    def _read_charges(self) -> list[ChargeRow]:
         rows = self.query("SELECT noise_node, subject, psi, charge FROM charges ORDER BY noise_node, subject")
         return [ChargeRow(*row) for row in rows]
 
@@ -358,9 +468,11 @@ class RunReader:
         )
         return [RejectionRow(a, b, c, d, e, bool(f)) for a, b, c, d, e, f in rows]
 
-    def certificates(self) -> dict[tuple[str, str], str]:
-        """The signed certificates as JSON text, by (request, form)."""
-        return {(a, b): c for a, b, c in self.query("SELECT request, form, content FROM certificates")}
+    def certificates(self, request: str | None = None) -> dict[tuple[str, str], str]:
+        """The signed certificates as JSON text, by (request, form): all of them, or those of one request."""
+        where, values = ("", ()) if request is None else (" WHERE request = ?", (request,))
+        rows = self.query(f"SELECT request, form, content FROM certificates{where}", values)
+        return {(a, b): c for a, b, c in rows}
 
     def signs_of_an_older_database(self) -> Iterator[str]:
         """What lies beside the database and speaks of events that it does not have."""

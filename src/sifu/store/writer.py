@@ -23,7 +23,17 @@ from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.store import files
-from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
+from sifu.store.database import (
+    DATABASE,
+    OLDER_SCHEMA,
+    SCHEMA_VERSION,
+    create_database,
+    is_older_schema,
+    migrate,
+    open_database,
+    scrub_database,
+    transaction,
+)
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import WriterLock
 from sifu.store.projection import KEYS, Change, changes
@@ -70,8 +80,14 @@ class NewModel:
 class RunWriter(RunReader):
     """The one process that may change a run."""
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection, lock: WriterLock) -> None:
-        super().__init__(folder, connection)
+    def __init__(
+        self,
+        folder: Path,
+        connection: sqlite3.Connection,
+        lock: WriterLock,
+        constants: dict[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(folder, connection, constants)
         self._lock = lock
 
     @classmethod
@@ -111,7 +127,8 @@ class RunWriter(RunReader):
             staging.mkdir(mode=0o700)
             writer = cls(folder, create_database(staging), lock)
             writer._begin(asked, spec, layout, clients, facts, versions, public_key, initial_model)
-            writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with transaction(writer.connection, None):
+                writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
             _finish_creation(folder)
@@ -167,7 +184,7 @@ class RunWriter(RunReader):
             )
 
     @classmethod
-    def open(cls, folder: Path) -> RunWriter:
+    def open(cls, folder: Path, constants: dict[Any, Any] | None = None) -> RunWriter:
         """Take the lock of an existing run and clear away what a crash may have left."""
         connection = open_database(folder)
         try:
@@ -175,7 +192,7 @@ class RunWriter(RunReader):
         except BaseException:
             connection.close()
             raise
-        writer = cls(folder, connection, lock)
+        writer = cls(folder, connection, lock, constants)
         try:
             _finish_creation(folder)
             # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
@@ -184,6 +201,8 @@ class RunWriter(RunReader):
                 raise RunDamagedError(
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
+            if is_older_schema(connection):
+                writer._migrate()
             for name in _FOLDERS:
                 (folder / name).mkdir(mode=0o700, exist_ok=True)
             models = {files.model_path(folder, node).name for node in writer.models()}
@@ -197,6 +216,16 @@ class RunWriter(RunReader):
             writer.close()
             raise
         return writer
+
+    def _migrate(self) -> None:
+        """Bring the tables of an older run up to date, and say so in its ledger; all of it or nothing."""
+        with transaction(self.connection):
+            migrate(self.connection)
+            event = self._record("migrated", {"from": OLDER_SCHEMA, "to": SCHEMA_VERSION}, NewRows(), (), self.layout)
+        self._write_head(event)
+
+    def _write_head(self, event: Event) -> None:
+        files.write_atomically(self.folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
 
     def close(self) -> None:
         """Close the database and let go of the lock."""
@@ -255,7 +284,7 @@ class RunWriter(RunReader):
             for file in {one.file for one in updates} - files_before:
                 updates_path(self.folder, file).unlink(missing_ok=True)
             raise
-        files.write_atomically(self.folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
+        self._write_head(event)
         for node in dropped_models:
             files.model_path(self.folder, node).unlink(missing_ok=True)
         if dropped_models:
@@ -264,8 +293,8 @@ class RunWriter(RunReader):
             updates_path(self.folder, file).unlink(missing_ok=True)
         if dropped_updates:
             files.sync_folder(self.folder / UPDATES)
-        if contents:
-            self.export_certificates()
+        for (request, form), content in contents.items():
+            files.write_atomically(certificate_path(self.folder, request, form), content.encode())
         if for_good:
             self.scrub()
         return event
@@ -381,10 +410,10 @@ class RunWriter(RunReader):
 
     def export_certificates(self) -> None:
         """Write each certificate to its file, unless it is there already."""
-        for (request, form), content in self.certificates().items():
+        for request, form in self.query("SELECT request, form FROM certificates ORDER BY request, form"):
             path = certificate_path(self.folder, request, form)
             if not path.exists():
-                files.write_atomically(path, content.encode())
+                files.write_atomically(path, self.certificates(request)[(request, form)].encode())
 
 
 def _clear_unfinished(folder: Path) -> None:

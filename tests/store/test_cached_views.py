@@ -1,0 +1,69 @@
+"""What a run remembers between two calls is never older than the run."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import copy_run
+from sifu.core.errors import RunDamagedError
+from sifu.methods.view import RunView
+from sifu.store.reader import RunReader
+
+
+def fresh(folder: Path) -> sifu.Run:
+    return sifu.open_run(folder)
+
+
+def test_plan_and_status_follow_what_another_process_writes(own_trained: Path) -> None:
+    run = fresh(own_trained)
+    before = run.status()
+    first = run.plan(["client-003"], sigma=0.3)
+    assert run.plan(["client-003"], sigma=0.3) == first
+    fresh(own_trained).request(["client-001"], "elsewhere")
+    assert [one["request"] for one in run.status()["requests"]] == ["elsewhere"]
+    fresh(own_trained).forget()
+    assert run.status() == fresh(own_trained).status()
+    assert run.status() != before
+    assert run.plan(["client-003"], sigma=0.3) == fresh(own_trained).plan(["client-003"], sigma=0.3)
+
+
+def test_a_change_by_hand_is_not_hidden_by_what_was_remembered(own_trained: Path) -> None:
+    run = fresh(own_trained)
+    before = run.plan(["client-003"], sigma=0.3)
+    connection = sqlite3.connect(own_trained / "run.db")
+    connection.execute("UPDATE participation SET drift = drift * 100")
+    connection.execute("UPDATE clients SET smoothness = smoothness / 2")
+    connection.commit()
+    connection.close()
+    assert run.plan(["client-003"], sigma=0.3).source_node != before.source_node
+    assert any("clients" in one for one in run.verify().problems)
+    with pytest.raises(RunDamagedError, match="changed by hand"):
+        run.forget(["client-003"], sigma=0.3)
+
+
+def test_another_run_in_the_same_place_is_another_run(own_trained: Path, run_with_requests: Path) -> None:
+    run = fresh(own_trained)
+    assert run.status()["requests"] == []
+    shutil.rmtree(own_trained)
+    copy_run(run_with_requests, own_trained)
+    assert len(run.status()["requests"]) == 5
+
+
+def test_psi_that_goes_on_from_what_was_known_is_the_replayed_one(run_with_requests: Path) -> None:
+    """Bit for bit, at every node of every history."""
+    everyone = np.arange(12)
+    warm = RunReader(run_with_requests)
+    tips = [row.node.node for row in warm.node_rows()]
+    for tip in [*tips, *reversed(tips)]:
+        cold = RunReader(run_with_requests)
+        expected = RunView(cold, tip=tip).tracker().total(everyone)
+        assert np.array_equal(RunView(warm, tip=tip).tracker().total(everyone), expected)
+        assert [row.node for row in warm.path(tip)] == [row.node for row in cold.path(tip)]
+        cold.close()
+    warm.close()
