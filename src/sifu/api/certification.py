@@ -96,7 +96,7 @@ class RecordedRequest:
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
         # Clients that joined after it are no part of what it says.
-        before = _event_of_request(reader, request.request, "rolled back")[0] if reader.joined() else None
+        before = reader.steps()["rolled back", request.request] if reader.joined() else None
         self.view = RunView(reader, tip=request.noise_node, before=before)
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
@@ -251,20 +251,9 @@ class RecordedRequest:
 
 def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:
     """The payload of the event of this kind that a request has."""
-<<<<<<< HEAD
-    return _event_of_request(reader, request, kind)[1]
-
-
-def _event_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> tuple[int, dict[str, Any]]:
-    for seq, payload in reader.query("SELECT seq, payload FROM events WHERE kind = ? ORDER BY seq", (kind,)):
-        content: dict[str, Any] = json.loads(payload)
-        if content["request"] == request:
-            return int(seq), content
-=======
     seq = reader.steps().get((kind, request))
     if seq is not None:
         return reader.payload(seq)
->>>>>>> main
     raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
 
 

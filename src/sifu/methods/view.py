@@ -79,17 +79,6 @@ class RunView:
         self.reader, self._now = reader, tip is None
         self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
-<<<<<<< HEAD
-            self.spec = Spec.from_mapping(reader.spec)
-            everyone, joined = reader.clients(), reader.joined()
-            later = [seq for seq in joined if before is not None and seq >= before]
-            self.clients = everyone[: len(everyone) - len(later)]
-            self.founders = len(everyone) - len(joined)
-            recorded = reader.facts
-            participation = Participation.parse(recorded["participation"])
-            outside = tuple(recorded["outside"])
-            self.facts = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
-=======
             constants = reader.constants
             if "facts" not in constants:
                 constants["spec"] = Spec.from_mapping(reader.spec)
@@ -99,8 +88,10 @@ class RunView:
                 constants["facts"] = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
             self.spec: Spec = constants["spec"]
             self.facts: TrainingFacts = constants["facts"]
-            self.clients = reader.clients()
->>>>>>> main
+            everyone, joined = reader.clients(), reader.joined()
+            later = [seq for seq in joined if before is not None and seq >= before]
+            self.clients = everyone[: len(everyone) - len(later)]
+            self.founders = len(everyone) - len(joined)
             self.rows: list[NodeRow] = reader.path(tip)
             self.requests: list[RequestRow] = reader.requests()
 
@@ -123,18 +114,12 @@ class RunView:
         copied = largest is not None and math.isclose(self.facts.local_rate, largest, rel_tol=1e-4)
         if self.reader.asked["local"]["rate"] != "auto" and not copied:
             return "given"
-<<<<<<< HEAD
-        gone = set(clients)
-        rest = [one for index, one in enumerate(founders) if index not in gone]
-        same = largest_certified_rate(rest, self.facts.momentum) == largest
-=======
-        rates, gone = self.regularities.certified_rates, sorted(set(clients))
+        rates, gone = self.regularities.certified_rates, sorted(one for one in set(clients) if one < self.founders)
         if rates is None:
-            rest = [one for index, one in enumerate(self.clients) if index not in gone]
+            rest = [one for index, one in enumerate(founders) if index not in gone]
             same = largest_certified_rate(rest, self.facts.momentum) == largest
         else:
-            same = largest_rate_within(np.delete(rates, gone)) == largest
->>>>>>> main
+            same = largest_rate_within(np.delete(rates[: self.founders], gone)) == largest
         return "others" if same else "forgotten"
 
     @cached_property

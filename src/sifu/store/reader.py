@@ -172,6 +172,7 @@ class RunReader:
             known_as = tuple(self.value(key) for key in ("run", "clients_digest", "spec", "facts"))
             if self._constants.get("known as") != known_as:
                 self._constants.clear()
+                self.trackers.clear()  # each holds as many clients as there were
                 self._constants["known as"] = known_as
             self._known_at = version
         return self._constants
