@@ -19,7 +19,7 @@ $(VENV)/.dev: pyproject.toml
 
 $(VENV)/.flower: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,flower]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,flower,simulation]"
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 demo: $(VENV)/.runtime   ## the whole story on embedded data, in about a minute

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from flower_federation import HASTY, both_engines, everyone, small_spec
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from memory_grid import lost
 
 from sifu.core.engine import Position
 from sifu.core.errors import RoundRejectedError
+from sifu.core.streaming import RoundsWanted
+from sifu.flower.averaging import average_replies
 from sifu.flower.engine import NobodyAnsweredError, Patience
 from sifu.flower.wire import TRAIN, arrays_of
+from sifu.sim.averaging import average_models
 
 PROBLEMS = {
     "softmax, everyone": {},
@@ -164,3 +170,53 @@ def test_clients_that_are_left_out_are_never_spoken_to() -> None:
     assert {message.metadata.dst_node_id for message in grid.sent}.isdisjoint({9000 - 14, 9000 - 21})
     assert all(message.metadata.message_type == TRAIN for message in grid.sent)
     assert HASTY.min_replies == 1
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 9), st.sampled_from([1, 3, 700, 20_000]), st.floats(1e-160, 1e140), st.booleans(), st.integers(0, 99)
+)
+def test_one_walk_over_the_replies_gives_what_two_passes_give(
+    count: int, size: int, spread: float, single: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    dtype = np.float32 if single else np.float64
+    start = random.normal(size=size)
+    with np.errstate(over="ignore"):
+        rows = [(start + spread * random.normal(size=size)).astype(dtype) for _ in range(count)]
+    samples = random.integers(1, 1000, size=count)
+    found = average_replies(rows, start, samples, True)
+    expected = average_models(
+        lambda: ((slice(k, k + 1), torch.from_numpy(row)[None, :]) for k, row in enumerate(rows)),
+        start,
+        samples,
+        8,
+        True,
+    )
+    assert found.not_finite == expected.not_finite
+    if found.not_finite:
+        return
+    np.testing.assert_allclose(found.step, expected.step, rtol=1e-12, atol=1e-14 * max(1.0, spread))
+    rounding = 1e-14 * max(1.0, spread) * np.sqrt(size)
+    np.testing.assert_allclose(found.drifts, expected.drifts, rtol=1e-9, atol=rounding)
+    assert found.mean_shift == pytest.approx(expected.mean_shift, rel=1e-9, abs=rounding)
+    np.testing.assert_allclose(found.gram, expected.gram, rtol=1e-9, atol=1e-9 * max(found.drifts) ** 2 + rounding**2)
+    exact = np.average(np.stack(rows).astype(np.longdouble), axis=0, weights=samples.astype(np.longdouble))
+    scale = np.longdouble(max(1e-300, float(np.abs(np.stack(rows) - exact).max())))
+    for row, drift in zip(rows, found.drifts, strict=True):
+        assert drift >= float(np.sqrt((((row - exact) / scale) ** 2).sum()) * scale) * (1 - 1e-15)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rounds_that_draw_too_few_are_no_silence_but_rounds_without_answer_are(masked: bool) -> None:
+    spec = small_spec(server={"participation": "poisson(0.01)"}, stop={"max_rounds": 30, "evaluate_every": 1000})
+    _, flower, grid = both_engines(spec, masked=masked)
+    model = flower.initial_model(0)
+    wanted = RoundsWanted(spec.stop, model.astype(np.float64))
+    rounds = list(flower.run_rounds(model, Position(0, 0), everyone(flower), wanted))
+    assert len(rounds) == 30
+    assert sum(one.participants.size == 0 for one in rounds) > 20
+    _, flower, grid = both_engines(small_spec(stop={"max_rounds": 30, "evaluate_every": 1000}), masked=masked)
+    grid.apps.clear()
+    with pytest.raises(NobodyAnsweredError, match="5 rounds in a row"):
+        list(flower.run_rounds(model, Position(0, 0), everyone(flower), wanted))

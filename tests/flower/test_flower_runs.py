@@ -13,14 +13,18 @@ from flower_federation import HASTY, grid_of, small_spec
 from memory_grid import MemoryGrid
 
 import sifu
+from sifu.api import flower_server
 from sifu.api.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
 from sifu.api.federation import clients_from_spec
 from sifu.api.flower_server import Settings, serve_on_flower
 from sifu.api.signed_requests import sign_request
 from sifu.core.errors import InputError
 from sifu.core.premises import Level
+from sifu.core.regularity import largest_certified_rate
+from sifu.core.sensitivity import client_increments
 from sifu.core.spec import Spec, commented_toml
 from sifu.flower.engine import NobodyAnsweredError
+from sifu.flower.ready import ReadyClient
 from sifu.methods.training import Progress
 from sifu.methods.view import RunView
 
@@ -249,8 +253,6 @@ def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
     fed.serve()
     assert not (fed.run_folder / "clients.json").exists()
     assert [one.name for one in listed_clients(fed.run_folder)] == names
-    with pytest.raises(InputError, match="cannot join"):
-        ask_for_change(fed.run_folder, {"do": "add", "name": "new", "key": key})
     sifu.open_run(fed.run_folder).request([names[1]], "one")
     with pytest.raises(InputError, match="asked to be forgotten"):
         ask_for_change(fed.run_folder, {"do": "replace", "name": names[1], "key": key})
@@ -262,6 +264,101 @@ def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
     sifu.open_run(fed.run_folder).request([names[2]], "two")
     assert fed.serve() == ["two"]
     assert names[3] in fed.contacted()
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def joined_federation(folder: Path, phase: str = "training", third: object = None) -> tuple[Federation, str]:
+    """A run of eleven clients that a twelfth joins after the fifth round, its node a little later."""
+    spec = replace(SPEC, data=replace(SPEC.data, preprocessing="fixed"))
+    fed = Federation(folder, spec)
+    late = fed.data[11].name
+    node, app = fed.nodes[late], fed.grid.apps.pop(fed.nodes[late])
+    pem = fed.grid.keys[node]
+    (folder / "run" / "clients.json").unlink()
+    for one in fed.data[:11]:
+        ask_for_change(
+            fed.run_folder, {"do": "add", "name": one.name, "key": fingerprint_of_file(folder / f"{one.name}.pub")}
+        )
+
+    def add() -> None:
+        key = fingerprint_of_file(folder / f"{late}.pub")
+        assert not ask_for_change(fed.run_folder, {"do": "add", "name": late, "key": key})
+
+    fed.serve({("training", 3): third, (phase, 5): add, (phase, 7): lambda: fed.grid.add(node, app, pem)})
+    return fed, late
+
+
+def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_server, "LOOK_FOR_NEWCOMERS", 0.0)
+    first = "client-000"
+
+    def forget_first() -> None:
+        sifu.open_run(tmp_path / "run").request([first], "early")
+
+    fed, late = joined_federation(tmp_path, "retraining early", forget_first)
+    run = sifu.open_run(fed.run_folder)
+    reader = run.reader()
+    assert [one.name for one in reader.clients()] == [one.name for one in fed.data]
+    assert len(reader.joined()) == 1
+    part = reader.participation()
+    took_part = set(part.nodes[part.clients == 11].tolist())
+    known, rate = reader.clients(), reader.facts["local_rate"]
+    kinds = [event.kind for event in reader.events()]
+    reader.close()
+    assert kinds.count("client joined") == 1
+    # The request was carried out while there were eleven, and its certificate still says what it said then.
+    assert run.outcomes()[0].clients == (first,)
+    assert took_part
+    assert run.verify().problems == []
+    for path in (fed.run_folder / "certificates").iterdir():
+        assert sifu.api.verify_certificate(path).problems == []
+    # The rate was found among the first eleven, and stays.
+    assert rate == largest_certified_rate(known[:11], 0.0)
+    # A restarted server knows it; it can be forgotten, exactly, by going back to before it came.
+    plan = run.plan([late], sigma=1e-9)
+    assert plan.level == "exact"
+    assert plan.source_node < min(took_part)
+    run.request([late], "late", sigma=1e-9)
+    assert fed.serve() == ["late"]
+    assert sifu.open_run(fed.run_folder).verify().problems == []
+
+
+def test_psi_of_everyone_is_the_same_as_if_the_newcomer_had_been_absent_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_server, "LOOK_FOR_NEWCOMERS", 0.0)
+    fed, _ = joined_federation(tmp_path)
+    reader = sifu.open_run(fed.run_folder).reader()
+    part = reader.participation()
+    rounds = [part.between(node, node) for node in range(1, 15)]
+    sizes = [one.clients.size for one in rounds]
+    psi = np.zeros(12)
+    for one in rounds:
+        total = int(one.samples.sum())
+        psi[one.clients] += client_increments(one.samples, one.drifts, total, 0.0, 1.0)
+    reader.close()
+    assert set(sizes) == {11, 12}
+    np.testing.assert_allclose(psi_of(fed.run_folder), psi, rtol=1e-6)
+
+
+def test_a_newcomer_that_would_lower_what_is_proven_is_refused_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_server, "LOOK_FOR_NEWCOMERS", 0.0)
+    usual = ReadyClient.profile
+
+    def steep(self: ReadyClient, asked: object) -> object:
+        found = usual(self, asked)  # type: ignore[arg-type]
+        return replace(found, smoothness=1e6) if self.name == "client-011" else found
+
+    monkeypatch.setattr(ReadyClient, "profile", steep)
+    fed, late = joined_federation(tmp_path)
+    reader = sifu.open_run(fed.run_folder).reader()
+    refused = [json.loads(one.payload) for one in reader.events() if one.kind == "client refused"]
+    assert [(one["client"], "smoothness" in one["reason"]) for one in refused] == [(late, True)]
+    assert len(reader.clients()) == 11
+    reader.close()
+    assert late not in {one.name for one in listed_clients(fed.run_folder)}
     assert sifu.open_run(fed.run_folder).verify().problems == []
 
 

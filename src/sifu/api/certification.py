@@ -95,7 +95,9 @@ class RecordedRequest:
         self.reader, self.request = reader, request
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
-        self.view = RunView(reader, tip=request.noise_node)
+        # Clients that joined after it are no part of what it says.
+        before = reader.steps()["rolled back", request.request] if reader.joined() else None
+        self.view = RunView(reader, tip=request.noise_node, before=before)
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"

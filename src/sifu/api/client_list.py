@@ -15,6 +15,7 @@ from typing import Any
 
 from sifu.core.errors import InputError, RunBusyError
 from sifu.core.identity import (
+    AUTHENTICATED,
     Admitted,
     admitted_of,
     key_fingerprint,
@@ -133,10 +134,15 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
     if change["do"] == "add" and after != before:
         if name in view.index_of:
             raise InputError(f"{name} is a client of this run already: use --replace to give it another key")
-        raise InputError(
-            f"{name} cannot join: the clients of a run are those it began with. Start a new run with {name} on its list"
-        )
+        if view.facts.identity != AUTHENTICATED:
+            raise InputError(f"{name} cannot join: only runs on Flower with node keys take clients in later")
     return after
+
+
+def joining(reader: RunReader) -> tuple[Admitted, ...]:
+    """Who is on the list and not yet a client of the run: each joins when its node is there to say what it has."""
+    known = {one.name for one in reader.clients()}
+    return tuple(one for one in recorded_clients(reader) if one.status == "allowed" and one.name not in known)
 
 
 def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Admitted, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sifu.api.client_list import ADMITTED, listed_clients, recorded_clients
+from sifu.api.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.api.entry import check_same_spec, create_run, open_run
 from sifu.api.federation import FLOWER, preprocessing_of
 from sifu.api.serving import serve
@@ -28,14 +28,17 @@ from sifu.flower.ready import blueprint, plan_of
 from sifu.flower.roster import ClaimedRoster, KeyRoster, Roster
 from sifu.flower.wire import WireProfile, profile_message, read_profile
 from sifu.methods.training import Progress, uninterrupted
+from sifu.methods.view import Regularities, RunView
 from sifu.store.database import DATABASE
-from sifu.store.reader import RunReader
+from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import CLIENTS_FILE, RunWriter
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
+LOOK_FOR_NEWCOMERS = 10.0
+"""Seconds between two looks whether a client that may join is online."""
 REPORTED = "reported"
 """The key of the run table that holds the clients' profiles as they reported them."""
 MakeBlueprint = Callable[..., tuple[Blueprint, Spec]]
@@ -106,11 +109,11 @@ def serve_on_flower(
     spec = load_spec(settings.spec)
     listed = listed_clients(folder)
     check_identity(grid, settings, listed)
-    office = _Office(grid, settings, patience, spec, listed)
+    office = _Office(grid, settings, patience, spec, listed, make_blueprint)
     if (folder / DATABASE).exists():
-        engine = office.continue_run(folder, make_blueprint)
+        engine = office.continue_run(folder)
     else:
-        engine = office.begin_run(folder, make_blueprint)
+        engine = office.begin_run(folder)
     run = open_run(folder, engine=engine)
     run.engine()  # refuses clients or a model that are not those of the run
     return serve(
@@ -121,6 +124,7 @@ def serve_on_flower(
         min_level=min_level,
         progress=progress,
         after_mail=office.update_keys,
+        more_mail=office.newcomer_waits,
     )
 
 
@@ -146,10 +150,19 @@ class _Office:
     """Knows who the clients are: from the list, from their profiles, from the ledger."""
 
     def __init__(
-        self, grid: Grid, settings: Settings, patience: Patience, spec: Spec, listed: Sequence[Admitted]
+        self,
+        grid: Grid,
+        settings: Settings,
+        patience: Patience,
+        spec: Spec,
+        listed: Sequence[Admitted],
+        make_blueprint: MakeBlueprint,
     ) -> None:
         self._grid, self._settings, self._patience, self._spec = grid, settings, patience, spec
-        self._listed = listed
+        self._listed, self._make_blueprint = listed, make_blueprint
+        self._engine: FlowerFederation
+        self._newcomers: list[str] = []
+        self._looked = -LOOK_FOR_NEWCOMERS
         self._exchange = Exchange(grid, patience.poll)
         self._authenticated = not settings.insecure_identity
         self._roster: Roster
@@ -158,10 +171,10 @@ class _Office:
         else:
             self._roster = ClaimedRoster(grid, {}, self._ask_names)
 
-    def begin_run(self, folder: Path, make_blueprint: MakeBlueprint) -> FlowerFederation:
+    def begin_run(self, folder: Path) -> FlowerFederation:
         """A new run of the clients on the list, or of those that are there."""
         profiles = self._collect()
-        engine, asked, resolved = self._engine(profiles, make_blueprint)
+        engine, asked, resolved = self._make_engine(profiles, len(profiles))
         writer = create_run(folder, asked, resolved, engine)
         try:
             self._admit(writer, profiles)
@@ -169,11 +182,11 @@ class _Office:
             writer.close()
         return engine
 
-    def continue_run(self, folder: Path, make_blueprint: MakeBlueprint) -> FlowerFederation:
+    def continue_run(self, folder: Path) -> FlowerFederation:
         """The run as it was begun; its clients need not be there yet."""
         reader = RunReader(folder)
         try:
-            reported, facts = reader.value(REPORTED, ""), reader.facts
+            reported, facts, joined = reader.value(REPORTED, ""), reader.facts, len(reader.joined())
         finally:
             reader.close()
         identity = facts["identity"]
@@ -192,7 +205,7 @@ class _Office:
             finally:
                 writer.close()
         (folder / CLIENTS_FILE).unlink(missing_ok=True)
-        engine, asked, _ = self._engine(profiles, make_blueprint)
+        engine, asked, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
         check_same_spec(open_run(folder, engine=engine), asked)
         if tuple(facts["outside"]) != engine.facts.outside:  # certificates rest on what was recorded
             raise InputError(
@@ -202,9 +215,44 @@ class _Office:
         return engine
 
     def update_keys(self, writer: RunWriter) -> None:
-        """The list may have changed: new keys take effect, blocked ones were left out already."""
+        """The list may have changed: new keys take effect, blocked ones were left out already, newcomers join."""
         if isinstance(self._roster, KeyRoster):
             self._roster.names = {one.key: one.name for one in recorded_clients(writer) if one.status == "allowed"}
+            self._newcomers = [one.name for one in joining(writer)]
+            for name, node in self._roster.nodes(self._newcomers).items():
+                profile = self._ask([node]).get(node)
+                if profile is not None:
+                    self._join(writer, replace(profile, name=name))
+            self._newcomers = [one.name for one in joining(writer)]
+
+    def newcomer_waits(self) -> bool:
+        """Whether somebody who may join is there; looked at a few times a minute."""
+        now = time.monotonic()
+        if not self._newcomers or now - self._looked < LOOK_FOR_NEWCOMERS:
+            return False
+        self._looked = now
+        return bool(self._roster.nodes(self._newcomers))
+
+    def _join(self, writer: RunWriter, profile: WireProfile) -> None:
+        """One event makes a client of it; one that would lower what is proven for the others is refused."""
+        view = RunView(writer)
+        profiles = [WireProfile.of_mapping(one) for one in json.loads(writer.value(REPORTED))]
+        try:
+            made, _ = self._blueprint(view.spec, [*profiles, profile])
+            before = view.regularities.measured.kind
+            after = Regularities.of(made.clients, view.facts, view.spec).measured.kind
+            if after != before:
+                raise InputError(f"with its smoothness {profile.smoothness} the run would be {after}, not {before}")
+            self._engine.renew(made)
+        except InputError as error:
+            rest = [one for one in recorded_clients(writer) if one.name != profile.name]
+            with uninterrupted():
+                content = {"run": {ADMITTED: plain(rest)}, "client": profile.name, "reason": str(error)}
+                writer.record("client refused", content)
+            return
+        reported = [one.to_mapping() for one in [*profiles, profile]]
+        with uninterrupted():
+            writer.record(JOINED, {"run": {REPORTED: reported}, "client": profile.name}, joined=profile.client)
 
     def _admit(self, writer: RunWriter, profiles: Sequence[WireProfile]) -> None:
         values = {ADMITTED: plain(self._listed), REPORTED: [one.to_mapping() for one in profiles]}
@@ -212,22 +260,28 @@ class _Office:
             writer.record("clients admitted", {"run": values})
         (writer.folder / CLIENTS_FILE).unlink(missing_ok=True)
 
-    def _engine(
-        self, profiles: Sequence[WireProfile], make_blueprint: MakeBlueprint
+    def _blueprint(self, spec: Spec, profiles: Sequence[WireProfile]) -> tuple[Blueprint, Spec]:
+        identity = AUTHENTICATED if self._authenticated else CLAIMED
+        return self._make_blueprint(spec, profiles, identity=identity, preprocessing=preprocessing_of(spec))
+
+    def _make_engine(
+        self, profiles: Sequence[WireProfile], founders: int, rate: float | None = None
     ) -> tuple[FlowerFederation, Spec, Spec]:
-        data = replace(self._spec.data, name=FLOWER, clients=max(2, len(profiles)), samples_per_client=0)
+        """The engine, the spec as it was asked for, and with what was found filled in.
+
+        An automatic `rate` was found among the founders, and stays what it was when others have joined.
+        """
+        data = replace(self._spec.data, name=FLOWER, clients=max(2, founders), samples_per_client=0)
         asked = replace(self._spec, data=data)
-        made, resolved = make_blueprint(
-            asked,
-            profiles,
-            identity=AUTHENTICATED if self._authenticated else CLAIMED,
-            preprocessing=preprocessing_of(asked),
-        )
+        known = asked if rate is None else replace(asked, local=replace(asked.local, rate=rate))
+        made, resolved = self._blueprint(known, profiles)
         keep = self._spec.keep
         if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):
             raise InputError("with masked-updates the spec's keep.gram_clients and keep.updates_every must be 0")
-        engine = FlowerFederation(self._grid, self._roster, made, self._patience, masked=self._settings.masked_updates)
-        return engine, asked, resolved
+        self._engine = FlowerFederation(
+            self._grid, self._roster, made, self._patience, masked=self._settings.masked_updates
+        )
+        return self._engine, asked, resolved
 
     def _collect(self) -> list[WireProfile]:
         """Every client's profile; all of them are needed once, so they are waited for."""

@@ -68,7 +68,7 @@ def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
 class Mailbox:
     """The inbox of a run that this process writes to; `after` is called with the writer when letters were taken in.
 
-    `look_every` seconds pass between two looks; 0 looks between any two rounds.
+    `look_every` seconds pass between two looks; 0 looks between any two rounds. `also` says that something else waits.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class Mailbox:
         writer: RunWriter,
         after: Callable[[RunWriter], None] | None = None,
         look_every: float = LOOK_EVERY,
+        also: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._writer, self._after, self._look_every = writer, after, look_every
+        self._writer, self._after, self._look_every, self._also = writer, after, look_every, also
         self._looked = -1.0
         self.refused: list[str] = []
 
@@ -87,7 +88,7 @@ class Mailbox:
         if now - self._looked < self._look_every:
             return False
         self._looked = now
-        return any_letters(self._writer.folder)
+        return any_letters(self._writer.folder) or self._also()
 
     def take_in(self) -> None:
         """Letters become events."""

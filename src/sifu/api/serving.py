@@ -33,6 +33,7 @@ def serve(
     min_level: Level | None = None,
     progress: ProgressCallback | None = None,
     after_mail: Callable[[RunWriter], None] | None = None,
+    more_mail: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """Train until the stop rule holds, carrying requests out as they arrive; returns those that were carried out.
 
@@ -40,14 +41,14 @@ def serve(
     the request before it are done, or at once if there is none. When all is done, the server waits `linger` seconds for
     more. Killed at any time, calling this again goes on; a server before it that has not noticed its end yet is waited
     for up to `lock_wait` seconds. `after_mail` is called before the first round and whenever
-    letters were taken in.
+    letters were taken in, or `more_mail` said that there is something else to look at.
     """
     writer = _open_patiently(run.folder, lock_wait)
     try:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
         # Whoever was blocked or asked to be forgotten is not asked for even one round more.
-        mailbox = Mailbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0)
+        mailbox = Mailbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
         watched = _recording(writer, engine, progress)
         lifecycle = Lifecycle(writer, engine, watched, mailbox)
         mailbox.take_in()

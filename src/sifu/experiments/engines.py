@@ -260,7 +260,7 @@ def engine_source(
         if device == "cuda":
             raise InputError("Flower's simulation computes on the CPU: leave --device away")
         if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None:
-            raise InputError('--engine flower needs Flower and its simulation: pip install "flwr[simulation]"')
+            raise InputError('--engine flower needs Flower and its simulation: pip install "sifu[simulation]"')
         return OnFlower(cache), "cpu"
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"the device is auto, cpu or cuda, found {device!r}")

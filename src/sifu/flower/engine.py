@@ -4,7 +4,7 @@ A round draws its participants by the same keys as every engine, asks those whos
 answered in time. Whoever is offline, late or fails was absent from the round, and that is recorded (`take_incidents`).
 Every reply is checked before anything of it touches the model; what is refused is recorded, and `server.rejected` says
 what happens then. A round with fewer than `min_replies` answers is dropped whole: it has no participants and
-leaves the model as it was. Models are averaged in one pass over the replies and drifts measured in a second.
+leaves the model as it was. One walk over the replies gives their mean and every drift.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sifu.core.draws import base_key, place_key
@@ -26,11 +25,12 @@ from sifu.core.participation import ClientIndices
 from sifu.core.replies import Reply, ReplyGate, ReplyRules, vector_refusal
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
 from sifu.core.upward import norm_up, up
+from sifu.flower.averaging import average_replies
 from sifu.flower.exchange import Exchange, Incident
 from sifu.flower.masked_rounds import OUTSIDE, masked_round
+from sifu.flower.masking import LEAST_PARTICIPANTS
 from sifu.flower.roster import Roster
 from sifu.flower.wire import EVALUATE, TRAIN, Asked, arrays_record, model_message, read_model, read_score
-from sifu.sim.averaging import RowUpdates, average
 from sifu.sim.clipping import Clipping
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class FlowerFederation:
         self._participation_key = base_key(blueprint.seed, "participation")
         self._left_out: frozenset[int] = frozenset()
         self._incidents: list[Incident] = []
+        self._asked = False
 
     @property
     def layout(self) -> ModelLayout:
@@ -130,6 +131,16 @@ class FlowerFederation:
     def initial_model(self, branch: int) -> Vector:
         """A fresh model of a branch."""
         return self._blueprint.initial_model(branch)
+
+    def renew(self, blueprint: Blueprint) -> None:
+        """Go on with a training that knows more clients; the first ones must be those known so far."""
+        old = self._blueprint
+        if blueprint.clients[: len(old.clients)] != old.clients:
+            raise InputError("clients join at the end of the list")
+        if (blueprint.layout, blueprint.facts) != (old.layout, old.facts):
+            raise InputError("the model, or what is known of the training, would be another one with this client")
+        self._blueprint = blueprint
+        self._samples = np.array([one.samples for one in blueprint.clients], dtype=np.int64)
 
     def leave_out(self, clients: Iterable[int]) -> None:
         """From now on these clients' nodes are not spoken to, whatever is asked of them."""
@@ -154,6 +165,7 @@ class FlowerFederation:
         drawn = self._facts.participation.draw(
             active, place_key(self._participation_key, position.branch, position.round)
         )
+        self._asked = drawn.size >= max(self._patience.min_replies, LEAST_PARTICIPANTS if self._masked else 1)
         if self._masked:
             if want_gram or want_updates:
                 raise InputError(
@@ -184,7 +196,7 @@ class FlowerFederation:
             sent = clipped.updates.astype(self.layout.dtype) if want_updates else None
             bad = clipped.not_finite
         else:
-            found = average([_replies(rows)], -exact_start, 0.0, samples, want_gram)
+            found = average_replies(rows, exact_start, samples, want_gram)
             step, drifts, shift, gram = found.step, found.drifts, found.mean_shift, found.gram
             sent = np.stack(rows) - start if want_updates else None
             bad = found.not_finite
@@ -268,8 +280,8 @@ class FlowerFederation:
                 done.updates,
                 done.rejections,
             )
-            # A Poisson draw may name nobody; that is a round like any other. Nobody answering at all is not.
-            dropped = done.participants.size == 0 and evaluation is None
+            # A draw may name nobody, or too few; that is a round like any other. Nobody answering at all is not.
+            dropped = self._asked and done.participants.size == 0 and evaluation is None
             silent = silent + 1 if dropped else 0
             if silent >= self._patience.rounds_without_answer:
                 raise NobodyAnsweredError(
@@ -395,13 +407,3 @@ class FlowerFederation:
         if vector.shape != (self.layout.size,):
             raise RoundRejectedError(f"a model of {self.layout.size} parameters was expected, found {vector.shape}")
         return vector
-
-
-def _replies(rows: list[Vector]) -> RowUpdates:
-    """Replies as they lie, row by row: nothing is copied for the two passes."""
-
-    def each() -> Iterator[tuple[slice, torch.Tensor]]:
-        for place, row in enumerate(rows):
-            yield slice(place, place + 1), torch.from_numpy(row)[None, :]
-
-    return RowUpdates(each, keep=False)

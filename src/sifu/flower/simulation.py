@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,13 +35,15 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 CURRENT = "current"
-PATIENCE = Patience(timeout=120.0, poll=0.02, pause=1.0)
+START_ATTEMPTS = 3
+PATIENCE = Patience(timeout=600.0, poll=0.02, pause=1.0)
+"""Long: the first message to a process waits until it has imported torch, and nobody here is ever lost."""
 
 
 def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
     """Run `serve` with a grid of virtual nodes; `enter_federation` says whose data they have."""
     if importlib.util.find_spec("ray") is None:
-        raise InputError('Flower\'s simulation needs ray: pip install "flwr[simulation]"')
+        raise InputError('Flower\'s simulation needs ray: pip install "sifu[simulation]"')
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
@@ -52,14 +56,38 @@ def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
+            end = time.monotonic() + PATIENCE.timeout
+            while len(list(grid.get_node_ids())) < nodes and time.monotonic() < end:
+                time.sleep(PATIENCE.poll)
             serve(grid)
         except BaseException as error:
             raised.append(error)
 
+    _start_ray()
     make = partial(_load, str(folder))
     run_simulation(server, client_app(make), nodes, backend_config={"client_resources": {"num_cpus": 1}})
     if raised:
         raise raised[0]
+
+
+def _start_ray() -> None:
+    """Start ray as Flower would; on a busy machine it may not be there in the time it gives itself, so try again."""
+    import ray
+
+    search = os.pathsep.join(sys.path)
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+                runtime_env={"env_vars": {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}},
+            )
+            return
+        except Exception as error:  # ray raises whatever its parts raise
+            ray.shutdown()
+            if attempt == START_ATTEMPTS - 1:
+                raise InputError(f"ray does not start here: {error}") from error
 
 
 def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], preprocessing: str) -> Engine:

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.retention import crosses_a_level, level_ladder
 from sifu.core.sensitivity import client_increments
+from sifu.flower.averaging import average_replies
 from sifu.flower.wire import SAMPLES, arrays_of
-from sifu.sim.averaging import RowUpdates, average
 from sifu.store.files import model_bytes, write_atomically
 
 if TYPE_CHECKING:
@@ -85,9 +84,8 @@ class TrackedFedAvg(FedAvg):
         records = [next(r for r in one.content.values() if isinstance(r, ArrayRecord)) for one in replies]
         metrics = [next(r for r in one.content.values() if isinstance(r, MetricRecord)) for one in replies]
         samples = np.array([int(one[SAMPLES]) for one in metrics], dtype=np.int64)  # type: ignore[arg-type]
-        rows = [torch.from_numpy(layout.flatten(arrays_of(one)))[None, :] for one in records]
-        updates = RowUpdates(lambda: ((slice(k, k + 1), row) for k, row in enumerate(rows)), keep=False)
-        found = average([updates], -start.astype(np.float64), 0.0, samples, False)
+        rows = [layout.flatten(arrays_of(one)) for one in records]
+        found = average_replies(rows, start.astype(np.float64), samples, False)
         increments = client_increments(samples, found.drifts, int(samples.sum()), found.mean_shift, 1.0)
         if found.not_finite:  # nothing bounds what such a round does
             increments = np.full(samples.size, np.inf)

@@ -70,9 +70,12 @@ class Regularities:
 
 
 class RunView:
-    """A run at one instant: its path, its clients, everyone forgotten, and the models at hand."""
+    """A run at one instant: its path, its clients, everyone forgotten, and the models at hand.
 
-    def __init__(self, reader: RunReader, tip: int | None = None) -> None:
+    With `tip` the history is that of another node, with `before` the clients are those known before an event.
+    """
+
+    def __init__(self, reader: RunReader, tip: int | None = None, before: int | None = None) -> None:
         self.reader, self._now = reader, tip is None
         self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
@@ -85,7 +88,10 @@ class RunView:
                 constants["facts"] = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
             self.spec: Spec = constants["spec"]
             self.facts: TrainingFacts = constants["facts"]
-            self.clients = reader.clients()
+            everyone, joined = reader.clients(), reader.joined()
+            later = [seq for seq in joined if before is not None and seq >= before]
+            self.clients = everyone[: len(everyone) - len(later)]
+            self.founders = len(everyone) - len(joined)
             self.rows: list[NodeRow] = reader.path(tip)
             self.requests: list[RequestRow] = reader.requests()
 
@@ -101,17 +107,19 @@ class RunView:
 
     def rate_source(self, clients: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without `clients`."""
-        largest = self.regularities.measured.largest_certified_rate
+        # Whoever joined later had no say in the rate.
+        founders = self.clients[: self.founders]
+        largest = largest_certified_rate(founders, self.facts.momentum)
         # A rate copied by hand from what a plan printed tells as much as an automatic one.
         copied = largest is not None and math.isclose(self.facts.local_rate, largest, rel_tol=1e-4)
         if self.reader.asked["local"]["rate"] != "auto" and not copied:
             return "given"
-        rates, gone = self.regularities.certified_rates, sorted(set(clients))
+        rates, gone = self.regularities.certified_rates, sorted(one for one in set(clients) if one < self.founders)
         if rates is None:
-            rest = [one for index, one in enumerate(self.clients) if index not in gone]
+            rest = [one for index, one in enumerate(founders) if index not in gone]
             same = largest_certified_rate(rest, self.facts.momentum) == largest
         else:
-            same = largest_rate_within(np.delete(rates, gone)) == largest
+            same = largest_rate_within(np.delete(rates[: self.founders], gone)) == largest
         return "others" if same else "forgotten"
 
     @cached_property

@@ -22,6 +22,7 @@ from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow, read_updates
 
 CERTIFICATES = "certificates"
+JOINED = "client joined"
 HEAD_FILE = "head"
 """`SEQ:HASH` of a recent event, beside the database: an older database put back is noticed by it."""
 
@@ -171,6 +172,7 @@ class RunReader:
             known_as = tuple(self.value(key) for key in ("run", "clients_digest", "spec", "facts"))
             if self._constants.get("known as") != known_as:
                 self._constants.clear()
+                self.trackers.clear()  # each holds as many clients as there were
                 self._constants["known as"] = known_as
             self._known_at = version
         return self._constants
@@ -252,6 +254,10 @@ class RunReader:
         """Every client the run knows, by index, as the table has them now."""
         rows = self.query("SELECT name, samples, local_steps, smoothness, curvature FROM clients ORDER BY client")
         return tuple(ClientProfile(*row) for row in rows)
+
+    def joined(self) -> list[int]:
+        """The events by which clients joined later, one client each, in the order of their indices."""
+        return [int(row[0]) for row in self.query("SELECT seq FROM events WHERE kind = ? ORDER BY seq", (JOINED,))]
 
     def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
         """Nodes by number, the cut ones too; those of all times are read once."""

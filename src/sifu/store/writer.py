@@ -244,11 +244,13 @@ class RunWriter(RunReader):
         dropped_updates: Sequence[str] = (),
         evaluations: Sequence[EvaluationRow] = (),
         certificates: Mapping[tuple[str, str], dict[str, Any]] | None = None,
+        joined: ClientProfile | None = None,
         for_good: bool = False,
     ) -> Event:
         """One event with everything that belongs to it, durable when this returns.
 
-        `for_good` also takes what is dropped out of the database's free pages and its log, and erases the report.
+        `joined` is a client that the run knows from now on. `for_good` also takes what is dropped out of the database's
+        free pages and its log, and erases the report.
         """
         payload = dict(payload)
         if for_good:
@@ -270,6 +272,8 @@ class RunWriter(RunReader):
             with transaction(self.connection):
                 for (request, form), content in contents.items():
                     self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
+                if joined is not None:
+                    payload["run"] = payload.get("run", {}) | self._insert_client(joined)
                 if updates:
                     payload["updates"] = [self._write_updates(one) for one in updates]
                 event = self._record(kind, payload, rows or NewRows(), models, layout)
@@ -294,6 +298,13 @@ class RunWriter(RunReader):
         if for_good:
             self.scrub()
         return event
+
+    def _insert_client(self, one: ClientProfile) -> dict[str, str]:
+        """Add a row; returns what the run table then says of its clients."""
+        clients = (*self.clients(), one)
+        row = (len(clients) - 1, one.name, one.samples, one.local_steps, one.smoothness, one.curvature)
+        self.connection.execute("INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)", row)
+        return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
 
     def scrub(self) -> bool:
         """Leave nothing of what was deleted in the folder; False if a reader at work kept part of it from being done.
