@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import typer
@@ -26,6 +25,7 @@ from sifu.audit import (
 )
 from sifu.cli.commands import table
 from sifu.cli.output import err, level_text, names_text, number, out, percent, plain_values, print_json
+from sifu.cli.progress import ShownBar
 from sifu.core.errors import InputError
 from sifu.store.database import DATABASE
 
@@ -33,7 +33,7 @@ MOST_SUBJECTS = 12
 MODELS = ("before", "released", "scratch")
 
 
-class AuditProgress:
+class AuditProgress(ShownBar):
     """A bar for each step of an audit, on a terminal only."""
 
     def __init__(self, quiet: bool) -> None:
@@ -48,15 +48,6 @@ class AuditProgress:
         )
         self._task: Any = None
         self._phase = ""
-
-    def __enter__(self) -> AuditProgress:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         """A step and how much of it is done."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sifu.cli.output import err
-from sifu.cli.progress import duration
+from sifu.cli.progress import ShownBar, duration
 
 if TYPE_CHECKING:
     from sifu.experiments.runner import Update
 
 
-class BenchProgress:
+class BenchProgress(ShownBar):
     """Shows `Update`s; they may come from several threads."""
 
     def __init__(self, quiet: bool) -> None:
@@ -34,15 +33,6 @@ class BenchProgress:
         self._task = self._bar.add_task("", total=None, text="")
         self._started, self._done_before = time.monotonic(), -1
         self._lock = threading.Lock()
-
-    def __enter__(self) -> BenchProgress:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
 
     def __call__(self, update: Update) -> None:
         """Show where the experiment stands."""

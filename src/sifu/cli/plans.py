@@ -113,7 +113,7 @@ def print_curve(plan: Plan) -> None:
     shown = table(
         "-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nWhat each noise would do"
     )
-    for one in thinned(plan.options):
+    for one in sorted(thinned(plan.options), key=lambda one: (-one.rounds, one.noise_std)):
         chosen = " *" if one.depth == plan.source_depth and one.noise_std == plan.noise_std else ""
         shown.add_row(
             number(one.noise_std) + chosen,
@@ -197,10 +197,11 @@ def _fixed_noise_text(outlook: Outlook) -> str:
             f"With this same noise every one of the {outlook.active} other clients could be forgotten later without "
             "going back before it, where those forgotten have little budget left."
         )
+    expected = outlook.expected_requests
+    more = "fewer than one more request" if expected < 1.0 else f"about {expected:.0f} more requests"
     return (
         f"With this same noise {outlook.fitting} of the {outlook.active} other clients could be forgotten later "
-        f"without going back before it: about {outlook.expected_requests:.3g} more requests of "
-        f"{outlook.usual_size:g}, if clients ask in random order."
+        f"without going back before it: {more} of {outlook.usual_size:g}, if clients ask in random order."
     )
 
 

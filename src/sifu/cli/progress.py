@@ -5,13 +5,29 @@ from __future__ import annotations
 import math
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sifu.cli.output import err
 
 
-class RoundsProgress:
+class ShownBar:
+    """A bar that is shown while its block runs."""
+
+    _bar: Progress
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
+
+
+class RoundsProgress(ShownBar):
     """A bar for rounds until a target: how far, how fast, about how long still."""
 
     def __init__(self, quiet: bool) -> None:
@@ -29,15 +45,6 @@ class RoundsProgress:
         self._phase = ""
         self._seen: list[tuple[int, float]] = []
         self._started = 0.0
-
-    def __enter__(self) -> RoundsProgress:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
 
     def __call__(self, update: object) -> None:
         """Takes a `sifu.methods.training.Progress`."""

@@ -24,32 +24,37 @@ if TYPE_CHECKING:
     from sifu.sim import LocalTraining, SimulatedFederation
 
 
-class Unit(Protocol):
-    """Something that needs an engine."""
+class Named(Protocol):
+    """Something that can fail."""
 
     @property
     def name(self) -> str: ...
+
+
+class Unit(Named, Protocol):
+    """Something that needs an engine."""
 
     @property
     def spec(self) -> Spec: ...
 
 
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
+AnyNamed = TypeVar("AnyNamed", bound=Named)
 DEFAULT_LANES = 48
 MOST_KEPT = 8
 """Federations whose data stay in memory."""
 
 
 @dataclass(frozen=True)
-class Failure(Generic[AnyUnit]):
+class Failure(Generic[AnyNamed]):
     """A unit that could not be finished, and why."""
 
-    unit: AnyUnit
+    unit: AnyNamed
     error: str
     trace: str
 
     @staticmethod
-    def of(unit: AnyUnit, error: BaseException) -> Failure[AnyUnit]:
+    def of(unit: AnyNamed, error: BaseException) -> Failure[AnyNamed]:
         """From the exception that ended it."""
         return Failure(unit, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 

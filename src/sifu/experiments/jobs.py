@@ -140,7 +140,7 @@ class _Gathering:
                 self._hear(message)
             if part.name not in self._ended:
                 text = f"its process ended with exit code {process.exitcode}; run the same command again to continue"
-                self._result.failures.append(Failure(_Named(part.name), text, text))
+                self._result.failures.append(Failure(part, text, text))
             self._gather(part)
             del self._running[part.name]
 
@@ -149,18 +149,6 @@ class _Gathering:
         if path.exists():
             for row in read_table(path):
                 self._result.table.add(row)
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A part, where a unit is asked for."""
-
-    name: str
-
-    @property
-    def spec(self) -> Any:
-        """Parts have no spec of their own."""
-        raise NotImplementedError
 
 
 def _run_part(part: Part, jobs: int, messages: Any) -> None:
@@ -175,7 +163,7 @@ def _run_part(part: Part, jobs: int, messages: Any) -> None:
     except KeyboardInterrupt:
         return
     except Exception as error:
-        messages.put(Message(part.name, None, (), (Failure.of(_Named(part.name), error),)))
+        messages.put(Message(part.name, None, (), (Failure.of(part, error),)))
         return
     messages.put(Message(part.name, None, tuple(result.notes), tuple(result.failures)))
 

@@ -41,16 +41,21 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_durably(path: Path, content: bytes, flags: int) -> None:
+    """Write a private file and wait until its content is on disk; `flags` say what to do where it exists."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, or leave it as it was."""
     temporary = path.with_name(TEMPORARY_PREFIX + path.name)
     with room_to_write(path):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
+            write_durably(temporary, content, os.O_TRUNC)
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)

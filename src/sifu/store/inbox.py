@@ -17,7 +17,7 @@ from typing import Any
 from sifu.core.errors import InputError
 from sifu.core.ledger import canonical_json
 from sifu.core.terms import check_request_id
-from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
+from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder, write_durably
 
 INBOX = "inbox"
 LARGEST_LETTER_BYTES = 1 << 20
@@ -43,11 +43,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     temporary = inbox / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     with room_to_write(path):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(body)
-                stream.flush()
-                os.fsync(stream.fileno())
+            write_durably(temporary, body, os.O_EXCL)
             # A link, unlike a rename, never replaces what is there.
             os.link(temporary, path)
         except FileExistsError:
