@@ -142,7 +142,8 @@ def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar, reader: Run
 
 def _out_of_line(kind: str, rows: dict[str, Any], tip: int, reader: RunReader) -> Iterator[str]:
     """Rounds go on from the current model, one after the other; a request makes one node, whose kind says how."""
-    nodes = [row.node for row in reader.node_rows(int(rows["first"]), int(rows["last"]))]
+    by_number = reader.nodes_by_number()
+    nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
         if any(one.kind != "round" or one.parent != before for before, one in enumerate(nodes, start=tip)):
             yield "records rounds that do not go on from the current model"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from sifu.core.errors import InputError, RunDamagedError
+from sifu.core.errors import InputError, NoSpaceError, RunDamagedError
 
 DATABASE = "run.db"
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -168,7 +168,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
         busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     except sqlite3.OperationalError as error:
         if "full" in str(error):
-            raise InputError(
+            raise NoSpaceError(
                 "no space left to write the run's database anew: what was deleted may still be in its pages; free some "
                 "and run sifu purge"
             ) from error
@@ -191,7 +191,7 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-            raise InputError(
+            raise NoSpaceError(
                 "no space left to write the run's database: free some and run the command again; nothing was lost"
             ) from error
         if isinstance(error, UNUSABLE) and not isinstance(error, sqlite3.IntegrityError):
