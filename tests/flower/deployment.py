@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import ipaddress
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -21,20 +24,28 @@ BIN = Path(sys.executable).parent
 HASTY_NODE = """
 import sys, time
 usual = time.sleep
-time.sleep = lambda seconds: usual(min(seconds, 0.2))
+time.sleep = lambda seconds: usual(min(seconds, 0.7))
 from flwr.supernode.cli import flower_supernode
 sys.argv[0] = "flower-supernode"
 flower_supernode()
 """
-"""Flower's own SuperNode, which looks for messages and for a lost SuperLink five times a second: its three seconds are
-fixed in its code, and would be most of what these tests take."""
+"""Flower's own SuperNode, but it looks for messages and for a lost SuperLink more often: the three seconds it waits
+in between are fixed in its code, and would be half of what these tests take."""
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port nobody listens on, below those that the system hands out: nobody is given it before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 30_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+
+
+def die_with_parent() -> None:
+    """In a new process, before it becomes what was asked for: it ends when the tests end, however they end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def make_certificates(folder: Path) -> None:
@@ -101,6 +112,16 @@ def descendants(parent: int) -> list[int]:
     return found
 
 
+def running(parent: int, program: str) -> list[int]:
+    """Those processes under `parent` that run a program."""
+    found = []
+    for one in descendants(parent):
+        with contextlib.suppress(OSError):
+            if program.encode() in Path(f"/proc/{one}/cmdline").read_bytes():
+                found.append(one)
+    return found
+
+
 class Deployment:
     """The processes of one federation; everything is ended by `close`."""
 
@@ -112,7 +133,7 @@ class Deployment:
             os.environ,
             FLWR_TELEMETRY_ENABLED="0",
             FLWR_HOME=str(folder / "flwr"),
-            FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.1",
+            FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2",
             OMP_NUM_THREADS="1",
             PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}",
             PYTHONPATH=os.pathsep.join(one for one in sys.path if one),
@@ -129,7 +150,7 @@ class Deployment:
         with (self.folder / f"{name}.log").open("ab") as log:
             made = subprocess.Popen(
                 [str(one) for one in command], stdout=log, stderr=log, env=self.environment, cwd=self.folder,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         self.processes[name] = made
         return made
