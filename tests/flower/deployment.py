@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import ipaddress
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 from cryptography import x509
@@ -32,6 +31,26 @@ flower_supernode()
 """Flower's own SuperNode, but it looks for messages and for a lost SuperLink more often: the three seconds it waits
 in between are fixed in its code, and would be half of what these tests take."""
 
+MARK = "SIFU_TEST_DEPLOYMENT"
+WARDEN = f"""
+import os, pathlib, sys, time
+sys.stdin.read()
+end, mark = time.monotonic() + 20.0, f"{MARK}={{sys.argv[1]}}".encode()
+quiet = 0
+while quiet < 2 and time.monotonic() < end:
+    quiet += 1
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes():
+                os.kill(int(path.parent.name), 9)
+                quiet = 0
+        except OSError:
+            pass
+    time.sleep(0.1)
+"""
+"""Waits until the tests are gone, however they ended, and ends every process of their deployment: Flower's own outlive
+the one that started them, and are known by the environment they inherit."""
+
 
 def free_port() -> int:
     """A port nobody listens on, below those that the system hands out: nobody is given it before it is used."""
@@ -40,12 +59,6 @@ def free_port() -> int:
         with socket.socket() as one, contextlib.suppress(OSError):
             one.bind(("127.0.0.1", port))
             return port
-
-
-def die_with_parent() -> None:
-    """In a new process, before it becomes what was asked for: it ends when the tests end, however they end."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def make_certificates(folder: Path) -> None:
@@ -129,8 +142,12 @@ class Deployment:
         self.folder = folder
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        mark = uuid.uuid4().hex
+        self._warden = subprocess.Popen(
+            [sys.executable, "-c", WARDEN, mark], stdin=subprocess.PIPE, start_new_session=True
+        )
         self.environment = dict(
-            os.environ,
+            os.environ | {MARK: mark},
             FLWR_TELEMETRY_ENABLED="0",
             FLWR_HOME=str(folder / "flwr"),
             FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2",
@@ -150,7 +167,7 @@ class Deployment:
         with (self.folder / f"{name}.log").open("ab") as log:
             made = subprocess.Popen(
                 [str(one) for one in command], stdout=log, stderr=log, env=self.environment, cwd=self.folder,
-                start_new_session=True, preexec_fn=die_with_parent,
+                start_new_session=True,
             )  # fmt: skip
         self.processes[name] = made
         return made
@@ -220,5 +237,6 @@ class Deployment:
 
     def close(self) -> None:
         """End everything that is still there."""
-        for name in list(self.processes):
-            self.kill(name, 9)
+        self._warden.communicate(timeout=60)
+        for process in self.processes.values():
+            process.wait(timeout=30)
