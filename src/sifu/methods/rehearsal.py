@@ -11,10 +11,11 @@ is sigma^2 tr(H)/2 and the higher even orders.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sifu.core.engine import Engine
+from sifu.core.engine import Engine, evaluate_each
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.randomness import keyed_generator
@@ -32,17 +33,25 @@ def rehearse(
     """Evaluations of noised copies of `model`, which has gone `distance` from the initial one."""
     if distance <= 0.0 or active.size == 0:
         return []
-    generator = keyed_generator(seed, "rehearsal")
+    sigmas = [ratio * distance / math.sqrt(model.size) for ratio in RATIOS]
+    evaluations = evaluate_each(engine, _noised_copies(model, sigmas, keyed_generator(seed, "rehearsal")), active)
     rows = []
-    for ratio in RATIOS:
-        sigma = ratio * distance / math.sqrt(model.size)
-        noise = sigma * generator.standard_normal(model.size)
-        pair = [engine.evaluate((model + sign * noise).astype(model.dtype), active) for sign in (1.0, -1.0)]
+    for sigma, plus, minus in zip(sigmas, evaluations[::2], evaluations[1::2], strict=True):
+        pair = (plus, minus)
+        if not np.array_equal(plus.samples, minus.samples) or not plus.samples.any():
+            continue  # on other machines: the slope cancels only on the same samples
         loss = float(np.mean([one.loss for one in pair]))
         accuracy = float(np.mean([one.accuracy for one in pair]))
         if math.isfinite(loss):
             rows.append(EvaluationRow(node, f"{REHEARSED}{sigma!r}", int(pair[0].samples.sum()), accuracy, loss))
     return rows
+
+
+def _noised_copies(model: Vector, sigmas: Sequence[float], generator: np.random.Generator) -> Iterator[Vector]:
+    for sigma in sigmas:
+        noise = sigma * generator.standard_normal(model.size)
+        for sign in (1.0, -1.0):
+            yield (model + sign * noise).astype(model.dtype)
 
 
 def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, float]]]:
