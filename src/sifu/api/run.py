@@ -248,6 +248,7 @@ class Run:
                     mailbox.take_in()
                     training = RecordedTraining(engine, writer, RunView(writer))
                 rehearsed = training.rehearse()
+                training.note_standing()
                 with uninterrupted():
                     writer.record(
                         "training done", {"run": {"phase": "ready"}, "node": writer.tip}, evaluations=rehearsed
