@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import sifu
 from run_tools import copy_run, small_spec
-from sifu.methods.forecast import LUCK, MOST_LUCK, Forecast
+from sifu.methods.forecast import LUCK, MOST_LUCK, SCATTER, Forecast
 from sifu.methods.learning_curve import ErrorCurve, LearningCurve
 from sifu.methods.rehearsal import RATIOS, REHEARSED, rehearse, rehearsed_noises
 from sifu.methods.view import ACTIVE, RunView
@@ -129,9 +129,11 @@ def test_the_equation_holds_at_the_prediction(trained: Path) -> None:
     for sigma in (0.05, 0.1, 0.2):
         times = forecast.times(tip, sigma)
         assert forecast.expected(tip, sigma) == pytest.approx(times.mean())
-        for luck, k in zip(LUCK, times, strict=True):
+        chances = [(scatter, luck) for scatter in SCATTER for luck in LUCK]
+        for (scatter, luck), k in zip(chances, times, strict=True):
             k = np.array([k - 1.0, k])
-            sides = measure.curve(tip + k) + luck * measure.rise(sigma) * measure.left(k) - measure.level
+            level = measure.level + scatter * measure.scatter
+            sides = measure.curve(tip + k) + luck * measure.rise(sigma) * measure.left(k) - level
             assert sides[1] <= 1e-12
             assert sides[0] > -1e-12 or k[1] == 1.0
 

@@ -9,10 +9,15 @@ together are no worse than where the curve was when it was reached the first tim
 
 The sum goes over the new noise (a = 0) and the noise edges on the way, a_j rounds old; c counts all rounds on the path.
 rise(sigma), how many more predictions go wrong, comes from the rehearsal at the end of training. kappa = 0.7 is fitted:
-the first round heals a larger share of noise than of theta_0's distance, then both fade alike. f is the luck of the
-draw: noise of one size does more or less harm, with a standard deviation of 0.7. For new noise the equation is solved
-over quantiles of f; their mean is the prediction, their tails its interval. For the noise of earlier requests f
-is known once a retraining came to its target: what makes the equation hold at the current model.
+the first round heals a larger share of noise than of theta_0's distance, then both fade alike. Where training is slow
+to begin (one class a client, a network), F tells nothing of noise, and kappa F is at most (1 + p k)^-0.55,
+p = 2.3 * 2 eta K tr(H) / sqrt(d): how fast K steps of rate eta heal noise by the curvature, which the rehearsal knows.
+
+f is the luck of the draw: noise of one size does more or less harm, with a standard deviation of 0.7. And accuracy
+scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the prediction,
+their tails its interval. For the noise of earlier requests f is known once a retraining came to its target: what
+makes the equation hold at the current model. e(T) is that of everyone; the change without those who leave is
+known from how each client stands at the current model (`sifu.store.standing`).
 
 Where accuracy tells nothing (regression) or no rehearsal was recorded (older versions), the same is done with the
 loss, kappa = 1.8; without a rehearsal rise is that of earlier noise edges, or
@@ -39,11 +44,12 @@ from sifu.store.standing import read_standing
 
 HARM_OF_ERRORS, HARM_OF_LOSS = 0.7, 1.8
 """kappa."""
-LEAST_PACE, HEALED_LATER, DIRECTIONS = 1.6, 0.4, 6.0
-"""Where training is slow to begin it does not show how noise heals: at least like (1 + 1.6 k)^-0.4. Networks begin on a
-plateau: there the pace comes from the curvature."""
+PACE, HEALING = 2.3, 0.55
+"""Noise heals at least like (1 + p k)^-`HEALING`, with `PACE` in p."""
 LUCK = np.array([1.0 + 0.7 * statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
 """Quantiles of f, as likely one as the other."""
+SCATTER = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 5.0) for n in range(5)])
+"""The same of where accuracy lies around its curve."""
 MOST_LUCK = 3.0
 """f of earlier noise is believed up to this: few rounds tell it only roughly."""
 RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
@@ -86,10 +92,12 @@ class Prediction:
 class Measure:
     """What must fall to `level`: wrong predictions, or the loss.
 
-    `rise` is what noise of a size adds to it, `left` the share of that which some rounds leave.
+    `rise` is what noise of a size adds to it, `left` the share of that which some rounds leave; `scatter` is how far
+    what is measured lies around the curve.
     """
 
     of_errors: bool
+    scatter: float
     curve: Callable[[Floats | float], Floats]
     level: float
     rise: Callable[[float], float]
@@ -165,27 +173,26 @@ class Forecast:
             return None
         if errors is None or not self._errors_a_loss[0].size:
             level = float(curve.loss(self._scale))
-            return Measure(False, curve.loss, level, self.rise, lambda k: HARM_OF_LOSS * curve.left(k))
+            return Measure(False, 0.0, curve.loss, level, self.rise, lambda k: HARM_OF_LOSS * curve.left(k))
         level = errors.at_end
         if self.training is not None:
             # The round that came first to the target was lucky, and so will be the one that comes to it again.
             level = max(1.0 - self._target, level + (1.0 - self._target - errors.last))
-        return Measure(True, errors.errors, level, self.rise_of_errors, self._left_of_errors)
+        return Measure(True, errors.scatter, errors.errors, level, self.rise_of_errors, self._left_of_errors)
 
     def _left_of_errors(self, k: Floats) -> Floats:
         """The share of wrong predictions made by noise that k rounds leave."""
-        if not self.view.facts.smooth_model:
-            return np.asarray((1.0 + self._pace * k) ** -HEALED_LATER)
         assert self.curve is not None
-        return np.minimum(HARM_OF_ERRORS * self.curve.left(k), (1.0 + LEAST_PACE * k) ** -HEALED_LATER)
+        return np.minimum(HARM_OF_ERRORS * self.curve.left(k), (1.0 + self._pace * k) ** -HEALING)
 
     @cached_property
     def _pace(self) -> float:
-        """How fast noise heals by the curvature there: 2 eta K tr(H) over the directions that have most of it."""
-        facts, at = self.view.facts, self._rises[0]
+        """p: how fast noise heals by the curvature. Small noise raises the loss by sigma^2 tr(H) / 2."""
+        facts = self.view.facts
         steps = statistics.median(one.local_steps for one in self.view.clients)
-        trace = 2.0 * float(np.exp(self._rises[1][0])) if at.size else 0.0
-        return max(LEAST_PACE, 2.0 * facts.local_rate / (1.0 - facts.momentum) * steps * trace / DIRECTIONS)
+        trace = 2.0 * float(np.exp(self._rises[1][0]))
+        rate = facts.local_rate / (1.0 - facts.momentum)
+        return PACE * 2.0 * rate * steps * trace / math.sqrt(self.view.parameters)
 
     @cached_property
     def _rehearsed(self) -> dict[float, tuple[EvaluationRow, EvaluationRow]]:
@@ -289,7 +296,7 @@ class Forecast:
         return standing.gain_without(leaving | self.view.waiting | self.view.forgotten)
 
     def times(self, depth: int, noise_std: float) -> Floats:
-        """Rounds to the target for each quantile of the luck that the noise may have."""
+        """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
         return self._times_after(self.view.path.rounds_until(depth), [*self.edges(depth), *new])
 
@@ -298,7 +305,7 @@ class Forecast:
         return float(self._times_after(done, disturbed).mean())
 
     def _times_after(self, done: float, disturbed: Sequence[tuple[float, float]]) -> Floats:
-        """The same for each quantile of the luck of new noise, which has age 0."""
+        """The same from a model of `done` rounds; new noise has age 0."""
         if not disturbed:
             return np.array([float(max(self._scale - done, 0))])
         measure = self.measure
@@ -307,8 +314,9 @@ class Forecast:
         k = self._ahead
         known = measure.curve(done + k) + self.luck * self._left([one for one in disturbed if one[1] > 0], k)
         new = self._left([one for one in disturbed if one[1] == 0], k)
-        reached = known + LUCK[:, None] * new <= measure.level + (self.gain if measure.of_errors else 0.0)
-        return np.where(reached.any(axis=1), k[np.argmax(reached, axis=1)], k[-1])
+        levels = measure.level + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
+        reached = known + LUCK[:, None] * new <= levels[:, None, None]
+        return np.where(reached.any(axis=2), k[np.argmax(reached, axis=2)], k[-1]).ravel()
 
     def predict(self, depth: int, noise_std: float) -> Prediction | None:
         """Rounds to the target after noise at `depth`; None where the first training never reached it."""

@@ -71,12 +71,16 @@ class LearningCurve:
 
 @dataclass(frozen=True)
 class ErrorCurve:
-    """The share of wrong predictions after n rounds, smoothed: `at_end` (n / end)^-`exponent`."""
+    """The share of wrong predictions after n rounds, smoothed: `at_end` (n / end)^-`exponent`.
+
+    `last` is the recorded one at the end, `scatter` the standard deviation of those recorded around the curve.
+    """
 
     end: float
     at_end: float
     exponent: float
     last: float
+    scatter: float
 
     @staticmethod
     def fit(rounds: Sequence[int], accuracies: Sequence[float], samples: int) -> ErrorCurve | None:
@@ -89,7 +93,8 @@ class ErrorCurve:
         slope = float(np.polyfit(x, y, 1)[0]) if x.size >= 3 else -_USUAL_EXPONENT
         exponent = max(-slope, _LEAST_EXPONENT)
         at_end = float(np.exp(np.mean(y + exponent * x)))
-        return ErrorCurve(float(n[-1]), at_end, exponent, float(wrong[-1]))
+        scatter = float(np.std(wrong[late] - at_end * np.exp(-exponent * x)))
+        return ErrorCurve(float(n[-1]), at_end, exponent, float(wrong[-1]), max(scatter, 1.0 / samples))
 
     def errors(self, rounds: Floats | float) -> Floats:
         """e(n)."""
