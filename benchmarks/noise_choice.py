@@ -6,7 +6,7 @@
 
 Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
 every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise,
-and up to three times as often where the standard error of the mean is still above 10 % of it. Rounds are summed over the
+up to three times as often where the standard error of the mean is still above 10 % of it. Rounds are summed over the
 requests, and means over the repeats are compared. The best of the grid is chosen by half of its draws and judged by the
 other half, both ways round: judged by the draws that chose it, it would mostly be the luckiest. The grid is geometric,
 from 1/40 to 1.6 times the noise that the first request would need at the last model of training (to 3 times in a
@@ -300,7 +300,8 @@ def table(lines: list[Line]) -> str:
     ]
     for one in lines:
         rows.append(
-            f"| {one.task}{' (seen)' if one.task in SEEN else ''} | {one.scratch:g} | {one.best:.1f} ({one.best_sigma:.3g}) "
+            f"| {one.task}{' (seen)' if one.task in SEEN else ''} | {one.scratch:g} "
+            f"| {one.best:.1f} ({one.best_sigma:.3g}) "
             f"| {one.auto:.1f} ({one.auto_sigma:.3g}) "
             f"| {one.auto / max(one.best, 1):.2f} | {one.auto / max(one.scratch, 1):.2f} "
             f"| {one.predicted if one.predicted is not None else '-'} | {one.within} of {one.predictions} "
