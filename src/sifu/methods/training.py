@@ -322,13 +322,18 @@ def _largest(psi: NDArray[np.float64]) -> float:
 
 
 def retrain_unrecorded(
-    engine: Engine, active: ClientIndices, stop: StopSpec, branch: int, progress: ProgressCallback | None = None
+    engine: Engine,
+    active: ClientIndices,
+    stop: StopSpec,
+    branch: int,
+    progress: ProgressCallback | None = None,
+    start: Vector | None = None,
 ) -> tuple[Vector, int, float, bool]:
-    """Training from a fresh model among `active`, recorded nowhere: what Scratch would take.
+    """Training among `active`, recorded nowhere, from `start` or a fresh model: what Scratch would take.
 
     Returns the model, the rounds, the accuracy, and whether the target was reached.
     """
-    first = engine.initial_model(branch)
+    first = engine.initial_model(branch) if start is None else start
     fetch_model: Callable[[], Vector] = lambda: first  # noqa: E731
     rounds, accuracy = 0, math.nan
     evaluated = engine.evaluate(first, active).accuracy if is_evaluated(stop, 0) else None
