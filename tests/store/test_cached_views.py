@@ -67,3 +67,37 @@ def test_psi_that_goes_on_from_what_was_known_is_the_replayed_one(run_with_reque
         assert [row.node for row in warm.path(tip)] == [row.node for row in cold.path(tip)]
         cold.close()
     warm.close()
+
+
+def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_trained: Path) -> None:
+    """New rows are found, rows of a transaction that was taken back are not kept, and a change by hand is seen."""
+
+    def as_read_now() -> list[tuple[float, ...]]:
+        cold = RunReader(own_trained)
+        rows = cold.everyone()
+        cold.close()
+        return list(zip(rows.nodes, rows.clients, rows.samples, rows.drifts, strict=True))
+
+    def as_remembered() -> list[tuple[float, ...]]:
+        rows = warm.everyone()
+        return list(zip(rows.nodes, rows.clients, rows.samples, rows.drifts, strict=True))
+
+    warm = RunReader(own_trained)
+    last = warm.tip
+    assert as_remembered() == as_read_now()
+    warm.connection.execute("INSERT INTO participation VALUES (?, 0, 10, 0.5)", (last + 1,))
+    assert as_remembered() == as_read_now()
+    assert as_remembered()[-1] == (last + 1, 0, 10, 0.5)
+    warm.connection.execute("BEGIN IMMEDIATE")
+    warm.connection.execute("INSERT INTO participation VALUES (?, 0, 10, 0.25)", (last + 2,))
+    assert as_remembered()[-1] == (last + 2, 0, 10, 0.25)
+    warm.connection.execute("ROLLBACK")
+    warm.connection.execute("INSERT INTO participation VALUES (?, 1, 10, 0.75)", (last + 2,))
+    assert as_remembered() == as_read_now()
+    other = sqlite3.connect(own_trained / "run.db")
+    other.execute("UPDATE participation SET drift = 7 WHERE node = 1")
+    other.commit()
+    other.close()
+    assert as_remembered() == as_read_now()
+    assert 7.0 in {row[3] for row in as_remembered()}
+    warm.close()

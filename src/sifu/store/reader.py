@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,15 @@ def readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True)
+class _Everyone:
+    """All participations as they were at a version; `settled` if none of them was still in a transaction."""
+
+    version: tuple[int, int]
+    settled: bool
+    rows: ParticipationRows
+
+
 class RunReader:
     """The recorded facts of a run.
 
@@ -160,6 +169,7 @@ class RunReader:
         self._nodes: tuple[tuple[int, int], dict[int, NodeRow]] | None = None
         self._path: tuple[list[NodeRow], dict[int, int]] = ([], {})
         self._remembered: tuple[tuple[int, int], dict[str, Any]] = ((-1, -1), {})
+        self._everyone: _Everyone | None = None
         self._steps: tuple[int, dict[tuple[str, str], int]] = (0, {})
         self.trackers: dict[int, Any] = {}
         """Psi of all clients at some nodes, kept by whoever computed it (`sifu.methods.view`)."""
@@ -181,6 +191,7 @@ class RunReader:
         """Use what another reader worked out; the caller knows that nothing was written since."""
         self._remembered = (self._version(), earlier._remembered[1])
         self._nodes = None if earlier._nodes is None else (self._version(), earlier._nodes[1])
+        self._everyone = None if earlier._everyone is None else replace(earlier._everyone, version=self._version())
         self._steps, self.trackers = earlier._steps, earlier.trackers
 
     def close(self) -> None:
@@ -339,9 +350,19 @@ class RunReader:
         ).sorted()
 
     def everyone(self) -> ParticipationRows:
-        """All participations by (node, client), read once as long as nothing is written."""
-        found: ParticipationRows = self.remembered("participation", self.participation)
-        return found
+        """All participations by (node, client); rows are only ever added, so only new ones are read."""
+        version = self._version()
+        known = self._everyone
+        if known is not None and known.version == version:
+            return known.rows
+        # Another connection may have changed what was there, and what was read in a transaction may be taken back.
+        earlier = known.rows if known and known.settled and known.version[0] == version[0] else None
+        first = int(earlier.nodes[-1]) + 1 if earlier is not None and earlier.nodes.size else None
+        rows = self.participation(first=first)
+        if earlier is not None and first is not None:
+            rows = ParticipationRows.concatenate([earlier, rows])
+        self._everyone = _Everyone(version, not self.connection.in_transaction, rows)
+        return rows
 
     def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
         """Of each client, sum over these rounds of n_c / (N - n_c) drift_c; a round it was alone in adds nothing.
