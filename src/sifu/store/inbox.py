@@ -31,6 +31,8 @@ class Letter:
     id: str
     content: dict[str, Any] | None
     path: Path
+    posted: float = 0.0
+    """When it was posted, in seconds since 1970."""
 
 
 def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
@@ -71,7 +73,7 @@ def letters(folder: Path) -> list[Letter]:
             found.append((path.stat().st_mtime_ns, path.name, path))
         except FileNotFoundError:
             continue
-    return [_read(path) for _, _, path in sorted(found)]
+    return [_read(path, posted / 1e9) for posted, _, path in sorted(found)]
 
 
 def any_letters(folder: Path) -> bool:
@@ -89,7 +91,7 @@ def discard(letter: Letter) -> None:
     sync_folder(letter.path.parent)
 
 
-def _read(path: Path) -> Letter:
+def _read(path: Path, posted: float) -> Letter:
     kind, _, rest = _printable(path.name).partition(".")
     try:
         text = path.read_bytes() if path.stat().st_size <= LARGEST_LETTER_BYTES else b""
@@ -97,7 +99,7 @@ def _read(path: Path) -> Letter:
         canonical_json(content)  # what cannot be written into the ledger (NaN, half a character) was not read
     except (OSError, ValueError, RecursionError):
         content = None
-    return Letter(kind, rest.removesuffix(".json"), content if isinstance(content, dict) else None, path)
+    return Letter(kind, rest.removesuffix(".json"), content if isinstance(content, dict) else None, path, posted)
 
 
 def _printable(name: str) -> str:
