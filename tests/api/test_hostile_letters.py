@@ -50,6 +50,10 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "half a character, signed": ("signed.a.json", '{"body": {"request": "a", "do": "\\ud800"}, "key": "\\ud800"}'),
     "half a character in a list": ("clients.c-1.json", '{"do": "add", "name": {"a": "\\ud800"}, "key": "k"}'),
     "a list of lists": ("clients.c-1.json", '{"do": [], "name": []}'),
+    "such a name on the list": (
+        "clients.c-1.json",
+        '{"do": "add", "name": "\\u001b[2J", "key": "k"}',
+    ),
     "nested too deeply": ("request.a.json", '{"a":' * 20000 + "1" + "}" * 20000),
     "a name that is no text": (os.fsdecode(b"request.\xff.json"), terms()),
     "a name that clears the screen": ("re\x1b[2Jquest.a.json", terms()),
