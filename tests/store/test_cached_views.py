@@ -104,7 +104,7 @@ def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_
 
 
 def test_a_second_plan_asks_no_client_for_its_rate_again(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows from all clients together is worked out once: with a hundred thousand it takes longer than a plan."""
+    """What follows from all clients together is worked out once: of many it takes longer than a plan."""
     from sifu.core import regularity
 
     run = sifu.open_run(own_trained)
