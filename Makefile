@@ -22,7 +22,7 @@ $(VENV)/.flower: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,flower,simulation]"
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
-demo: $(VENV)/.runtime   ## the whole story on embedded data, in about a minute
+demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a minute
 	$(BIN)/sifu demo
 
 test: $(VENV)/.dev       ## everything but the long suites
@@ -32,7 +32,7 @@ test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
 
 test-flower: $(VENV)/.flower  ## real SuperLink and SuperNode processes on loopback (minutes)
-	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/flower -m "flower or not flower"
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/flower -m "flower or not flower" -n 2 --dist loadfile
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other

@@ -6,10 +6,12 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 from cryptography import x509
@@ -18,13 +20,45 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 BIN = Path(sys.executable).parent
+HASTY_NODE = """
+import sys, time
+usual = time.sleep
+time.sleep = lambda seconds: usual(min(seconds, 0.7))
+from flwr.supernode.cli import flower_supernode
+sys.argv[0] = "flower-supernode"
+flower_supernode()
+"""
+"""Flower's own SuperNode, but it looks for messages and for a lost SuperLink more often: the three seconds it waits
+in between are fixed in its code, and would be half of what these tests take."""
+
+MARK = "SIFU_TEST_DEPLOYMENT"
+WARDEN = f"""
+import os, pathlib, sys, time
+sys.stdin.read()
+end, mark = time.monotonic() + 20.0, f"{MARK}={{sys.argv[1]}}".encode()
+quiet = 0
+while quiet < 2 and time.monotonic() < end:
+    quiet += 1
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes():
+                os.kill(int(path.parent.name), 9)
+                quiet = 0
+        except OSError:
+            pass
+    time.sleep(0.1)
+"""
+"""Waits until the tests are gone, however they ended, and ends every process of their deployment: Flower's own outlive
+the one that started them, and are known by the environment they inherit."""
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port nobody listens on, below those that the system hands out: nobody is given it before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 30_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def make_certificates(folder: Path) -> None:
@@ -91,6 +125,16 @@ def descendants(parent: int) -> list[int]:
     return found
 
 
+def running(parent: int, program: str) -> list[int]:
+    """Those processes under `parent` that run a program."""
+    found = []
+    for one in descendants(parent):
+        with contextlib.suppress(OSError):
+            if program.encode() in Path(f"/proc/{one}/cmdline").read_bytes():
+                found.append(one)
+    return found
+
+
 class Deployment:
     """The processes of one federation; everything is ended by `close`."""
 
@@ -98,10 +142,15 @@ class Deployment:
         self.folder = folder
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        mark = uuid.uuid4().hex
+        self._warden = subprocess.Popen(
+            [sys.executable, "-c", WARDEN, mark], stdin=subprocess.PIPE, start_new_session=True
+        )
         self.environment = dict(
-            os.environ,
+            os.environ | {MARK: mark},
             FLWR_TELEMETRY_ENABLED="0",
             FLWR_HOME=str(folder / "flwr"),
+            FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2",
             OMP_NUM_THREADS="1",
             PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}",
             PYTHONPATH=os.pathsep.join(one for one in sys.path if one),
@@ -155,7 +204,7 @@ class Deployment:
     def supernode(self, key: str, config: str) -> None:
         """Start a SuperNode with a key."""
         self.start(
-            key, BIN / "flower-supernode", "--root-certificates", "ca.crt", "--auth-supernode-private-key", key,
+            key, sys.executable, "-c", HASTY_NODE, "--root-certificates", "ca.crt", "--auth-supernode-private-key", key,
             "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", free_port(),
             "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key",
             "--node-config", config,
@@ -188,5 +237,6 @@ class Deployment:
 
     def close(self) -> None:
         """End everything that is still there."""
-        for name in list(self.processes):
-            self.kill(name, 9)
+        self._warden.communicate(timeout=60)
+        for process in self.processes.values():
+            process.wait(timeout=30)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from memory_grid import lost
 
 from sifu.core.engine import Position
-from sifu.core.errors import RoundRejectedError
+from sifu.core.errors import NobodyAnsweredError, RoundRejectedError
 from sifu.core.streaming import RoundsWanted
 from sifu.flower.averaging import average_replies
-from sifu.flower.engine import NobodyAnsweredError, Patience
+from sifu.flower.engine import Patience
 from sifu.flower.wire import TRAIN, arrays_of
 from sifu.sim.averaging import average_models
 

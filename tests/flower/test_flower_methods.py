@@ -19,8 +19,6 @@ def spec_for(method: str) -> object:
     sections: dict = {"keep": {"updates_every": 2}, "privacy": {"noise": "seeded"}}
     if method == "dp":
         sections = {"server": {"clip": 0.5, "noise": 2.0}, "privacy": {"noise": "seeded"}}
-    if method in ("sifu", "noisy_scratch"):  # chosen noise may tip over at the last digit
-        sections["privacy"]["sigma"] = 0.15
     sections["data"] = {"preprocessing": "fixed"}
     return small_spec(stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3}, **sections)
 

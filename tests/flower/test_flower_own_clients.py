@@ -26,6 +26,7 @@ from sifu.flower.client import FunctionClient, add_profile, client_app
 from sifu.flower.own import own_blueprint
 from sifu.flower.strategy import TrackedFedAvg
 from sifu.flower.wire import arrays_of
+from sifu.methods.rehearsal import REHEARSED
 
 TARGETS = [np.array([1.0, 2.0]), np.array([3.0, -1.0]), np.array([0.0, 4.0]), np.array([2.0, 2.0])]
 
@@ -84,6 +85,8 @@ def test_clients_of_any_kind_take_part_forget_and_are_conditional(tmp_path: Path
     for _ in range(5):
         expected = sum(w * (expected + 0.5 * (t - expected)) for w, t in zip(weights, TARGETS, strict=True))
     np.testing.assert_allclose(reader.load_model(reader.tip), expected, atol=1e-12)
+    # Two of them know nothing of several models at once: all are rehearsed with one by one.
+    assert [one.samples for one in reader.evaluations() if one.subset.startswith(REHEARSED)] == [100] * 3
     reader.close()
     run.request(["site-2"], "one")
     assert serve_on_flower(grid, settings, make, HASTY) == ["one"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from deployment import make_node_key
 from flower_federation import HASTY, grid_of, small_spec
+from flwr.app import Message, MetricRecord, RecordDict
 from memory_grid import MemoryGrid
 
 import sifu
@@ -18,13 +20,14 @@ from sifu.api.client_list import ask_for_change, fingerprint_of_file, listed_cli
 from sifu.api.federation import clients_from_spec
 from sifu.api.flower_server import Settings, serve_on_flower
 from sifu.api.signed_requests import sign_request
-from sifu.core.errors import InputError
+from sifu.core.errors import InputError, NobodyAnsweredError
 from sifu.core.premises import Level
 from sifu.core.regularity import largest_certified_rate
 from sifu.core.sensitivity import client_increments
 from sifu.core.spec import Spec, commented_toml
-from sifu.flower.engine import NobodyAnsweredError
 from sifu.flower.ready import ReadyClient
+from sifu.flower.wire import EVALUATE_SEVERAL
+from sifu.methods.rehearsal import REHEARSED
 from sifu.methods.training import Progress
 from sifu.methods.view import RunView
 
@@ -44,6 +47,7 @@ class Federation:
     """Nodes with keys, their list, and the server's settings."""
 
     def __init__(self, folder: Path, spec: Spec, *, keyed: bool = True, **settings: object) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder, self.run_folder, self.spec = folder, folder / "run", spec
         self.data = list(clients_from_spec(spec))
         self.grid: MemoryGrid = grid_of(self.data)
@@ -112,6 +116,83 @@ def test_the_same_problem_gives_the_same_psi_node_and_model(tmp_path: Path, sect
     a.close()
     b.close()
     assert sifu.open_run(flower.run_folder).verify().problems == []
+
+
+AUTO = small_spec(
+    data={"clients": 12, "samples_per_client": 12, "preprocessing": "fixed"}, stop={"max_rounds": 14, "target": 0.8}
+)
+
+
+@pytest.mark.parametrize("method", ["sifu", "noisy_scratch", "last"])
+def test_an_automatic_sigma_is_planned_as_on_the_embedded_engine(tmp_path: Path, method: str) -> None:
+    flower = Federation(tmp_path, AUTO)
+    flower.serve()
+    embedded = sifu.train(AUTO, run=tmp_path / "embedded")
+    name = flower.data[3].name
+    plan, expected = (
+        one.plan([name], method=method, epsilon=30.0) for one in (sifu.open_run(flower.run_folder), embedded)
+    )
+    assert plan.noise_std > 0.0
+    assert plan.noise_std == pytest.approx(expected.noise_std, rel=1e-9)
+    assert (plan.source_node, plan.predicted_rounds, plan.predicted_interval, plan.scratch_rounds, plan.level) == (
+        expected.source_node, expected.predicted_rounds, expected.predicted_interval, expected.scratch_rounds,
+        expected.level,
+    )  # fmt: skip
+    assert [(one.depth, one.predicted_rounds, one.predicted_interval) for one in plan.options] == [
+        (one.depth, one.predicted_rounds, one.predicted_interval) for one in expected.options
+    ]
+
+
+def test_the_rehearsal_is_one_message_to_each_client_and_says_what_the_embedded_one_says(tmp_path: Path) -> None:
+    flower = Federation(tmp_path, AUTO)
+    flower.serve()
+    several = [one for one in flower.grid.sent if one.metadata.message_type == EVALUATE_SEVERAL]
+    assert sorted(one.metadata.dst_node_id for one in several) == sorted(flower.nodes.values())
+    found, expected = rehearsed(flower.run_folder), rehearsed(sifu.train(AUTO, run=tmp_path / "embedded").folder)
+    assert len(found) == len(expected) == 3
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def rehearsed(folder: Path) -> list[tuple[float, float, float, float]]:
+    """Sigma, samples, accuracy and loss of the rehearsal."""
+    reader = sifu.open_run(folder).reader()
+    rows = [one for one in reader.evaluations() if one.subset.startswith(REHEARSED)]
+    reader.close()
+    return [(float(one.subset.removeprefix(REHEARSED)), one.samples, one.accuracy, one.loss) for one in rows]
+
+
+@pytest.mark.parametrize("answer", ["silence", "nonsense", "too few", "not a number"])
+def test_who_does_not_rehearse_holds_up_nobody(tmp_path: Path, answer: str) -> None:
+    flower = Federation(tmp_path, AUTO)
+    victim, everybody = list(flower.nodes.values())[2], list(flower.nodes.values())
+
+    def trouble(message: Message) -> Message | None:
+        reply = flower.grid.answer(message)
+        if message.metadata.message_type != EVALUATE_SEVERAL:
+            return reply
+        if answer == "silence":
+            return None
+        records = {
+            "nonsense": MetricRecord({"num-examples": 3, "loss": 0.1}),
+            "too few": MetricRecord({"num-examples": [12] * 5, "correct": [1] * 5, "loss-sum": [0.0] * 5}),
+            "not a number": MetricRecord({"num-examples": [math.nan] * 6, "correct": [1] * 6, "loss-sum": [0.0] * 6}),
+        }
+        return Message(RecordDict({"metrics": records[answer]}), reply_to=message)
+
+    flower.grid.trouble[victim] = trouble
+    flower.serve()
+    assert [one[1] for one in rehearsed(flower.run_folder)] == [11 * 12] * 3
+    reader = sifu.open_run(flower.run_folder).reader()
+    told = [json.loads(one.payload)["incidents"] for one in reader.events() if one.kind == "incidents"]
+    reader.close()
+    assert [one["client"] for many in told for one in many] == [flower.data[2].name]
+    # If nobody rehearses, training is done all the same; plans then rest on the law.
+    other = Federation(tmp_path / "other", AUTO)
+    other.grid.trouble = dict.fromkeys(everybody, trouble)
+    flower.grid.apps = other.grid.apps
+    other.serve()
+    assert rehearsed(other.run_folder) == []
+    assert sifu.open_run(other.run_folder).plan([other.data[3].name]).noise_std >= 0.0
 
 
 def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_on(tmp_path: Path) -> None:

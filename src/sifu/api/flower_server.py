@@ -18,11 +18,11 @@ from sifu.api.entry import check_same_spec, create_run, open_run
 from sifu.api.federation import FLOWER, preprocessing_of
 from sifu.api.serving import serve
 from sifu.api.spec_files import load_spec
-from sifu.core.errors import InputError
+from sifu.core.errors import InputError, NobodyAnsweredError
 from sifu.core.identity import AUTHENTICATED, CLAIMED, Admitted, plain
 from sifu.core.premises import Level
 from sifu.core.spec import Spec
-from sifu.flower.engine import Blueprint, FlowerFederation, NobodyAnsweredError, Patience
+from sifu.flower.engine import Blueprint, FlowerFederation, Patience
 from sifu.flower.exchange import Exchange
 from sifu.flower.ready import blueprint, plan_of
 from sifu.flower.roster import ClaimedRoster, KeyRoster, Roster

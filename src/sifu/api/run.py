@@ -32,7 +32,7 @@ from sifu.core.spec import Spec
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
 from sifu.methods.sequence import most_expensive
-from sifu.methods.training import ProgressCallback, RecordedTraining, uninterrupted
+from sifu.methods.training import ProgressCallback, RecordedTraining
 from sifu.methods.view import RunView
 from sifu.store import keys
 from sifu.store.actor import actor_name
@@ -247,12 +247,7 @@ class Run:
                 while not training.run("training", progress, mailbox.waiting):
                     mailbox.take_in()
                     training = RecordedTraining(engine, writer, RunView(writer))
-                rehearsed = training.rehearse()
-                training.note_standing()
-                with uninterrupted():
-                    writer.record(
-                        "training done", {"run": {"phase": "ready"}, "node": writer.tip}, evaluations=rehearsed
-                    )
+                training.finish()
         finally:
             writer.close()
         return self

@@ -14,7 +14,7 @@ from sifu.api.lifecycle import Lifecycle
 from sifu.api.mailbox import LOOK_EVERY, Mailbox
 from sifu.api.run import Run
 from sifu.core.engine import Engine
-from sifu.core.errors import NotCertifiableError, RunBusyError
+from sifu.core.errors import NobodyAnsweredError, NotCertifiableError, RunBusyError
 from sifu.core.premises import Level
 from sifu.methods.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
 from sifu.methods.view import RunView
@@ -70,9 +70,9 @@ def serve(
                     refused.add(request)
                 idle_since = time.monotonic()
             elif writer.phase == "training":
-                if RecordedTraining(engine, writer, RunView(writer)).run("training", watched, mailbox.waiting):
-                    with uninterrupted():
-                        writer.record("training done", {"run": {"phase": "ready"}, "node": writer.tip})
+                training = RecordedTraining(engine, writer, RunView(writer))
+                if training.run("training", watched, mailbox.waiting):
+                    training.finish()
                 else:
                     mailbox.take_in()
                 idle_since = time.monotonic()
@@ -80,6 +80,10 @@ def serve(
                 return done
             else:
                 time.sleep(LOOK_EVERY)
+            _record_incidents(writer, engine)  # evaluations come after the last round
+    except NobodyAnsweredError:
+        _record_incidents(writer, engine)  # why they did not
+        raise
     finally:
         writer.close()
 
@@ -108,17 +112,22 @@ def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter],
 
 
 def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | None) -> ProgressCallback:
-    """Progress that also writes down what went wrong in a round, where the engine knows."""
-    take_incidents = getattr(engine, "take_incidents", None)
+    """Progress that also writes down what went wrong in a round."""
 
     def after_round(made: Progress) -> None:
-        incidents = take_incidents() if take_incidents else []
-        if incidents:
-            for one in incidents:
-                log.warning("round %d.%d %s: %s", one.branch, one.round, one.client, one.what)
-            with uninterrupted():
-                writer.record("incidents", {"incidents": [asdict(one) for one in incidents]})
+        _record_incidents(writer, engine)
         if progress:
             progress(made)
 
     return after_round
+
+
+def _record_incidents(writer: RunWriter, engine: Engine) -> None:
+    """Write down what went otherwise than asked since the last time, where the engine knows."""
+    take_incidents = getattr(engine, "take_incidents", None)
+    incidents = take_incidents() if take_incidents else []
+    if incidents:
+        for one in incidents:
+            log.warning("round %d.%d %s: %s", one.branch, one.round, one.client, one.what)
+        with uninterrupted():
+            writer.record("incidents", {"incidents": [asdict(one) for one in incidents]})

@@ -7,8 +7,9 @@ them is too small.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,3 +202,19 @@ class Engine(Protocol):
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """How `model` does on the data of each of `clients`."""
         ...
+
+
+@runtime_checkable
+class EvaluatesSeveral(Protocol):
+    """An engine to which a message costs more than a model: it evaluates several models at once."""
+
+    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
+        """How each of `models` does; whoever does not answer has no samples."""
+        ...
+
+
+def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
+    """How each of `models` does on the data of `clients`, in whatever way is cheapest for the engine."""
+    if isinstance(engine, EvaluatesSeveral):
+        return engine.evaluate_several(models, clients)
+    return [engine.evaluate(model, clients) for model in models]

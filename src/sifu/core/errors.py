@@ -34,6 +34,10 @@ class NotCertifiableError(SifuError):
     exit_code = 4
 
 
+class NobodyAnsweredError(SifuError):
+    """Clients that are needed are not there: nothing was changed, and the same command goes on when they are."""
+
+
 class RunDamagedError(SifuError):
     """The run folder is damaged, of a newer schema, or not a run."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -20,6 +20,7 @@ from sifu.core.errors import InputError
 from sifu.flower.masked_client import add_masking
 from sifu.flower.wire import (
     ARRAYS,
+    EVALUATE_SEVERAL,
     METRICS,
     PROFILE_QUERY,
     SAMPLES,
@@ -30,6 +31,8 @@ from sifu.flower.wire import (
     arrays_of,
     profile_reply,
     read_arrays,
+    scores_record,
+    several_of,
 )
 
 IN_THE_CLEAR = "this client sends masked updates only: the server must run with masked-updates = true"
@@ -68,7 +71,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:
-        return profile_reply(make_client(context).profile(Asked.of(message)), message)
+        return profile_reply(replace(make_client(context).profile(Asked.of(message)), several=True), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -88,6 +91,12 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
         samples, correct, loss_sum = make_client(context).evaluate(_model_of(message), Asked.of(message))
         metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": loss_sum})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+    @app.evaluate(EVALUATE_SEVERAL.removeprefix("evaluate."))
+    def evaluate_several(message: Message, context: Context) -> Message:
+        client, asked = make_client(context), Asked.of(message)
+        scores = [client.evaluate(model, asked) for model in several_of(message)]
+        return Message(RecordDict({METRICS: scores_record(scores)}), reply_to=message)
 
     return app
 

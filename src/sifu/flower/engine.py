@@ -12,14 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.draws import base_key, place_key
 from sifu.core.engine import ClientProfile, Evaluation, Position, Rejection, RoundResult, TrainingFacts
-from sifu.core.errors import InputError, RoundRejectedError, SifuError
+from sifu.core.errors import InputError, NobodyAnsweredError, RoundRejectedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.replies import Reply, ReplyGate, ReplyRules, vector_refusal
@@ -30,7 +31,17 @@ from sifu.flower.exchange import Exchange, Incident
 from sifu.flower.masked_rounds import OUTSIDE, masked_round
 from sifu.flower.masking import LEAST_PARTICIPANTS
 from sifu.flower.roster import Roster
-from sifu.flower.wire import EVALUATE, TRAIN, Asked, arrays_record, model_message, read_model, read_score
+from sifu.flower.wire import (
+    EVALUATE,
+    EVALUATE_SEVERAL,
+    TRAIN,
+    Asked,
+    arrays_record,
+    model_message,
+    read_model,
+    read_score,
+    read_scores,
+)
 from sifu.sim.clipping import Clipping
 
 if TYPE_CHECKING:
@@ -38,8 +49,12 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 
-class NobodyAnsweredError(SifuError):
-    """Clients that are needed are not there: nothing was changed, and the same command goes on when they are."""
+Score = tuple[int, int, float]
+"""Samples, correct predictions and the sum of losses."""
+Answer = TypeVar("Answer")
+NO_SCORE: Score = (0, 0, 0.0)
+MOST_AT_ONCE = 1 << 24
+"""Parameters of all models in one message together; larger models travel one by one."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Blueprint:
     """What a server knows of the training it runs: everything of an engine but the clients' nodes.
 
     `rounding` bounds floating point in a round of some participants from a model of a norm (0.0: nothing is proven).
-    `plan` travels in every message.
+    `plan` travels in every message. `several`: all clients evaluate several models at once.
     """
 
     layout: ModelLayout
@@ -59,6 +74,7 @@ class Blueprint:
     rounding: Callable[[float, ClientIndices], float] = lambda norm, participants: 0.0
     clipping: Clipping | None = None
     replies: ReplyRules = ReplyRules()
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -330,6 +346,28 @@ class FlowerFederation:
             "no client answered an evaluation: nothing was lost; see that the nodes are connected and start again"
         )
 
+    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
+        """As `evaluate` of each, in few messages where the clients can; whoever does not answer has no samples."""
+        count = max(1, MOST_AT_ONCE // self.layout.size) if self._blueprint.several else 1
+        found: list[Evaluation] = []
+        waiting = iter(models)
+        while batch := list(islice(waiting, count)):
+            found += self._evaluate_batch(batch, clients) if count > 1 else [self._evaluate(batch[0], clients)]
+        return found
+
+    def _evaluate_batch(self, models: Sequence[Vector], clients: ClientIndices) -> list[Evaluation]:
+        nodes = self._nodes(self._may_ask(clients))
+        records = [arrays_record(self.layout, self._checked_model(one)) for one in models]
+        messages = {
+            one: self._message(records, Position(0, 0), one, node, EVALUATE_SEVERAL) for one, node in nodes.items()
+        }
+        answers = self._scores(messages, lambda reply: read_scores(reply, len(models)))
+        nothing = [NO_SCORE] * len(models)
+        return [
+            _evaluation(clients, [answers.get(int(one), nothing)[number] for one in clients])
+            for number in range(len(models))
+        ]
+
     def _may_ask(self, clients: Sequence[int] | ClientIndices) -> list[int]:
         return [int(one) for one in clients if int(one) not in self._left_out]
 
@@ -337,16 +375,14 @@ class FlowerFederation:
         nodes = self._nodes(self._may_ask(clients))
         record = arrays_record(self.layout, self._checked_model(model))
         messages = {one: self._message(record, Position(0, 0), one, node, EVALUATE) for one, node in nodes.items()}
-        answers, failed = self._exchange.ask(messages, self._patience.timeout, read_score)
+        answers = self._scores(messages, read_score)
+        return _evaluation(clients, [answers.get(int(one), NO_SCORE) for one in clients])
+
+    def _scores(self, messages: Mapping[int, Message], read: Callable[[Message], Answer]) -> dict[int, Answer]:
+        answers, failed = self._exchange.ask(messages, self._patience.timeout, read)
         for client, why in failed.items():
             self._note(Position(0, 0), self.clients[client].name, f"evaluation: {why}")
-        scores = [answers.get(int(one), (0, 0, 0.0)) for one in clients]
-        return Evaluation(
-            np.asarray(clients, dtype=np.int64).copy(),
-            np.array([one[0] for one in scores], dtype=np.int64),
-            np.array([one[1] for one in scores], dtype=np.int64),
-            np.array([one[2] for one in scores], dtype=np.float64),
-        )
+        return answers
 
     def _usable(self, position: Position, client: int, start: Vector, vector: Vector, samples: int) -> Vector:
         """The model of a reply, or an empty one if it cannot be used."""
@@ -380,7 +416,7 @@ class FlowerFederation:
 
     def _message(
         self,
-        record: ArrayRecord | None,
+        record: ArrayRecord | Sequence[ArrayRecord] | None,
         position: Position,
         client: int,
         node: int,
@@ -407,3 +443,12 @@ class FlowerFederation:
         if vector.shape != (self.layout.size,):
             raise RoundRejectedError(f"a model of {self.layout.size} parameters was expected, found {vector.shape}")
         return vector
+
+
+def _evaluation(clients: ClientIndices, scores: Sequence[Score]) -> Evaluation:
+    return Evaluation(
+        np.asarray(clients, dtype=np.int64).copy(),
+        np.array([one[0] for one in scores], dtype=np.int64),
+        np.array([one[1] for one in scores], dtype=np.int64),
+        np.array([one[2] for one in scores], dtype=np.float64),
+    )

@@ -65,7 +65,7 @@ class Exchange:
                     continue
                 try:
                     answers[client_of] = read(reply)
-                except InputError as error:
+                except (InputError, ValueError, OverflowError) as error:  # NaN is no number of samples, nor is inf
                     failed[client_of] = str(error)[:LONGEST_REASON]
             left = end - time.monotonic()
             if not waiting or left <= 0.0:

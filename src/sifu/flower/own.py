@@ -57,5 +57,14 @@ def own_blueprint(
         identity=identity,
     )
     clients = tuple(one.client for one in profiles)
-    made = Blueprint(layout, clients, facts, lambda branch: layout.flatten(initial(branch)), spec.seed, replies=rules)
+    several = all(one.several for one in profiles)
+    made = Blueprint(
+        layout,
+        clients,
+        facts,
+        lambda branch: layout.flatten(initial(branch)),
+        spec.seed,
+        replies=rules,
+        several=several,
+    )
     return made, spec

@@ -171,6 +171,7 @@ def blueprint(
         allowance,
         clipping,
         rules,
+        all(one.several for one in profiles),
     )
     return made, spec
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sifu.core.engine import Engine
-from sifu.core.errors import InputError
+from sifu.core.errors import InputError, NobodyAnsweredError
 from sifu.core.identity import IN_PROCESS
 from sifu.core.spec import Spec
 from sifu.flower.client import client_app
-from sifu.flower.engine import FlowerFederation, NobodyAnsweredError, Patience
+from sifu.flower.engine import FlowerFederation, Patience
 from sifu.flower.exchange import Exchange
 from sifu.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.flower.roster import ClaimedRoster

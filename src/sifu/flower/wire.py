@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ ARRAYS, CONFIG, METRICS, PROFILE = "arrays", "config", "metrics", "profile"
 SAMPLES = "num-examples"
 PROFILE_QUERY = "query.sifu_profile"
 TRAIN, EVALUATE = "train", "evaluate"
+EVALUATE_SEVERAL = "evaluate.sifu_several"
+"""An evaluation of several models, in `arrays-0`, `arrays-1`, ...; asked of clients whose profile says `several`."""
 PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
 """The three messages of a masked round; a ClientApp that does not know them answers none of them in the clear."""
 KEY, MASKED, DRIFT = "key", "masked", "drift"
@@ -100,7 +102,7 @@ class WireProfile:
     """A `ClientProfile`, and what a server needs to build a ready-made model and to bound its rounding.
 
     `input_shape` and `outputs` are those of the client's data; `batch_ratio`, `energy` and `target_norm` are those of
-    `sifu.sim.rounding`, None where nothing is proven.
+    `sifu.sim.rounding`, None where nothing is proven. `several` says that it evaluates several models at once.
     """
 
     name: str
@@ -113,6 +115,7 @@ class WireProfile:
     batch_ratio: float | None = None
     energy: float | None = None
     target_norm: float | None = None
+    several: bool = False
 
     @property
     def client(self) -> ClientProfile:
@@ -135,6 +138,7 @@ class WireProfile:
                 and 0 < made.samples < 2**53
                 and isinstance(made.local_steps, int)
                 and 0 < made.local_steps <= 10**6
+                and isinstance(made.several, bool)
                 and all(one is None or (isinstance(one, float) and 0.0 <= one < math.inf) for one in numbers)
             )
         except (TypeError, ValueError, KeyError) as error:
@@ -160,17 +164,20 @@ def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
 
 
 def model_message(
-    model: ArrayRecord | None,
+    models: ArrayRecord | Sequence[ArrayRecord] | None,
     asked: Asked,
     node: int,
     kind: str,
     timeout: float,
     more: Mapping[str, Any] | None = None,
 ) -> Message:
-    """A message, mostly with a model; its answer is worth nothing after `timeout` seconds."""
+    """A message, mostly with a model, or several; its answer is worth nothing after `timeout` seconds."""
     content = RecordDict({CONFIG: ConfigRecord({**asked.to_record(), **(more or {})})})
-    if model is not None:
-        content[ARRAYS] = model
+    if isinstance(models, ArrayRecord):
+        content[ARRAYS] = models
+    elif models is not None:
+        for number, one in enumerate(models):
+            content[f"{ARRAYS}-{number}"] = one
     return Message(content, node, kind, ttl=timeout, group_id=f"{asked.position.branch}.{asked.position.round}")
 
 
@@ -280,6 +287,30 @@ def read_score(reply: Message) -> tuple[int, int, float]:
     if samples < 1 or not 0 <= correct <= samples or not math.isfinite(loss_sum):
         raise InputError(f"the evaluation says {correct} of {samples} right with losses of {loss_sum}")
     return samples, correct, loss_sum
+
+
+def several_of(message: Message) -> list[Arrays]:
+    """The models of an `EVALUATE_SEVERAL`, in order."""
+    records = [one for one in message.content.values() if isinstance(one, ArrayRecord)]
+    return [arrays_of(message.content[f"{ARRAYS}-{number}"]) for number in range(len(records))]  # type: ignore[arg-type]
+
+
+def scores_record(scores: Sequence[tuple[int, int, float]]) -> MetricRecord:
+    """The answer to `EVALUATE_SEVERAL`: samples, correct predictions and sum of losses of each model."""
+    samples, correct, losses = (list(column) for column in zip(*scores, strict=True))
+    return MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": losses})
+
+
+def read_scores(reply: Message, count: int) -> list[tuple[int, int, float]]:
+    """Samples, correct predictions and the sum of losses of each of `count` models; a loss may be infinite."""
+    metrics = _metrics(reply)
+    columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
+    found: list[tuple[int, int, float]] = []
+    if all(isinstance(one, list) and len(one) == count for one in columns):
+        found = [(int(n), int(right), float(loss)) for n, right, loss in zip(*columns, strict=True)]  # type: ignore
+    if not found or any(n < 1 or not 0 <= right <= n for n, right, _ in found):
+        raise InputError(f"the answer does not hold {count} evaluations")
+    return found
 
 
 def _metrics(reply: Message) -> MetricRecord:

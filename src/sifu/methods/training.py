@@ -277,10 +277,14 @@ class RecordedTraining:
             known = (self._tip.node, self.engine.evaluate(self.model, self.active))
         write_standing(self.writer.folder, *known)
 
-    def rehearse(self) -> list[EvaluationRow]:
-        """What noise would do to the current model, for plans to read."""
+    def finish(self) -> None:
+        """Record that the first training is done, and what noise would do to its model, for plans to read."""
         distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
-        return rehearse(self.engine, self.model, distance, self._tip.node, self.active, self.view.spec.seed)
+        rehearsed = rehearse(self.engine, self.model, distance, self._tip.node, self.active, self.view.spec.seed)
+        self.note_standing()
+        with uninterrupted():
+            content = {"run": {"phase": "ready"}, "node": self.writer.tip}
+            self.writer.record("training done", content, evaluations=rehearsed)
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
