@@ -12,11 +12,12 @@ another of its size: most where requests that pay lie.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 import numpy as np
 
-from sifu.core.engine import Engine, Evaluation, evaluate_each
+from sifu.core.engine import Engine, evaluate_each
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.randomness import keyed_generator
@@ -34,27 +35,28 @@ def rehearse(
     """Evaluations of noised copies of `model`, which has gone `distance` from the initial one."""
     if distance <= 0.0 or active.size == 0:
         return []
-    sigmas = [ratio * distance / math.sqrt(model.size) for ratio, draws in RATIOS.items() for _ in range(draws)]
-    evaluations = evaluate_each(engine, _noised_copies(model, sigmas, keyed_generator(seed, "rehearsal")), active)
-    found: dict[float, list[Evaluation]] = {}
-    for sigma, plus, minus in zip(sigmas, evaluations[::2], evaluations[1::2], strict=True):
-        # On other machines: the slope cancels only on the same samples.
-        if np.array_equal(plus.samples, minus.samples) and plus.samples.any():
-            found.setdefault(sigma, []).extend((plus, minus))
+    sigmas = {ratio * distance / math.sqrt(model.size): draws for ratio, draws in RATIOS.items()}
+    copies = _noised_copies(model, sigmas, keyed_generator(seed, "rehearsal"))
+    evaluations = iter(evaluate_each(engine, copies, active))
     rows = []
-    for sigma, evaluated in found.items():
-        loss = float(np.mean([one.loss for one in evaluated]))
-        accuracy = float(np.mean([one.accuracy for one in evaluated]))
+    for sigma, draws in sigmas.items():
+        found = list(islice(evaluations, 2 * draws))
+        if not found[0].samples.any() or any(not np.array_equal(one.samples, found[0].samples) for one in found):
+            continue  # on other machines: the slope cancels only on the same samples
+        loss = float(np.mean([one.loss for one in found]))
+        accuracy = float(np.mean([one.accuracy for one in found]))
         if math.isfinite(loss):
-            rows.append(EvaluationRow(node, f"{REHEARSED}{sigma!r}", int(evaluated[0].samples.sum()), accuracy, loss))
+            rows.append(EvaluationRow(node, f"{REHEARSED}{sigma!r}", int(found[0].samples.sum()), accuracy, loss))
     return rows
 
 
-def _noised_copies(model: Vector, sigmas: Sequence[float], generator: np.random.Generator) -> Iterator[Vector]:
-    for sigma in sigmas:
-        noise = sigma * generator.standard_normal(model.size)
-        for sign in (1.0, -1.0):
-            yield (model + sign * noise).astype(model.dtype)
+def _noised_copies(model: Vector, sigmas: Mapping[float, int], generator: np.random.Generator) -> Iterator[Vector]:
+    """Of each size so many draws, each with both signs."""
+    for sigma, draws in sigmas.items():
+        for _ in range(draws):
+            noise = sigma * generator.standard_normal(model.size)
+            for sign in (1.0, -1.0):
+                yield (model + sign * noise).astype(model.dtype)
 
 
 def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, EvaluationRow]]]:

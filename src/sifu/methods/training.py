@@ -278,7 +278,7 @@ class RecordedTraining:
         write_standing(self.writer.folder, *known)
 
     def finish(self) -> None:
-        """Record that the first training is done, and what noise would do to its model, for plans to read."""
+        """Record that the first training is done; and what noise would do to its model, and how each client stands."""
         distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
         rehearsed = rehearse(self.engine, self.model, distance, self._tip.node, self.active, self.view.spec.seed)
         self.note_standing()
