@@ -22,7 +22,7 @@ $(VENV)/.flower: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,flower,simulation]"
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
-demo: $(VENV)/.runtime   ## the whole story on embedded data, in about a minute
+demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a minute
 	$(BIN)/sifu demo
 
 test: $(VENV)/.dev       ## everything but the long suites

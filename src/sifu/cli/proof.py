@@ -1,0 +1,129 @@
+"""`sifu verify|audit`: recompute what was certified, and try to break it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sifu.cli.options import DataOption, Format, FormatOption
+from sifu.core.errors import InputError, VerificationError
+
+
+def verify(
+    target: Annotated[Path, typer.Argument(metavar="DIR|CERTIFICATE", help="A run folder or a certificate file.")],
+    public_key: Annotated[
+        str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
+    ] = None,
+    anchor: Annotated[
+        str | None,
+        typer.Option("--anchor", help="A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH"),
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong."""
+    from rich.markup import escape
+
+    from sifu.api import verify_certificate, verify_run
+    from sifu.cli.output import out, print_json
+
+    if not target.exists():
+        raise InputError(f"{target} does not exist: give a run folder or a certificate file")
+    if anchor is not None and not target.is_dir():
+        raise InputError("an anchor belongs to a run folder; a certificate is checked by its signature")
+    result = verify_run(target, public_key, anchor) if target.is_dir() else verify_certificate(target, public_key)
+    if format is Format.json:
+        print_json(
+            {
+                "subject": result.subject,
+                "holds": result.holds,
+                "public_key": result.public_key,
+                "checked": result.checked,
+                "notes": result.notes,
+                "problems": result.problems,
+            }
+        )
+    elif result.holds and target.is_dir():
+        out.print(f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute.")
+        out.print(f"Signed with the key {result.public_key}.")
+        for note in result.notes:
+            out.print(f"Note: {note}.")
+    elif result.holds:
+        out.print(f"[bold green]Consistent[/] {escape(result.subject)}: the signature holds, its figures agree.")
+        out.print(f"Signed with the key {result.public_key}.")
+        if public_key is None:
+            out.print("Compare this key with the one the operator published, or give it with --public-key.")
+        out.print("The run behind it was not looked at: the operator checks that with sifu verify DIR.")
+    if not result.holds:
+        if format is Format.json:
+            raise typer.Exit(3)
+        raise VerificationError(
+            f"{result.subject} does not verify, {len(result.problems)} problem(s):\n  " + "\n  ".join(result.problems)
+        )
+
+
+def audit(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="The run folder; with --client, a folder with what the client holds."),
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option("--request", help="Attack the release of this request.", show_default="the last")
+    ] = None,
+    attacks: Annotated[
+        bool, typer.Option(help="Membership inference, Scratch and relearning too; they retrain.")
+    ] = True,
+    subjects: Annotated[int, typer.Option("--subjects", help="Replay at most so many of the forgotten.", min=1)] = 16,
+    replays: Annotated[int, typer.Option("--replays", help="Replays of a release in each world.", min=20)] = 100_000,
+    shadows: Annotated[
+        int, typer.Option("--shadows", help="Shadow federations in each world, 0 for none.", min=0)
+    ] = 16,
+    seed: Annotated[int | None, typer.Option("--seed", help="Make the audit's own draws repeatable.")] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Also audit operators who cheat: each must be caught.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Folder for audit.json and audit.png.", show_default="DIR/audit")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="Check as this leaving client, without the run.", metavar="NAME")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="--client: its public certificate.")] = None,
+    before: Annotated[
+        Path | None, typer.Option("--before", help="--client: released model before, safetensors.")
+    ] = None,
+    after: Annotated[Path | None, typer.Option("--after", help="--client: released model after.")] = None,
+    own_data: Annotated[
+        Path | None, typer.Option("--own-data", help="--client: its data, an npz with x and y.")
+    ] = None,
+    public_key: Annotated[
+        str | None, typer.Option("--public-key", help="--client: the operator's key (hex), known from elsewhere.")
+    ] = None,
+    nonce: Annotated[
+        str | None, typer.Option("--nonce", help="--client: opens the commitment to the model after.")
+    ] = None,
+    data: DataOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
+
+    Replays the run with and without the forgotten clients (all data must be at hand), holds true distances
+    against Psi and noise against its record, bounds epsilon from below by replaying releases, and attacks the released
+    model. With --client: what a leaving client can check with only its certificate, two released models and its data.
+    """
+    as_json = format is Format.json
+    if client is not None:
+        from sifu.cli.audit import audit_as_client
+
+        audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, as_json)
+        return
+    clients_only = {"certificate": certificate, "before": before, "after": after, "own-data": own_data, "nonce": nonce}
+    for name, value in clients_only.items():
+        if value is not None:
+            raise InputError(f"--{name} belongs to --client NAME, the audit of a leaving client")
+    if folder is None and not controls:
+        raise InputError("name the run folder to audit, or give --controls or --client")
+    from sifu.cli.audit import audit_folder
+
+    audit_folder(folder, request, attacks, subjects, replays, shadows, seed, controls, output, data, as_json)

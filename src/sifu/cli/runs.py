@@ -1,0 +1,129 @@
+"""`sifu demo|init|train|status|report|export|methods|doctor`: a run from its spec to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
+from sifu.core.errors import InputError
+
+
+def demo(
+    run: Annotated[Path | None, typer.Option("--run", help="Folder for the run.", show_default="sifu-demo")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """The whole story on embedded data, in less than a minute.
+
+    160 clients train a digit classifier; then three requests of five clients each are carried out, each
+    beside Scratch, certified and verified, and a report is written.
+    """
+    from sifu.cli.demo import run_demo
+
+    run_demo(run, as_json=format is Format.json)
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The spec to write.")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Write a commented spec to start from."""
+    from sifu.cli.output import out, print_json
+    from sifu.core.spec import Spec, commented_toml
+    from sifu.store.files import write_atomically
+
+    if file.exists():
+        raise InputError(f"{file} exists: choose another name, or remove it first")
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder {file.parent} to write {file.name} into")
+    write_atomically(file, commented_toml(Spec()).encode())
+    if format is Format.json:
+        print_json({"spec": str(file)})
+    else:
+        out.print(f"Wrote {file}. Next: sifu train {file} --run my-run", markup=False)
+
+
+def train(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to train, see sifu init.")],
+    run: Annotated[Path, typer.Option("--run", help="Folder for the run; an unfinished one is continued.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of the spec.", metavar="KEY=VALUE")
+    ] = None,
+    data: DataOption = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch missing data files.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """FedAvg with tracking; continues an unfinished run.
+
+    Every client's influence on the model is bounded round by round, and the models a later request may
+    go back to are kept. Ctrl-C loses nothing: run the same command again.
+    """
+    from sifu.api import load_spec
+    from sifu.api import train as start
+    from sifu.cli.commands import download_progress, show_status
+    from sifu.cli.progress import RoundsProgress
+
+    merged = load_spec(spec, settings or [])
+    with RoundsProgress(quiet=format is Format.json) as progress:
+        made = start(
+            merged, run=run, data_folder=data, download=download, progress=progress, data_progress=download_progress()
+        )
+    show_status(made, as_json=format is Format.json)
+
+
+def status(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Clients, rounds, Psi against Psi*, kept models, requests."""
+    from sifu.api import Run
+    from sifu.cli.commands import show_status
+
+    show_status(Run(run), as_json=format is Format.json)
+
+
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Where to write the page.", show_default="DIR/report")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """One self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
+    from sifu.cli.output import out, print_json
+    from sifu.report import write_report
+
+    page = write_report(run, output)
+    if format is Format.json:
+        print_json({"report": str(page)})
+    else:
+        out.print(f"Wrote {page}", markup=False)
+
+
+def export(
+    run: RunArgument,
+    model: Annotated[Path, typer.Option("--model", help="The safetensors file to write.", metavar="FILE")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Write the current released model as safetensors."""
+    from sifu.api import Run
+    from sifu.cli.output import out, print_json
+
+    path = Run(run).export(model)
+    if format is Format.json:
+        print_json({"model": str(path)})
+    else:
+        out.print(f"Wrote {path}", markup=False)
+
+
+def methods(format: FormatOption = Format.text) -> None:
+    """The unlearning methods that --method takes, one line each."""
+    from sifu.cli.commands import show_methods
+
+    show_methods(as_json=format is Format.json)
+
+
+def doctor(format: FormatOption = Format.text) -> None:
+    """What is installed, which engines and devices work here."""
+    from sifu.cli.commands import show_doctor
+
+    show_doctor(as_json=format is Format.json)
