@@ -72,7 +72,9 @@ def requests(
         out.print("There are no requests.")
 
 
-certificate = typer.Typer(name="certificate", help="Show a certificate, or put it into plain words for the client.", no_args_is_help=True)
+certificate = typer.Typer(
+    name="certificate", help="Show a certificate, or put it into plain words for the client.", no_args_is_help=True
+)
 
 
 @certificate.callback()
