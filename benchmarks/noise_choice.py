@@ -1,15 +1,17 @@
 """`--sigma auto` against the best of a 12-point grid of fixed sigmas, and against Scratch.
 
-    python benchmarks/noise_choice.py --data FOLDER          all tasks; finished ones are not run again
-    python benchmarks/noise_choice.py --smoke                one small task, a few seconds
-    python benchmarks/noise_choice.py --page docs/noise.md   only write the table and the figure from the results
+    python benchmarks/noise_choice.py --data FOLDER --jobs 2   all tasks; what lies in --runs is not run again
+    python benchmarks/noise_choice.py --smoke                  one small task, a few seconds
+    python benchmarks/noise_choice.py --page docs/noise.md     only write the table and the figure from the results
 
 Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
-every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise.
-Rounds are summed over the requests, and means over the repeats are compared. The grid is geometric, from 1/40 to 1.6
-times the noise that the first request would need at the last model of training (to 3 times in a sequence). What took
-more than half as many rounds again as Scratch was stopped there; a single request that took that much more than the
-best of the grid so far was stopped too, and is counted like that.
+every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise,
+up to three times as often where the standard error of the mean is still above 10 % of it. Rounds are summed over the
+requests, and means over the repeats are compared. The best of the grid is chosen by half of its draws and judged by the
+other half, both ways round: judged by the draws that chose it, it would mostly be the luckiest. The grid is geometric,
+from 1/40 to 1.6 times the noise that the first request would need at the last model of training (to 3 times in a
+sequence). What took more than half as many rounds again as Scratch was stopped there; a single request that took that
+much more than the best of the grid so far was stopped too, and is counted like that.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import platform
 import shutil
@@ -24,34 +27,37 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sifu.api import open_run, train
+from sifu.api import Run, open_run, train
 from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.data import from_dataset, frozen_features, load, partition, trained_convolutions
-from sifu.methods.view import ACTIVE
+from sifu.methods.noised import noised_model
+from sifu.methods.training import retrain_unrecorded
+from sifu.methods.view import RunView
 
 GRID = 12
 CAP = 1.5
 CONTENDERS = 4
 """So many of the grid's best points are repeated; the best of twelve single draws would mostly be luck."""
+PRECISION, MOST_REPEATS = 0.1, 3
+"""Repeats go on until the standard error is below this share of the mean, up to so many times `--repeats`."""
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results" / "noise_choice.json"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A federation, its budget, and the requests that are made of it.
-
-    `seen` says that a grid of this federation (or a very near one) had been looked at when the forecast was made.
-    """
+    """A federation, its budget, and the requests that are made of it; `seen` when the forecast's constants were set."""
 
     name: str
     spec: dict[str, Any]
@@ -94,8 +100,8 @@ TASKS = (
     Task("digits 160x10 iid, eps 1", linear("digits", 160, 10, 0.95, 1.0), seen=True),
     Task("digits 50x30 iid, eps 10", linear("digits", 50, 30, 0.96), clients_a_request=1, seen=True),
     Task("digits 140x10 one class, eps 10", linear("digits", 140, 10, 0.94, **ONE_CLASS), seen=True),
-    Task("digits 110x14 poisson 0.5, eps 10", linear("digits", 110, 14, 0.95, **HALF), clients_a_request=3),
-    Task("digits 160x10 iid, eps 10, 4 in a row", linear("digits", 160, 10, 0.95), requests=4),
+    Task("digits 110x14 poisson 0.5, eps 10", linear("digits", 110, 14, 0.95, **HALF), clients_a_request=3, seen=True),
+    Task("digits 160x10 iid, eps 10, 4 in a row", linear("digits", 160, 10, 0.95), requests=4, seen=True),
     Task("cifar10 features 1000x10 iid, eps 10", linear("cifar10", 1000, 10, 0.43), features=True),
     Task("cifar10 features 1000x10 iid, eps 1", linear("cifar10", 1000, 10, 0.43, 1.0), features=True),
     Task("mnist 1000x5 iid, eps 10", linear("mnist", 1000, 5, 0.88), clients_a_request=10),
@@ -105,6 +111,7 @@ TASKS = (
     Task("mnist 300x15 dirichlet 0.5, eps 10", linear("mnist", 300, 15, 0.88, **dirichlet(0.5)), clients_a_request=2),
     Task("mnist 2000x2 iid, eps 10", linear("mnist", 2000, 2, 0.86), clients_a_request=1),
 )
+SEEN = {one.name for one in TASKS if one.seen}
 SMOKE = (Task("digits 40x10 iid, eps 10", linear("digits", 40, 10, 0.95), clients_a_request=1),)
 
 
@@ -126,36 +133,60 @@ def clients_of(task: Task, data: Path | None) -> Any:
     )
 
 
-def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> tuple[list[dict[str, Any]], float]:
-    """The requests of a task on a copy of its trained run: what came of each, and the seconds of planning."""
+def folder_name(task: Task) -> str:
+    """A task's name as a file's."""
+    return task.name.replace(" ", "_").replace(",", "")
+
+
+def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
+    """The requests of a task on a copy of its trained run: what came of each, and the seconds of planning it."""
     folder = Path(tempfile.mkdtemp(dir=trained.parent))
     shutil.rmtree(folder)
     shutil.copytree(trained, folder)
-    run = open_run(folder, engine=engine)
-    seconds, rows = 0.0, []
+    rows = []
     for clients in task.asked():
+        run = open_run(folder, engine=engine)
         started = time.perf_counter()
         plan = run.plan(clients, **terms)
-        seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
         (outcome,) = run.forget(clients, max_rounds=cap, min_level="none", **terms)
-        reader = run.reader()
-        request = next(one for one in reader.requests() if one.request == outcome.request)
-        noised = {one.node: one for one in reader.evaluations() if one.subset == ACTIVE}.get(request.noise_node or -1)
-        reader.close()
         rows.append(
             {
                 "sigma": outcome.sigma,
                 "rollback_to": outcome.rollback_to,
                 "rounds": outcome.rounds,
                 "predicted": plan.predicted_rounds,
-                "interval": list(getattr(plan, "predicted_interval", None) or ()),
-                "loss": noised.loss if noised else None,
-                "accuracy": noised.accuracy if noised else None,
+                "interval": list(plan.predicted_interval or ()),
                 "level": outcome.level,
+                "planning": seconds,
             }
         )
     shutil.rmtree(folder)
-    return rows, seconds
+    return rows
+
+
+def try_out(task: Task, run: Run, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
+    """The rounds that the one request of a task takes with fresh noise, without recording them: far less work.
+
+    What `Run.forget` would do: the plan's model, its noise, and rounds of the next branch without whoever asks.
+    """
+    (clients,) = task.asked()
+    plan = run.plan(clients, **terms)
+    with closing(run.reader()) as reader:
+        view = RunView(reader)
+        start = noised_model(view, plan, reader.load_model(plan.source_node or 0))
+        active = np.setdiff1d(view.active, view.indices(clients))
+        stop = replace(view.spec.stop, max_rounds=cap)
+    rounds = retrain_unrecorded(engine, active, stop, plan.order, start=start)[1]
+    row = {
+        "sigma": plan.noise_std,
+        "rollback_to": plan.source_rounds,
+        "rounds": rounds,
+        "predicted": plan.predicted_rounds,
+        "interval": list(plan.predicted_interval or ()),
+        "level": plan.level,
+    }
+    return [row]
 
 
 def measure(
@@ -164,18 +195,19 @@ def measure(
     """Everything about a task, yielded whenever something was added."""
     spec = Spec.from_mapping(task.spec)
     engine, _ = engine_from_spec(spec, clients_of(task, data))
-    trained = folder / task.name.replace(" ", "_").replace(",", "")
+    trained = folder / folder_name(task)
     run = train(task.spec, run=trained, engine=engine)
     result = known or {"task": task.name, "grid": {}, "auto": [], "scratch": [], "spec": task.spec}
     rounds = result["training_rounds"] = run.status()["rounds"]
     if not result["scratch"]:
-        result["scratch"] = [carry_out(task, trained, engine, 3000, method="scratch")[0]]
+        result["scratch"] = [carry_out(task, trained, engine, 3000, method="scratch")]
         yield result
+    carried: Callable[..., list[dict[str, Any]]] = partial(carry_out, task, trained, engine)
+    tried = carried if task.requests > 1 else partial(try_out, task, run, engine)
     cap = int(CAP * max(rounds, *(one["rounds"] for one in result["scratch"][0])))
-    while len(result["auto"]) < repeats:
-        rows, seconds = carry_out(task, trained, engine, cap, sigma="auto")
-        result["auto"].append(rows)
-        result["planning_seconds"] = seconds / len(rows)
+    while needs_more(result["auto"], repeats):
+        # The first one is carried out and certified like any other.
+        result["auto"].append((tried if result["auto"] else carried)(cap, sigma="auto"))
         yield result
     if not result["grid"]:
         needed = max(
@@ -188,15 +220,15 @@ def measure(
             # A single request that takes half as many rounds again as the best so far is of no interest.
             known_best = min((mean_total(one) for one in result["grid"].values() if one), default=float(cap))
             limit = min(cap, math.ceil(1.5 * known_best) + 5) if task.requests == 1 else cap
-            rows = carry_out(task, trained, engine, limit, sigma=float(sigma))[0]
+            rows = tried(limit, sigma=float(sigma))
             if limit < cap and total(rows) >= limit:
                 rows[0] |= {"rounds": cap, "stopped": True}
             found.append(rows)
             yield result
     contenders = sorted(result["grid"], key=lambda sigma: mean_total(result["grid"][sigma]))[:CONTENDERS]
     for sigma in contenders:
-        while len(result["grid"][sigma]) < repeats:
-            result["grid"][sigma].append(carry_out(task, trained, engine, cap, sigma=float(sigma))[0])
+        while needs_more(result["grid"][sigma], repeats):
+            result["grid"][sigma].append(tried(cap, sigma=float(sigma)))
             yield result
 
 
@@ -208,6 +240,28 @@ def total(rows: list[dict[str, Any]]) -> int:
 def mean_total(repeats: list[list[dict[str, Any]]]) -> float:
     """The mean over repeats of the rounds over a sequence."""
     return float(statistics.mean(total(one) for one in repeats))
+
+
+def needs_more(found: list[list[dict[str, Any]]], repeats: int) -> bool:
+    """Whether another draw is wanted: there are fewer than `repeats`, or their mean is not known well enough."""
+    if len(found) < repeats or repeats == 1:
+        return len(found) < repeats
+    totals = [total(one) for one in found]
+    error = statistics.stdev(totals) / math.sqrt(len(totals))
+    return len(found) < MOST_REPEATS * repeats and error > PRECISION * statistics.mean(totals)
+
+
+def judged_best(grid: dict[float, list[list[dict[str, Any]]]]) -> tuple[float, float]:
+    """Sigma and mean rounds of the grid's best: chosen by every second draw, judged by the others, both ways round."""
+    known = {sigma: found for sigma, found in grid.items() if len(found) > 1}
+    chosen = min(known or grid, key=lambda sigma: (mean_total(grid[sigma]), sigma))
+    if not known:
+        return chosen, mean_total(grid[chosen])
+    halves = []
+    for first in (0, 1):
+        best = min(known, key=lambda sigma: (mean_total(known[sigma][first::2]), sigma))
+        halves.append(mean_total(known[best][1 - first :: 2]))
+    return chosen, statistics.mean(halves)
 
 
 @dataclass(frozen=True)
@@ -223,16 +277,16 @@ class Line:
     predicted: float | None
     within: int
     predictions: int
+    covered: float
     planning: float
 
     @staticmethod
     def of(result: dict[str, Any]) -> Line:
         """From what was measured."""
-        most = max((len(found) for found in result["grid"].values()), default=0)
-        whole = {float(sigma): found for sigma, found in result["grid"].items() if found and len(found) == most}
-        means = {sigma: mean_total(found) for sigma, found in whole.items()}
-        best_sigma = min(means, key=lambda sigma: (means[sigma], sigma)) if means else float("nan")
+        tried = {float(sigma): found for sigma, found in result["grid"].items() if found}
+        best_sigma, best = judged_best(tried) if tried else (float("nan"), float("nan"))
         autos = [one for rows in result["auto"] for one in rows]
+        inside = [one["interval"][0] <= one["rounds"] <= one["interval"][1] for one in autos if one["interval"]]
         pairs = [
             (statistics.mean(one["predicted"] for one in same), statistics.mean(one["rounds"] for one in same))
             for same in zip(*result["auto"], strict=True)
@@ -244,13 +298,14 @@ class Line:
             result["task"],
             mean_total(result["scratch"]),
             best_sigma,
-            means.get(best_sigma, float("nan")),
+            best,
             autos[0]["sigma"],
             mean_total(result["auto"]),
             statistics.median(sums) if pairs else None,
             within,
             len(pairs),
-            result.get("planning_seconds", float("nan")),
+            statistics.mean(inside) if inside else float("nan"),
+            statistics.median(one["planning"] for one in autos if "planning" in one),
         )
 
 
@@ -264,16 +319,17 @@ def table(lines: list[Line]) -> str:
     """The table in Markdown."""
     rows = [
         "| task | Scratch | best of grid (sigma) | auto (first sigma) | auto / best | auto / Scratch | predicted "
-        "| within 1.5x | planning |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| within 1.5x | in interval | planning |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in lines:
         rows.append(
-            f"| {one.task} | {one.scratch:g} | {one.best:g} ({one.best_sigma:.3g}) "
-            f"| {one.auto:g} ({one.auto_sigma:.3g}) "
+            f"| {one.task}{' (seen)' if one.task in SEEN else ''} | {one.scratch:g} "
+            f"| {one.best:.1f} ({one.best_sigma:.3g}) "
+            f"| {one.auto:.1f} ({one.auto_sigma:.3g}) "
             f"| {one.auto / max(one.best, 1):.2f} | {one.auto / max(one.scratch, 1):.2f} "
             f"| {one.predicted if one.predicted is not None else '-'} | {one.within} of {one.predictions} "
-            f"| {one.planning:.2f} s |"
+            f"| {one.covered:.0%} | {one.planning:.2f} s |"
         )
     ratios = sorted(one.auto / max(one.best, 1.0) for one in lines)
     if ratios:
@@ -349,41 +405,55 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with MNIST and FashionMNIST")
     parser.add_argument("--runs", type=Path, default=Path("noise-choice-runs"), help="where trained runs are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=1, help="tasks measured at the same time")
     parser.add_argument("--only", help="tasks whose name contains this")
-    parser.add_argument("--auto-again", action="store_true", help="measure auto again, keep the grids")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--page", type=Path, help="only write the table and figure of the results into this page")
     options = parser.parse_args()
     content = json.loads(options.results.read_text()) if options.results.exists() and not options.smoke else {}
     if options.page:
-        write_page(options.page, list(content["tasks"].values()), content["where"])
+        order = [one.name for one in TASKS]
+        known = [content["tasks"][name] for name in order if name in content["tasks"]]
+        write_page(options.page, known, content["where"])
         return
-    tasks = SMOKE if options.smoke else TASKS
-    tasks = tuple(one for one in tasks if (options.only or "") in one.name)
-    known: dict[str, Any] = content.get("tasks", {})
-    if options.auto_again:
-        for task in tasks:
-            if task.name in known:
-                known[task.name]["auto"] = []
     if options.smoke:
-        options.runs = Path(tempfile.mkdtemp())
+        options.runs, options.repeats = Path(tempfile.mkdtemp()), 1
+    tasks = tuple(one for one in (SMOKE if options.smoke else TASKS) if (options.only or "") in one.name)
+    known: dict[str, Any] = content.get("tasks", {})
     options.runs.mkdir(parents=True, exist_ok=True)
-    for task in tasks:
-        for result in measure(
-            task,
-            options.runs,
-            options.data,
-            1 if options.smoke else options.repeats,
-            known.get(task.name, {}),
-        ):
-            known[task.name] = result
+    work = [Work(task, options.runs, options.data, options.repeats) for task in tasks]
+    with multiprocessing.get_context("spawn").Pool(options.jobs) if options.jobs > 1 else nullcontext() as pool:
+        for name, result in pool.imap_unordered(carry_through, work) if pool else map(carry_through, work):
+            known[name] = result
             if not options.smoke:
                 options.results.parent.mkdir(parents=True, exist_ok=True)
                 options.results.write_text(json.dumps({"where": where(), "tasks": known}, indent=1))
-        print(table([Line.of(known[task.name])]).splitlines()[2], flush=True)
+            print(table([Line.of(result)]).splitlines()[2], flush=True)
+    order = [one.name for one in TASKS]
+    measured = sorted(known.values(), key=lambda one: order.index(one["task"]) if one["task"] in order else -1)
     print()
-    print(table([Line.of(one) for one in known.values() if one["auto"] and one["scratch"]]))
+    print(table([Line.of(one) for one in measured if one["auto"] and one["scratch"]]))
+
+
+@dataclass(frozen=True)
+class Work:
+    """One task for one process."""
+
+    task: Task
+    runs: Path
+    data: Path | None
+    repeats: int
+
+
+def carry_through(work: Work) -> tuple[str, dict[str, Any]]:
+    """Measure what is missing of a task; what was found lies beside its run, so that nothing is measured twice."""
+    half_way = work.runs / f"{folder_name(work.task)}.json"
+    result: dict[str, Any] = json.loads(half_way.read_text()) if half_way.exists() else {}
+    for found in measure(work.task, work.runs, work.data, work.repeats, result):
+        result = found
+        half_way.write_text(json.dumps(result))
+    return work.task.name, result
 
 
 if __name__ == "__main__":

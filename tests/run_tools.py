@@ -60,7 +60,11 @@ def build_run_with_requests(folder: Path) -> None:
 
 def copy_run(source: Path, target: Path) -> Path:
     """A run folder's copy, as `cp -r` makes it."""
-    shutil.copytree(source, target)
+    try:
+        shutil.copytree(source, target)
+    except shutil.Error:  # SQLite took its -wal and -shm away as a reader of this process was closed
+        shutil.rmtree(target)
+        shutil.copytree(source, target)
     return target
 
 

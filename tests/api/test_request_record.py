@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 
 import sifu
 from run_tools import Command, dump, query, start_cli
+from sifu.api.mailbox import take_in
 from sifu.api.requests import is_overdue
 from sifu.core.errors import InputError, SifuError
+from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
 
 
@@ -194,3 +198,18 @@ def test_the_actor_is_in_every_event_of_a_request(own_run: Path) -> None:
     rows = query(own_run, "SELECT kind, payload FROM events WHERE kind LIKE 'request %' OR kind = 'rolled back'")
     assert len(rows) >= 13
     assert all(json.loads(payload)["actor"] for _, payload in rows)
+
+
+@pytest.mark.parametrize(("waited", "left"), [(0.0, 30), (0.9, 30), (3.1, 27), (45.0, 0), (-2.0, 30)])
+def test_a_deadline_runs_from_when_the_letter_was_posted(own_trained: Path, waited: float, left: int) -> None:
+    writer = RunWriter.open(own_trained)
+    try:
+        sifu.open_run(own_trained).request(["client-003"], "late")  # the writer holds the lock, so it is posted
+        (letter,) = letters(own_trained)
+        then = time.time() - waited * 86400
+        os.utime(letter.path, (then, then))
+        assert take_in(writer) == []
+    finally:
+        writer.close()
+    ((days,),) = query(own_trained, "SELECT deadline_days FROM requests")
+    assert days == left

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import sifu
 from run_tools import copy_run, small_spec
-from sifu.methods.forecast import HARM, HARM_RANGE, Forecast
-from sifu.methods.learning_curve import LearningCurve
+from sifu.methods.forecast import LUCK, MOST_LUCK, SCATTER, Forecast
+from sifu.methods.learning_curve import ErrorCurve, LearningCurve
 from sifu.methods.rehearsal import RATIOS, REHEARSED, rehearse, rehearsed_noises
 from sifu.methods.view import ACTIVE, RunView
 
@@ -64,14 +64,18 @@ def test_training_ends_with_a_rehearsal_on_the_tip(trained: Path) -> None:
     view = RunView(sifu.open_run(trained).reader())
     (noises,) = rehearsed_noises(view.reader.evaluations()).values()
     row = view.rows[-1]
-    sigmas = sorted(sigma for sigma, _ in noises)
-    np.testing.assert_allclose([s * math.sqrt(view.parameters) / row.distance for s in sigmas], RATIOS)
+    noises.sort(key=lambda pair: pair[0])
+    sigmas = [sigma for sigma, _ in noises]
+    np.testing.assert_allclose([s * math.sqrt(view.parameters) / row.distance for s in sigmas], list(RATIOS))
     plain = next(one for one in view.reader.evaluations() if one.node == row.node.node and one.subset == ACTIVE)
-    rises = [loss - plain.loss for _, loss in sorted(noises)]
+    rises = [one.loss - plain.loss for _, one in noises]
     assert 0.0 < rises[0] < rises[1] < rises[2]
     forecast = Forecast(view)
     for sigma, rise in zip(sigmas, rises, strict=True):
         assert forecast.rise(sigma) == pytest.approx(rise)
+    for sigma, one in noises:
+        if one.accuracy < plain.accuracy:
+            assert forecast.rise_of_errors(sigma) == pytest.approx(plain.accuracy - one.accuracy)
     # Small noise: the loss rises with its square.
     assert forecast.rise(sigmas[0] / 10.0) == pytest.approx(rises[0] / 100.0)
 
@@ -119,32 +123,84 @@ def test_without_a_rehearsal_there_is_a_formula(trained: Path, tmp_path: Path) -
 def test_the_equation_holds_at_the_prediction(trained: Path) -> None:
     view = RunView(sifu.open_run(trained).reader())
     forecast = Forecast(view)
-    curve = forecast.curve
-    assert curve is not None
-    tip = view.path.tip
+    measure, tip = forecast.measure, view.path.tip
+    assert measure is not None
+    assert measure.of_errors
     for sigma in (0.05, 0.1, 0.2):
-        k = forecast.expected(tip, sigma)
-        ahead = np.array([max(1.0, math.floor(k)), math.ceil(k + 1e-9)])
-        sides = curve.loss(tip + ahead) + HARM * forecast.rise(sigma) * curve.left(ahead) - curve.loss(tip)
-        assert sides[1] <= 1e-12
-        assert sides[0] >= -1e-12 or k == 1.0
+        times = forecast.times(tip, sigma)
+        assert forecast.expected(tip, sigma) == pytest.approx(times.mean())
+        chances = [(scatter, luck) for scatter in SCATTER for luck in LUCK]
+        for (scatter, luck), k in zip(chances, times, strict=True):
+            k = np.array([k - 1.0, k])
+            level = measure.level + scatter * measure.scatter
+            sides = measure.curve(tip + k) + luck * measure.rise(sigma) * measure.left(k) - level
+            assert sides[1] <= 1e-12
+            assert sides[0] > -1e-12 or k[1] == 1.0
 
 
-def test_a_request_that_was_retrained_gives_the_run_a_constant_of_its_own(trained: Path, tmp_path: Path) -> None:
+def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Path, tmp_path: Path) -> None:
     folder = copy_run(trained, tmp_path / "run")
     run = sifu.open_run(folder)
-    assert Forecast(RunView(run.reader())).harm == HARM
+    assert Forecast(RunView(run.reader())).luck == 1.0
     (outcome,) = run.forget(["client-000"], sigma=0.2, epsilon=30.0)
     view = RunView(run.reader())
     forecast = Forecast(view)
-    assert HARM / HARM_RANGE <= forecast.harm <= HARM * HARM_RANGE
-    curve = forecast.curve
-    assert curve is not None
-    assert outcome.sigma == 0.2
-    gained = float(curve.loss(curve.end) - curve.loss(view.path.rounds_until(view.path.tip)))
-    left = forecast.rise(0.2) * float(curve.left(outcome.rounds))
-    assert forecast.harm == pytest.approx(np.clip(gained / left, HARM / HARM_RANGE, HARM * HARM_RANGE))
+    measure, tip = forecast.measure, view.path.tip
+    assert measure is not None
+    gained = measure.level - float(measure.curve(float(view.path.rounds_until(tip))))
+    left = measure.rise(0.2) * float(measure.left(np.array([float(outcome.rounds)]))[0])
+    assert forecast.luck == pytest.approx(np.clip(gained / left, 0.0, MOST_LUCK))
     # What is left of that noise counts in the next prediction.
-    without = [one for one in forecast.edges(view.path.tip) if one[0] != 0.2]
-    assert without == []
-    assert forecast.expected(view.path.tip, 0.1) >= 1.0
+    assert forecast.edges(tip) == [(0.2, outcome.rounds)]
+    assert forecast.expected(tip, 0.1) >= 1.0
+
+
+@given(st.floats(0.1, 0.9), st.floats(0.1, 1.0), st.integers(6, 300))
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_errors_that_follow_a_power_law_are_continued(first: float, exponent: float, end: int) -> None:
+    curve = ErrorCurve.fit(range(end + 1), [1.0 - first * max(n, 1) ** -exponent for n in range(end + 1)], 10**9)
+    assert curve is not None
+    for n in (end, 1.5 * end, 4.0 * end):
+        assert float(curve.errors(n)) == pytest.approx(first * n**-exponent, rel=1e-6)
+
+
+def test_a_lucky_last_round_does_not_bend_the_errors() -> None:
+    wrong = [0.9] + [0.5 * n**-0.4 for n in range(1, 41)]
+    plain = ErrorCurve.fit(range(41), [1.0 - one for one in wrong], 2000)
+    lucky = ErrorCurve.fit(range(41), [1.0 - one for one in [*wrong[:-1], 0.9 * wrong[-1]]], 2000)
+    assert plain is not None
+    assert lucky is not None
+    assert lucky.last < 0.91 * plain.last
+    assert lucky.at_end == pytest.approx(plain.at_end, rel=0.02)
+
+
+@pytest.mark.parametrize("accuracies", [[], [0.5], [0.0, 0.0], [0.1, math.nan]])
+def test_what_is_no_curve_of_errors_is_none(accuracies: list[float]) -> None:
+    assert ErrorCurve.fit(range(len(accuracies)), accuracies, 100) is None
+
+
+def test_regression_is_followed_by_its_loss(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    clients = {f"c{k}": (rng.normal(size=(20, 5)), rng.normal(size=20)) for k in range(8)}
+    spec = {"model": {"kind": "least_squares"}, "stop": {"target": 0.0, "max_rounds": 30}}
+    view = RunView(sifu.train(spec, run=tmp_path / "run", clients=clients).reader())
+    forecast = Forecast(view)
+    assert forecast.measure is not None
+    assert not forecast.measure.of_errors
+    later = [forecast.expected(view.path.tip, sigma) for sigma in (0.001, 0.1, 10.0)]
+    assert later == sorted(later)
+    assert later[-1] > later[0]
+
+
+def test_rounds_are_those_at_which_the_stop_rule_looks(tmp_path: Path) -> None:
+    spec = small_spec(
+        **{key: dict(SPEC[key]) for key in ("data", "local")},
+        stop={"target": 0.9, "max_rounds": 300, "evaluate_every": 5},
+    )
+    run = sifu.train(spec, run=tmp_path / "run")
+    forecast = Forecast(RunView(run.reader()))
+    assert forecast.training is not None
+    assert forecast.training % 5 == 0
+    prediction = forecast.predict(forecast.training, 0.05)
+    assert prediction is not None
+    assert prediction.high >= prediction.rounds >= 5

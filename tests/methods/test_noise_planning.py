@@ -48,7 +48,7 @@ def test_a_rung_is_at_or_above_and_never_more_than_a_step_away(noise_std: float)
 
 def test_an_interval_holds_its_prediction() -> None:
     for rounds in (0.3, 1.0, 7.4, 500.0):
-        made = Prediction.of(rounds)
+        made = Prediction.of(rounds * np.array([0.2, 0.9, 1.1, 1.8]))
         assert 1 <= made.low <= made.rounds <= made.high
 
 

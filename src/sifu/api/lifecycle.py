@@ -32,6 +32,7 @@ from sifu.methods.view import RunView
 from sifu.store import keys
 from sifu.store.actor import actor_name
 from sifu.store.rows import NodeRow
+from sifu.store.standing import remove_standing
 from sifu.store.updates import NewUpdates, only_clients
 from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
 
@@ -225,6 +226,7 @@ class Lifecycle:
                 evaluations=evaluations,
                 for_good=plan.terms.retention == "strict",
             )
+        remove_standing(self.writer.folder)
 
     def _retrain(self, request: str) -> None:
         """Rounds without the client, then the certificate."""
@@ -232,12 +234,12 @@ class Lifecycle:
         view = RunView(self.writer)
         stop = terms_of(row).stop(view.spec.stop)
         pause = self.mail.waiting if self.mail else None
-        while not RecordedTraining(self.engine, self.writer, view, stop).run(
-            f"retraining {request}", self.progress, pause
-        ):
+        training = RecordedTraining(self.engine, self.writer, view, stop)
+        while not training.run(f"retraining {request}", self.progress, pause):
             assert self.mail is not None  # nobody else asks for a pause
             self.mail.take_in()
-            view = RunView(self.writer)
+            training = RecordedTraining(self.engine, self.writer, RunView(self.writer), stop)
+        training.note_standing()
         recorded = RecordedRequest(self.writer, row)
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
         final = self.writer.tip

@@ -45,16 +45,23 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
             raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
-        receive(writer, RunView(writer), terms_of_letter(content), letter.id, deadline, actor)
+        receive(writer, RunView(writer), terms_of_letter(content), letter.id, _days_left(letter, deadline), actor)
     elif letter.kind == "signed":
         if id_of_signed(letter.content) != letter.id:
             raise InputError("the letter's name is not the id that was signed")
         terms = terms_of_signed(writer, letter.content)
-        receive(writer, RunView(writer), terms, letter.id, actor=f"client {terms.clients[0]}"[:LONGEST_ACTOR])
+        actor = f"client {terms.clients[0]}"[:LONGEST_ACTOR]
+        receive(writer, RunView(writer), terms, letter.id, _days_left(letter, DEADLINE_DAYS), actor)
     elif letter.kind == "clients":
         change_clients(writer, letter.content)
     else:
         raise InputError(f"letters are requests, signed requests or about clients, found {letter.kind!r}")
+
+
+def _days_left(letter: Letter, deadline_days: int) -> int:
+    """A deadline runs from when the letter was posted: the whole days that it waited are gone."""
+    waited = int(max(0.0, time.time() - letter.posted) // 86400)
+    return max(0, deadline_days - waited) if deadline_days >= 0 else deadline_days
 
 
 def terms_of_letter(content: dict[str, Any]) -> RequestTerms:

@@ -144,6 +144,13 @@ def _markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
+    """A cell as people read it.
+
+    >>> _cell(None), _cell(0.93451), _cell(4924.7), _cell(1e6), _cell("yes")
+    ('-', '0.935', '4,925', '1,000,000', 'yes')
+    """
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)

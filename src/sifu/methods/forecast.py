@@ -1,17 +1,26 @@
 """How many rounds a request would take: predicted from recorded scalars alone (docs/noise.md has the measurements).
 
 A rollback to a model that c rounds made, with noise sigma, leaves that model and a disturbance. k rounds later the
-model would have come to f(c + k) on the recorded learning curve f, and of the disturbance is left what k
-rounds of training leave of any (`LearningCurve.left`, F). The target is reached when both together are no worse than
-the loss at which it was reached the first time, f(T):
+model would have come to e(c + k), the share of wrong predictions on the recorded curve (`ErrorCurve`), and of the
+disturbance is left what k rounds of training leave of any (`LearningCurve.left`, F). The target is reached when both
+together are no worse than where the curve was when it was reached the first time:
 
-    f(c + k) + kappa * sum_j rise(sigma_j) F(k + a_j)  <=  f(T).
+    e(c + k) + kappa * sum_j f_j rise(sigma_j) F(k + a_j)  <=  e(T).
 
 The sum goes over the new noise (a = 0) and the noise edges on the way, a_j rounds old; c counts all rounds on the path.
-kappa = 1.8 is the one fitted constant: noise heals at another pace than theta_0's distance did, and
-harms the accuracy more than its loss tells. Once a request was retrained to the target, the run has a kappa of its own,
-the one with which the equation holds at the current model. rise(sigma) comes from the rehearsal at the end of training,
-or from earlier noise edges, where the loss is recorded before and after. Without either (runs of older versions)
+rise(sigma), how many more predictions go wrong, comes from the rehearsal at the end of training. kappa = 0.7 is fitted:
+the first round heals a larger share of noise than of theta_0's distance, then both fade alike. Where training is slow
+to begin (one class a client, a network), F tells nothing of noise, and kappa F is at most (1 + p k)^-0.55,
+p = 2.3 * 2 eta K tr(H) / sqrt(d): how fast K steps of rate eta heal noise by the curvature, which the rehearsal knows.
+
+f is the luck of the draw: noise of one size does more or less harm, with a standard deviation of 0.7. And accuracy
+scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the prediction,
+their tails its interval. For the noise of earlier requests f is known once a retraining came to its target: what
+makes the equation hold at the current model. e(T) is that of everyone; the change without those who leave is
+known from how each client stands at the current model (`sifu.store.standing`).
+
+Where accuracy tells nothing (regression) or no rehearsal was recorded (older versions), the same is done with the
+loss, kappa = 1.8; without a rehearsal rise is that of earlier noise edges, or
 
     rise = 0.15 (650 / d)^0.65 (f(0) - floor) sigma^2 d / ||theta_T - theta_0||^2.
 """
@@ -19,26 +28,35 @@ or from earlier noise edges, where the loss is recorded before and after. Withou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from sifu.core.terms import RequestTerms
-from sifu.methods.learning_curve import Floats, LearningCurve
+from sifu.methods.learning_curve import ErrorCurve, Floats, LearningCurve
 from sifu.methods.rehearsal import rehearsed_noises
 from sifu.methods.view import ACTIVE, RunView
+from sifu.store.reader import EvaluationRow
+from sifu.store.standing import read_standing
 
-HARM = 1.8
-"""kappa, before any request was carried out."""
-HARM_RANGE = 3.0
-"""A run's own kappa is believed up to this factor away from the common one: few rounds tell it only roughly."""
+HARM_OF_ERRORS, HARM_OF_LOSS = 0.7, 1.8
+"""kappa."""
+PACE, HEALING = 2.3, 0.55
+"""Noise heals at least like (1 + p k)^-`HEALING`, with `PACE` in p."""
+LUCK = np.array([1.0 + 0.7 * statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
+"""Quantiles of f, as likely one as the other."""
+SCATTER = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 5.0) for n in range(5)])
+"""The same of where accuracy lies around its curve."""
+MOST_LUCK = 3.0
+"""f of earlier noise is believed up to this: few rounds tell it only roughly."""
 RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
-SPREAD = 2.0
-"""Half-width of the interval, as a factor, where noise rules (docs/noise.md says how often it held)."""
+TAIL = 0.1
+"""The interval of a prediction leaves out this share on either side, by its own reckoning."""
 SPREAD_KNOWN = 1.2
-"""The same where no noise is added: other clients, and perhaps another initial model."""
+"""The interval is at least a prediction times this: other clients, and perhaps another initial model."""
 WORTH_IT = 0.9
 """Predicted rounds must be below this share of Scratch's, or training starts again: exact, and no slower."""
 LONGEST = 8.0
@@ -47,17 +65,21 @@ LONGEST = 8.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rounds to the target, and a rough interval around them."""
+    """Rounds to the target, and an interval around them."""
 
     rounds: int
     low: int
     high: int
 
     @staticmethod
-    def of(rounds: float, spread: float = SPREAD) -> Prediction:
-        """Around an expectation; a round more or less is always possible."""
+    def of(times: Floats) -> Prediction:
+        """From times that are all as likely; a round more or less is always possible."""
+        mean = min(float(times.mean()), 1e9)
+        low, high = min(float(np.quantile(times, TAIL)), 1e9), min(float(np.quantile(times, 1.0 - TAIL)), 1e9)
         return Prediction(
-            max(1, round(rounds)), max(1, math.floor(rounds / spread - 0.5)), math.ceil(rounds * spread + 0.5)
+            max(1, round(mean)),
+            max(1, math.floor(min(low, mean / SPREAD_KNOWN) - 0.5)),
+            math.ceil(max(high, mean * SPREAD_KNOWN) + 0.5),
         )
 
     @property
@@ -66,11 +88,28 @@ class Prediction:
         return self.low, self.high
 
 
+@dataclass(frozen=True)
+class Measure:
+    """What must fall to `level`: wrong predictions, or the loss.
+
+    `rise` is what noise of a size adds to it, `left` the share of that which some rounds leave; `scatter` is how far
+    what is measured lies around the curve.
+    """
+
+    of_errors: bool
+    scatter: float
+    curve: Callable[[Floats | float], Floats]
+    level: float
+    rise: Callable[[float], float]
+    left: Callable[[Floats], Floats]
+
+
 class Forecast:
     """What a run's records say about restarting from its models with noise."""
 
     def __init__(self, view: RunView, terms: RequestTerms | None = None) -> None:
         self.view = view
+        self._leaving = terms.clients if terms else ()
         asked = view.spec.stop.target if terms is None or terms.target is None else terms.target
         self._target = float(asked)
 
@@ -88,18 +127,27 @@ class Forecast:
         ]
 
     @cached_property
-    def _evaluated(self) -> dict[int, tuple[float, float]]:
-        """(accuracy, loss) on the active clients, by node."""
-        rows = self.view.reader.evaluations()
-        return {row.node: (row.accuracy, row.loss) for row in rows if row.subset == ACTIVE}
+    def _rows(self) -> list[EvaluationRow]:
+        return self.view.reader.evaluations()
+
+    @cached_property
+    def _evaluated(self) -> dict[int, EvaluationRow]:
+        """Evaluations on the active clients, by node."""
+        return {row.node: row for row in self._rows if row.subset == ACTIVE}
+
+    @cached_property
+    def _known(self) -> list[tuple[int, EvaluationRow]]:
+        """(position, evaluation) along the first training until its target."""
+        known = ((at, self._evaluated[node]) for at, node, _ in self._first if node in self._evaluated)
+        return [(at, one) for at, one in known if at <= self._scale]
 
     @cached_property
     def training(self) -> int | None:
         """Rounds of the first training to the target; None if it was not reached, or there is none."""
         if self._target <= 0.0:
             return None
-        known = ((at, self._evaluated[node][0]) for at, node, _ in self._first if node in self._evaluated)
-        return next((at for at, accuracy in known if accuracy >= self._target), None)
+        known = ((at, self._evaluated[node]) for at, node, _ in self._first if node in self._evaluated)
+        return next((at for at, one in known if one.accuracy >= self._target), None)
 
     @cached_property
     def _scale(self) -> int:
@@ -109,29 +157,84 @@ class Forecast:
     @cached_property
     def curve(self) -> LearningCurve | None:
         """The learning curve of the first training until its target; None where it does not fall."""
-        points = [(at, self._evaluated[node][1]) for at, node, _ in self._first if node in self._evaluated]
-        points = [point for point in points if point[0] <= self._scale]
-        return LearningCurve.fit([at for at, _ in points], [loss for _, loss in points]) if points else None
+        return LearningCurve.fit([at for at, _ in self._known], [one.loss for _, one in self._known])
+
+    @cached_property
+    def _errors(self) -> ErrorCurve | None:
+        """Wrong predictions of the first training until its target."""
+        samples = self._known[-1][1].samples if self._known else 0
+        return ErrorCurve.fit([at for at, _ in self._known], [one.accuracy for _, one in self._known], samples)
+
+    @cached_property
+    def measure(self) -> Measure | None:
+        """What is followed: wrong predictions where they can be, else the loss; None where it does not fall."""
+        curve, errors = self.curve, self._errors
+        if curve is None:
+            return None
+        if errors is None or not self._errors_a_loss[0].size:
+            level = float(curve.loss(self._scale))
+            return Measure(False, 0.0, curve.loss, level, self.rise, lambda k: HARM_OF_LOSS * curve.left(k))
+        level = errors.at_end
+        if self.training is not None:
+            # The round that came first to the target was lucky, and so will be the one that comes to it again.
+            level = max(1.0 - self._target, level + (1.0 - self._target - errors.last))
+        return Measure(True, errors.scatter, errors.errors, level, self.rise_of_errors, self._left_of_errors)
+
+    def _left_of_errors(self, k: Floats) -> Floats:
+        """The share of wrong predictions made by noise that k rounds leave."""
+        assert self.curve is not None
+        return np.minimum(HARM_OF_ERRORS * self.curve.left(k), (1.0 + self._pace * k) ** -HEALING)
+
+    @cached_property
+    def _pace(self) -> float:
+        """p: how fast noise heals by the curvature. Small noise raises the loss by sigma^2 tr(H) / 2."""
+        facts = self.view.facts
+        steps = statistics.median(one.local_steps for one in self.view.clients)
+        trace = 2.0 * float(np.exp(self._rises[1][0]))
+        rate = facts.local_rate / (1.0 - facts.momentum)
+        return PACE * 2.0 * rate * steps * trace / math.sqrt(self.view.parameters)
+
+    @cached_property
+    def _rehearsed(self) -> dict[float, tuple[EvaluationRow, EvaluationRow]]:
+        """Evaluations with noise and without it, by sigma."""
+        plain, found = self._evaluated, rehearsed_noises(self._rows).items()
+        return {sigma: (row, plain[node]) for node, noises in found if node in plain for sigma, row in noises}
 
     @cached_property
     def _rises(self) -> tuple[Floats, Floats]:
-        """log sigma and log(rise / sigma^2) where it was measured, by sigma."""
-        found: dict[float, float] = {}
-        for node, noises in rehearsed_noises(self.view.reader.evaluations()).items():
-            if node in self._evaluated:
-                found |= {sigma: loss - self._evaluated[node][1] for sigma, loss in noises}
+        """log sigma and log(rise of the loss / sigma^2) where it was measured, by sigma."""
+        found = {sigma: noised.loss - plain.loss for sigma, (noised, plain) in self._rehearsed.items()}
         measured = found or self._rises_of_edges()
         pairs = sorted((math.log(sigma), math.log(rise / sigma**2)) for sigma, rise in measured.items() if rise > 0.0)
+        return np.array([one for one, _ in pairs]), np.array([one for _, one in pairs])
+
+    @cached_property
+    def _errors_a_loss(self) -> tuple[Floats, Floats]:
+        """log sigma and log(rise of the errors / rise of the loss) of the rehearsal, by sigma."""
+        pairs = sorted(
+            (
+                math.log(sigma),
+                math.log(max(plain.accuracy - noised.accuracy, 0.5 / plain.samples) / (noised.loss - plain.loss)),
+            )
+            for sigma, (noised, plain) in self._rehearsed.items()
+            if noised.loss > plain.loss
+        )
         return np.array([one for one, _ in pairs]), np.array([one for _, one in pairs])
 
     def _rises_of_edges(self) -> dict[float, float]:
         """Rise of the loss at the noise edges so far, by sigma."""
         return {
-            one.noise_std: self._evaluated[one.node][1] - self._evaluated[one.parent][1]
+            one.noise_std: self._evaluated[one.node].loss - self._evaluated[one.parent].loss
             for one in (row.node for row in self.view.reader.node_rows())
             if one.kind == "noise" and one.noise_std > 0.0 and one.node in self._evaluated
             if one.parent in self._evaluated
         }
+
+    def rise_of_errors(self, noise_std: float) -> float:
+        """How many more predictions noise of this size makes wrong, as a share, before anything heals."""
+        if noise_std == 0.0:
+            return 0.0
+        return min(1.0, float(np.exp(np.interp(math.log(noise_std), *self._errors_a_loss))) * self.rise(noise_std))
 
     def rise(self, noise_std: float) -> float:
         """How much noise of this size raises the loss, before anything heals."""
@@ -161,56 +264,74 @@ class Forecast:
             if edge <= depth and path.nodes[edge].noise_std > 0.0
         ]
 
-    def _excess(self, curve: LearningCurve, disturbed: Sequence[tuple[float, float]], k: Floats) -> Floats:
-        """What noise of some ages adds to the loss k rounds later, without kappa."""
-        return np.sum([self.rise(noise) * curve.left(k + age) for noise, age in disturbed], axis=0)
+    def _left(self, disturbed: Sequence[tuple[float, float]], k: Floats) -> Floats:
+        """kappa rise F summed over noise of some (sigma, age), k rounds later."""
+        measure = self.measure
+        assert measure is not None
+        return np.sum([np.zeros_like(k), *(measure.rise(noise) * measure.left(k + age) for noise, age in disturbed)], 0)
 
     @cached_property
-    def harm(self) -> float:
-        """kappa: of this run where a request was retrained to the target, else the common one."""
-        tip, edges, curve = self.view.path.tip, self.edges(self.view.path.tip), self.curve
-        accuracy = self._evaluated.get(self.view.path.nodes[tip].node, (-1.0, 0.0))[0]
-        if curve is None or not edges or edges[-1][1] == 0 or not accuracy >= self._target > 0.0:
-            return HARM
-        gained = float(curve.loss(self._scale) - curve.loss(self.view.path.rounds_until(tip)))
-        own = gained / max(float(self._excess(curve, edges, np.zeros(1))[0]), 1e-300)
-        return float(np.clip(own, HARM / HARM_RANGE, HARM * HARM_RANGE))
+    def luck(self) -> float:
+        """f of the noise on the way to the current model: known where it was retrained to the target, else 1."""
+        tip, measure = self.view.path.tip, self.measure
+        edges = self.edges(tip)
+        now = self._evaluated.get(self.view.path.nodes[tip].node)
+        if measure is None or now is None or not edges or edges[-1][1] == 0 or not now.accuracy >= self._target > 0.0:
+            return 1.0
+        gained = measure.level - float(measure.curve(float(self.view.path.rounds_until(tip))))
+        own = gained / max(float(self._left(edges, np.zeros(1))[0]), 1e-300)
+        return float(np.clip(own, 0.0, MOST_LUCK))
 
     def expected(self, depth: int, noise_std: float) -> float:
         """The expectation behind `predict`, also where no target was reached: for comparing noises."""
+        return float(self.times(depth, noise_std).mean())
+
+    @cached_property
+    def gain(self) -> float:
+        """How much larger the accuracy of the current model is when those who leave are no longer counted."""
+        leaving = {self.view.index_of[name] for name in self._leaving}
+        standing = read_standing(self.view.reader.folder) if leaving else None
+        if standing is None or standing.node != self.view.rows[-1].node.node:
+            return 0.0
+        return standing.gain_without(leaving | self.view.waiting | self.view.forgotten)
+
+    def times(self, depth: int, noise_std: float) -> Floats:
+        """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
-        return self.expected_after(self.view.path.rounds_until(depth), [*self.edges(depth), *new])
+        return self._times_after(self.view.path.rounds_until(depth), [*self.edges(depth), *new])
 
     def expected_after(self, done: float, disturbed: Sequence[tuple[float, float]]) -> float:
         """Rounds to the target from a model of `done` rounds with noise of some (sigma, age) in it."""
+        return float(self._times_after(done, disturbed).mean())
+
+    def _times_after(self, done: float, disturbed: Sequence[tuple[float, float]]) -> Floats:
+        """The same from a model of `done` rounds; new noise has age 0."""
         if not disturbed:
-            return float(max(self._scale - done, 0))
-        if self.curve is None:
-            return math.inf
+            return np.array([float(max(self._scale - done, 0))])
+        measure = self.measure
+        if measure is None:
+            return np.array([math.inf])
         k = self._ahead
-        over = self.curve.loss(done + k) + self.harm * self._excess(self.curve, disturbed, k)
-        over -= self.curve.loss(self._scale)
-        reached = int(np.argmax(over <= 0.0))
-        if over[reached] > 0.0:
-            return float(k[-1])
-        if reached == 0:
-            return float(k[0])
-        # Between two of the numbers looked at: where the straight line between them crosses.
-        before, after = over[reached - 1], over[reached]
-        return float(k[reached] - (k[reached] - k[reached - 1]) * after / (after - before))
+        known = measure.curve(done + k) + self.luck * self._left([one for one in disturbed if one[1] > 0], k)
+        new = self._left([one for one in disturbed if one[1] == 0], k)
+        levels = measure.level + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
+        reached = known + LUCK[:, None] * new <= levels[:, None, None]
+        return np.where(reached.any(axis=2), k[np.argmax(reached, axis=2)], k[-1]).ravel()
 
     def predict(self, depth: int, noise_std: float) -> Prediction | None:
         """Rounds to the target after noise at `depth`; None where the first training never reached it."""
         if self.training is None:
             return None
-        rounds = min(self.expected(depth, noise_std), 1e9)
-        # Rounds that were run before are known well; those that noise adds are not.
-        known = max(self._scale - self.view.path.rounds_until(depth), 0) / max(rounds, 1.0)
-        return Prediction.of(rounds, SPREAD_KNOWN + (SPREAD - SPREAD_KNOWN) * (1.0 - min(known, 1.0)))
+        return Prediction.of(self._as_evaluated(self.times(depth, noise_std)))
+
+    def _as_evaluated(self, times: Floats) -> Floats:
+        """The first round at or after each time at which the stop rule looks."""
+        stop = self.view.spec.stop
+        return np.ceil(np.maximum(times, stop.min_rounds) / stop.evaluate_every) * stop.evaluate_every
 
     def scratch(self) -> Prediction | None:
         """Rounds of Scratch: what the first training took."""
-        return None if self.training is None else Prediction.of(float(self.training), SPREAD_KNOWN)
+        return None if self.training is None else Prediction.of(np.array([float(self.training)]))
 
 
 def predicted_rounds(prediction: Prediction | None) -> int | None:

@@ -1,4 +1,4 @@
-"""A recorded learning curve, drawn on past its end, and how fast a disturbance fades on it.
+"""Recorded curves of a training, drawn on past their end, and how fast a disturbance fades.
 
 The loss of the first training is known round by round. Past its end it is continued by a power law with a floor,
 
@@ -7,6 +7,10 @@ The loss of the first training is known round by round. Past its end it is conti
 fitted to its last three quarters. The same curve says how fast training heals a disturbance: the share of the gain that
 is still to come after k rounds, F(k) = (f(k) - floor) / (f(0) - floor), is how much of theta_0's distance to the
 optimum is left after k rounds, seen through the loss. Noise is another such distance.
+
+What a target asks for is accuracy, and near it the loss says little of it. The share of wrong predictions is a straight
+line in log rounds and log errors, e(n) = e_T (n / T)^-p: fitted to the last two thirds, it smooths the curve (the round
+that reaches a target first is a lucky one) and continues it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 _FLOORS = 1.0 - np.geomspace(1.0, 0.005, 40)
 """Floors that are tried, as shares of the smallest loss of the fitted part."""
+_USUAL_EXPONENT, _LEAST_EXPONENT = 0.3, 0.05
+"""Of the errors, where there are too few points to tell, and where they hardly fall."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,38 @@ class LearningCurve:
     def left(self, rounds: Floats | float) -> Floats:
         """F(k): the share of a disturbance that k rounds leave, at most 1."""
         return np.clip((self.loss(rounds) - self.floor) / self.gain, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class ErrorCurve:
+    """The share of wrong predictions after n rounds, smoothed: `at_end` (n / end)^-`exponent`.
+
+    `last` is the recorded one at the end, `scatter` the standard deviation of those recorded around the curve.
+    """
+
+    end: float
+    at_end: float
+    exponent: float
+    last: float
+    scatter: float
+
+    @staticmethod
+    def fit(rounds: Sequence[int], accuracies: Sequence[float], samples: int) -> ErrorCurve | None:
+        """The curve nearest to these points; None where there are none, or nothing is ever right or wrong."""
+        n, wrong = np.asarray(rounds, dtype=np.float64), 1.0 - np.asarray(accuracies, dtype=np.float64)
+        if n.size < 2 or n[-1] < 1.0 or not np.isfinite(wrong).all() or wrong.min() >= 1.0 or samples < 1:
+            return None
+        late = n >= max(1.0, n[-1] / 3.0)
+        x, y = np.log(n[late] / n[-1]), np.log(np.maximum(wrong[late], 0.5 / samples))
+        slope = float(np.polyfit(x, y, 1)[0]) if x.size >= 3 else -_USUAL_EXPONENT
+        exponent = max(-slope, _LEAST_EXPONENT)
+        at_end = float(np.exp(np.mean(y + exponent * x)))
+        scatter = float(np.std(wrong[late] - at_end * np.exp(-exponent * x)))
+        return ErrorCurve(float(n[-1]), at_end, exponent, float(wrong[-1]), max(scatter, 1.0 / samples))
+
+    def errors(self, rounds: Floats | float) -> Floats:
+        """e(n)."""
+        return self.at_end * (np.maximum(np.asarray(rounds, dtype=np.float64), 1.0) / self.end) ** -self.exponent
 
 
 def _power_law(n: Floats, y: Floats) -> tuple[float, float]:

@@ -35,6 +35,7 @@ from sifu.methods.rehearsal import rehearse
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import EvaluationRow
 from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.standing import write_standing
 from sifu.store.updates import NewUpdates
 from sifu.store.writer import NewModel, NewRows, RunWriter
 
@@ -136,6 +137,7 @@ class RecordedTraining:
         self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
         on_tip = [row for row in writer.evaluations() if row.node == self._tip.node and row.subset == ACTIVE]
         self._accuracy: float | None = on_tip[-1].accuracy if on_tip else None
+        self._evaluation: tuple[int, Evaluation] | None = None
         self._pending = _Pending()
         self._committed = time.monotonic()
         self._thin()
@@ -268,17 +270,25 @@ class RecordedTraining:
             values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
             self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
 
+    def note_standing(self) -> None:
+        """Write down how each active client stands at the current model, for plans to read."""
+        known = self._evaluation
+        if known is None or known[0] != self._tip.node:
+            known = (self._tip.node, self.engine.evaluate(self.model, self.active))
+        write_standing(self.writer.folder, *known)
+
     def finish(self) -> None:
-        """Record that the first training is done, and what noise would do to its model, for plans to read."""
+        """Record that the first training is done; and what noise would do to its model, and how each client stands."""
         distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
         rehearsed = rehearse(self.engine, self.model, distance, self._tip.node, self.active, self.view.spec.seed)
+        self.note_standing()
         with uninterrupted():
             content = {"run": {"phase": "ready"}, "node": self.writer.tip}
             self.writer.record("training done", content, evaluations=rehearsed)
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
-        self._accuracy = row.accuracy
+        self._accuracy, self._evaluation = row.accuracy, (self._tip.node, evaluation)
         self._pending.evaluations.append(row)
 
     def commit(self) -> None:
@@ -316,13 +326,18 @@ def _largest(psi: NDArray[np.float64]) -> float:
 
 
 def retrain_unrecorded(
-    engine: Engine, active: ClientIndices, stop: StopSpec, branch: int, progress: ProgressCallback | None = None
+    engine: Engine,
+    active: ClientIndices,
+    stop: StopSpec,
+    branch: int,
+    progress: ProgressCallback | None = None,
+    start: Vector | None = None,
 ) -> tuple[Vector, int, float, bool]:
-    """Training from a fresh model among `active`, recorded nowhere: what Scratch would take.
+    """Training among `active`, recorded nowhere, from `start` or a fresh model: what Scratch would take.
 
     Returns the model, the rounds, the accuracy, and whether the target was reached.
     """
-    first = engine.initial_model(branch)
+    first = engine.initial_model(branch) if start is None else start
     fetch_model: Callable[[], Vector] = lambda: first  # noqa: E731
     rounds, accuracy = 0, math.nan
     evaluated = engine.evaluate(first, active).accuracy if is_evaluated(stop, 0) else None

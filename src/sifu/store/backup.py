@@ -25,12 +25,13 @@ from sifu.store.database import DATABASE
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import CERTIFICATES, HEAD_FILE, RunReader
+from sifu.store.standing import STANDING_FILE
 from sifu.store.updates import UPDATES
 
 FORMAT = "sifu-backup-1"
 MANIFEST = "manifest.json"
 NAME = re.compile(
-    rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}"
+    rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}"
     rf"|models/\d{{1,12}}\.safetensors|{UPDATES}/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
     rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json"
 )
@@ -55,6 +56,8 @@ def write_backup(reader: RunReader, target: Path) -> None:
                 copy.close()
             folder = reader.folder
             listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
+            if (folder / STANDING_FILE).exists():
+                listed[STANDING_FILE] = folder / STANDING_FILE
             for name in ("models", UPDATES, CERTIFICATES):
                 found = sorted((folder / name).iterdir())
                 listed |= {f"{name}/{path.name}": path for path in found if NAME.fullmatch(f"{name}/{path.name}")}

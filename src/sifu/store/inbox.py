@@ -31,6 +31,8 @@ class Letter:
     id: str
     content: dict[str, Any] | None
     path: Path
+    posted: float = 0.0
+    """When it was posted, in seconds since 1970."""
 
 
 def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
@@ -68,7 +70,7 @@ def letters(folder: Path) -> list[Letter]:
             found.append((path.stat().st_mtime_ns, path.name, path))
         except FileNotFoundError:
             continue
-    return [_read(path) for _, _, path in sorted(found)]
+    return [_read(path, posted / 1e9) for posted, _, path in sorted(found)]
 
 
 def any_letters(folder: Path) -> bool:
@@ -86,11 +88,11 @@ def discard(letter: Letter) -> None:
     sync_folder(letter.path.parent)
 
 
-def _read(path: Path) -> Letter:
+def _read(path: Path, posted: float) -> Letter:
     kind, _, rest = path.name.partition(".")
     try:
         text = path.read_bytes() if path.stat().st_size <= LARGEST_LETTER_BYTES else b""
         content = json.loads(text)
     except (OSError, ValueError, RecursionError):
         content = None
-    return Letter(kind, rest.removesuffix(".json"), content if isinstance(content, dict) else None, path)
+    return Letter(kind, rest.removesuffix(".json"), content if isinstance(content, dict) else None, path, posted)

@@ -39,6 +39,7 @@ from sifu.store.lock import WriterLock
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import CERTIFICATES, HEAD_FILE, EvaluationRow, RunReader
 from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
+from sifu.store.standing import read_standing, remove_standing
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 
 LOCK_FILE = "lock"
@@ -313,6 +314,9 @@ class RunWriter(RunReader):
         """
         if (self.folder / REPORT).is_dir():
             shutil.rmtree(self.folder / REPORT)
+        standing = read_standing(self.folder)
+        if standing is None or standing.node != self.tip:
+            remove_standing(self.folder)
         for name in ("", *_FOLDERS):
             for path in sorted((self.folder / name).glob(files.TEMPORARY_PREFIX + "*")):
                 path.unlink()
