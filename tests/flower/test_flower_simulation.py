@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import threading
 from pathlib import Path
 
 import pytest
+from memory_grid import MemoryGrid
 
 from sifu.core.errors import InputError
 from sifu.experiments.engines import ClientCache, engine_source
 from sifu.experiments.runner import Bench, Options
+from sifu.flower.exchange import Exchange
+from sifu.flower.simulation import _InterruptibleGrid
+from sifu.flower.wire import profile_message, read_profile
 
 WITH_RAY = importlib.util.find_spec("ray") is not None
 
@@ -47,6 +52,16 @@ def test_all_methods_on_the_simulation_give_the_rows_of_the_embedded_engine(tmp_
                 assert value == expected, (place, column)
         compared += 1
     assert compared >= 28
+
+
+def test_ctrl_c_reaches_the_thread_that_waits_for_answers() -> None:
+    interrupted = threading.Event()
+    grid = MemoryGrid()
+    grid.add(1, object())
+    grid.trouble[1] = lambda message: interrupted.set()  # it is pressed while nobody answers
+    exchange = Exchange(_InterruptibleGrid(grid, interrupted), poll=0.01)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        exchange.ask({0: profile_message(1, "", 600.0)}, 600.0, read_profile)
 
 
 def test_an_engine_that_is_not_there_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

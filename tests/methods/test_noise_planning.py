@@ -16,6 +16,7 @@ from run_tools import copy_run, small_spec, state
 from sifu.api.what_if import what_if
 from sifu.core.rollback import is_allowed
 from sifu.core.spec import Spec
+from sifu.core.tracking import summarise_round
 from sifu.methods.forecast import Forecast, Prediction
 from sifu.methods.noise_choice import SIGMA_LADDER, on_ladder
 from sifu.methods.sequence import influence
@@ -116,6 +117,37 @@ def test_influence_where_losses_contract(tmp_path: Path) -> None:
     assert not view.path.constant_when_absent
     everyone = np.arange(len(view.clients))
     np.testing.assert_allclose(influence(view, view.path.tip), view.tracker().total(everyone), rtol=1e-9)
+
+
+def test_forward_forgetting_is_weighed_where_losses_contract(trained: Path, tmp_path: Path) -> None:
+    assert sifu.open_run(trained).plan(["client-001"]).forward is None
+    spec = SPEC | {"local": {"steps": 10, "weight_decay": 0.05}, "stop": {"target": 0.9, "max_rounds": 300}}
+    run = sifu.train(spec, run=tmp_path / "run")
+    plan = run.plan(["client-001"], epsilon=2.0)
+    forward, view = plan.forward, RunView(run.reader())
+    assert forward is not None
+    tracker = view.tracker()
+    psi = [float(tracker.total(np.array([1]))[0])]
+    # The truth: rounds without the client, each with its own scalars, by the code that follows Psi in training.
+    stays = np.delete(np.arange(40), 1)
+    for _ in range(forward.rounds):
+        _, scalars = summarise_round(
+            stays,
+            np.array([view.clients[k].samples for k in stays]),
+            np.full(39, 0.1),
+            0.1,
+            0.0,
+            factors=view.regularities.factors[stays],
+            averagedness=view.regularities.averagedness[stays],
+            server_rate=view.facts.server_rate,
+            population_samples=None,
+        )
+        tracker.update(scalars)
+        psi.append(float(tracker.total(np.array([1]))[0]))
+    assert psi == sorted(psi, reverse=True)
+    assert forward.contraction < 1.0
+    assert forward.noise_std == pytest.approx(plan.multiplier * psi[-1], rel=1e-6)
+    assert forward.predicted_rounds > forward.rounds
 
 
 def test_the_most_expensive_client_has_the_largest_psi(trained: Path) -> None:

@@ -24,6 +24,13 @@ REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds without one output a class."""
 
 
+def way_to_go_on(spec: Spec, phase: str) -> str:
+    """The command that goes on with a run that was interrupted in a phase."""
+    if spec.data.name == FLOWER:
+        return "flwr run"
+    return "sifu train" if phase == "training" else "sifu forget"
+
+
 def clients_from_spec(
     spec: Spec,
     data_folder: str | Path | None = None,

@@ -7,6 +7,7 @@ with the same clients and the same ones forgotten, whatever was killed.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -90,9 +91,15 @@ def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve_on_flower(grid, Settings.of(context.run_config), make_blueprint)
+        serve_on_flower(grid, Settings.of(context.run_config), make_blueprint, progress=_tell)
 
     return app
+
+
+def _tell(made: Progress) -> None:
+    """A line for each round in the stream of `flwr run`; what went wrong in it is logged there, too."""
+    accuracy = "" if math.isnan(made.accuracy) else f", accuracy {made.accuracy:.1%}"
+    print(f"{made.phase}: {made.rounds} rounds{accuracy}", flush=True)
 
 
 def serve_on_flower(

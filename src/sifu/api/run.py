@@ -15,7 +15,7 @@ from typing import Any
 
 from sifu.api.custody import anchor_of, back_up, keys_of, rotate_key
 from sifu.api.erasure import Purge, purge
-from sifu.api.federation import clients_from_spec, engine_from_spec
+from sifu.api.federation import clients_from_spec, engine_from_spec, way_to_go_on
 from sifu.api.integrity import blaming_damage, check_integrity
 from sifu.api.lifecycle import DEADLINE_DAYS, Lifecycle, check_new, receive
 from sifu.api.mailbox import Mailbox, take_in
@@ -191,7 +191,7 @@ class Run:
             if reader.phase not in ("training", "retraining", "ready"):
                 raise RunDamagedError(f"{self.folder} is damaged: its phase is {reader.phase!r}")
             if reader.phase != "ready":
-                way = "sifu train" if reader.phase == "training" else "sifu forget"
+                way = way_to_go_on(self.spec, reader.phase)
                 raise InputError(
                     f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
                 )

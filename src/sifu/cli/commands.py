@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sifu.api import Outcome, Run
+from sifu.api.federation import way_to_go_on
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
 from sifu.core.ledger import finite_or_text
 from sifu.methods.registry import METHODS
@@ -56,7 +57,7 @@ def show_status(run: Run, as_json: bool) -> None:
     if missed and status["phase"] == "ready":
         out.print(f"[yellow]{missed}[/]")
     if status["phase"] != "ready":
-        way = "sifu train" if status["phase"] == "training" else "sifu forget"
+        way = way_to_go_on(run.spec, status["phase"])
         out.print(f"It was interrupted, or is at work: {way} goes on with it.")
     out.print(
         f"{len(clients)} clients: "

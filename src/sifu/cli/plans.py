@@ -17,6 +17,7 @@ from sifu.core.certificate import attacker_rate
 from sifu.core.errors import InputError
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import BEFORE_TRAINING
+from sifu.methods.forward import ForwardForgetting
 from sifu.methods.plan import NoiseOption, Plan
 from sifu.methods.sequence import LOOK_AHEAD, BudgetLine, Outlook
 
@@ -62,6 +63,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "units": [asdict(one) | {"psi_now": finite_or_text(one.psi_now)} for one in plan.units],
         "budgets": [budget_values(one) for one in plan.budgets],
         "outlook": asdict(plan.outlook) if plan.outlook else None,
+        "forward": asdict(plan.forward) if plan.forward else None,
         "notes": list(plan.notes),
     }
 
@@ -163,6 +165,8 @@ def print_sequence(plan: Plan) -> None:
         out.print(budgets_table(plan.budgets))
     if plan.outlook:
         out.print(outlook_text(plan.outlook))
+    if plan.forward:
+        out.print(forward_text(plan.forward, plan.predicted_rounds))
 
 
 def budgets_table(lines: Sequence[BudgetLine]) -> Table:
@@ -182,6 +186,17 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
 def outlook_text(outlook: Outlook) -> str:
     """How far the history still goes, in a sentence or two."""
     return _fixed_noise_text(outlook) + _auto_text(outlook)
+
+
+def forward_text(forward: ForwardForgetting, predicted: int | None) -> str:
+    """What going on first would give, and that it is not done."""
+    faster = predicted is not None and forward.predicted_rounds < predicted
+    return (
+        f"Forward forgetting (L = {forward.contraction:.4g} a round): {forward.rounds} rounds without them, not "
+        f"released, then noise {number(forward.noise_std)}: perhaps {forward.predicted_rounds} rounds in all, "
+        + ("fewer than this plan; " if faster else "no fewer than this plan; ")
+        + "sifu does not carry it out."
+    )
 
 
 def _auto_text(outlook: Outlook) -> str:

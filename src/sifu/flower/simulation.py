@@ -10,11 +10,12 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 CURRENT = "current"
 START_ATTEMPTS = 3
+UNTIL_SAVED = 60.0
+"""Seconds that a simulation has after Ctrl-C to save the rounds it has finished."""
 PATIENCE = Patience(timeout=600.0, poll=0.02, pause=1.0)
 """Long: the first message to a process waits until it has imported torch, and nobody here is ever lost."""
 
@@ -52,6 +55,7 @@ def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what goes wrong is an incident, or raised here
     server = ServerApp()
     raised: list[BaseException] = []
+    interrupted, finished = threading.Event(), threading.Event()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
@@ -59,15 +63,34 @@ def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
             end = time.monotonic() + PATIENCE.timeout
             while len(list(grid.get_node_ids())) < nodes and time.monotonic() < end:
                 time.sleep(PATIENCE.poll)
-            serve(grid)
+            serve(cast("Grid", _InterruptibleGrid(grid, interrupted)))
         except BaseException as error:
             raised.append(error)
+        finally:
+            finished.set()
 
     _start_ray()
     make = partial(_load, str(folder))
-    run_simulation(server, client_app(make), nodes, backend_config={"client_resources": {"num_cpus": 1}})
+    try:
+        run_simulation(server, client_app(make), nodes, backend_config={"client_resources": {"num_cpus": 1}})
+    except KeyboardInterrupt:
+        interrupted.set()
+        finished.wait(UNTIL_SAVED)  # it has rounds to save
+        raise
     if raised:
         raise raised[0]
+
+
+class _InterruptibleGrid:
+    """A grid that hands Ctrl-C on to the thread that uses it: nobody would answer that thread any more."""
+
+    def __init__(self, grid: Grid, interrupted: threading.Event) -> None:
+        self._grid, self._interrupted = grid, interrupted
+
+    def __getattr__(self, name: str) -> Any:
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
+        return getattr(self._grid, name)
 
 
 def _start_ray() -> None:

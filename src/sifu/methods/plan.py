@@ -9,6 +9,7 @@ from sifu.core.composition import TrainingNoise
 from sifu.core.premises import Level, Premise
 from sifu.core.rollback import Subject
 from sifu.core.terms import RequestTerms
+from sifu.methods.forward import ForwardForgetting
 from sifu.methods.sequence import BudgetLine, Outlook
 from sifu.methods.units import UnitView
 
@@ -48,6 +49,7 @@ class Plan:
     `untouched` says that nobody who must be hidden ever touched the source, `training_noise` what noise in training
     promises where the method rests on it. `predicted_interval` holds the rounds to the target in most cases, `units` a
     request of several clients in both units, `budgets` those of everyone forgotten earlier, `outlook` what is to come.
+    `forward` is what going on first would give where L < 1: advice, it is not what the plan does.
     """
 
     terms: RequestTerms
@@ -76,6 +78,7 @@ class Plan:
     units: tuple[UnitView, ...] = ()
     budgets: tuple[BudgetLine, ...] = ()
     outlook: Outlook | None = None
+    forward: ForwardForgetting | None = None
 
     @property
     def delta_reached(self) -> float:

@@ -13,9 +13,10 @@ from sifu.core.calibration import hidden_sensitivity
 from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
 from sifu.core.premises import Premise, level_of
-from sifu.core.rollback import Exposure, choose_node, largest_psi
+from sifu.core.rollback import Exposure, choose_node, largest_psi, least_noise
 from sifu.core.terms import RequestTerms
 from sifu.methods.forecast import Forecast, predicted_rounds
+from sifu.methods.forward import weigh_forward
 from sifu.methods.method import Method, Start, StartsFrom
 from sifu.methods.noise_choice import NoiseChoice, choose_noise, noise_options
 from sifu.methods.noised import noised_model, noised_premises, planned_charges
@@ -101,6 +102,7 @@ class Sifu(Method):
             units=both_units(view, terms, noise_std, earlier),
             budgets=budget_lines(view, earlier, node.depth, node.noise_std),
             outlook=outlook(view, node.depth, node.noise_std, terms, clients),
+            forward=weigh_forward(view, forecast, clients, least_noise(exposures, view.path.tip, order)),
         )
 
     def premises(
