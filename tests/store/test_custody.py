@@ -346,3 +346,27 @@ def test_a_folder_that_is_there_is_not_overwritten(own_trained: Path, tmp_path: 
     shutil.rmtree(own_trained)
     restore(tmp_path / "b.zip", own_trained, anchor=None)
     assert verify_run(own_trained).problems == []
+
+
+@pytest.mark.parametrize("content", [b"no key at all", None], ids=["garbage", "another one"])
+def test_a_backup_without_the_key_of_its_run_is_refused(
+    own_trained: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    """Everything verifies without the private key, so that it is missing would be noticed at the next certificate."""
+    from sifu.store.keys import create_key
+
+    sifu.open_run(own_trained).backup(tmp_path / "good.zip")
+    create_key(tmp_path)
+    other = (tmp_path / "operator.key").read_bytes() if content is None else content
+    bad = repacked(
+        tmp_path / "good.zip", tmp_path / "bad.zip", lambda members: relisted(members, "operator.key", other)
+    )
+    with pytest.raises(RunDamagedError, match="operator's key"):
+        restore(bad, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_head_file_of_any_length_is_a_sentence(own_trained: Path) -> None:
+    (own_trained / "head").write_text("9" * 5000 + ":aa")
+    with pytest.raises(RunDamagedError, match="speaks of event 999"):
+        sifu.open_run(own_trained).request(["client-000"])

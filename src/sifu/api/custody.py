@@ -180,9 +180,17 @@ def check_whole(staged: Path, file: Path) -> None:
     """Refuse a backup whose run does not verify: its list of files is as easily forged as its files."""
     from sifu.api.verification import verify_run  # which imports this file
 
-    problems = verify_run(staged).problems
-    if problems:
-        raise RunDamagedError(f"{file} is damaged or was changed, nothing was restored. {problems[0]}")
+    verification = verify_run(staged)
+    if verification.problems:
+        raise RunDamagedError(f"{file} is damaged or was changed, nothing was restored. {verification.problems[0]}")
+    if not keys.is_encrypted(staged):  # an encrypted one is opened when it is needed, with its passphrase
+        try:
+            keys.load_key(staged, verification.public_key)
+        except RunDamagedError as error:
+            raise RunDamagedError(
+                f"{file} is damaged or was changed, nothing was restored: the operator's key in it is missing or "
+                "another one, and nothing could be certified with it"
+            ) from error
 
 
 def _record_restoration(
