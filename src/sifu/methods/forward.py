@@ -45,8 +45,12 @@ def weigh_forward(
     view: RunView, forecast: Forecast, leaving: tuple[int, ...], noise_now: float
 ) -> ForwardForgetting | None:
     """The best of going on first; None where L is not below 1, or nothing can be predicted or hidden."""
-    first, factor = forecast.training, contraction_without(view, leaving)
-    if first is None or not 0.0 < noise_now < math.inf or not factor < SLOWEST:
+    first = forecast.training
+    # If nobody's P_i is below 1, no round shrinks anything; known without going over everyone for every plan.
+    if first is None or not 0.0 < noise_now < math.inf or view.regularities.factors.min(initial=np.inf) >= 1.0:
+        return None
+    factor = contraction_without(view, leaving)
+    if not factor < SLOWEST:
         return None
     tip = view.path.tip
     done, edges = view.path.rounds_until(tip), forecast.edges(tip)
