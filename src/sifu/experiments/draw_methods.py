@@ -158,11 +158,12 @@ def draw_request_sets(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         panels[0][column].set_xlim(left=0)
         percent_axis(panels[1][column])
         panels[1][column].set_xlim(-0.03, 1.03)
+    sets = len({one.variant.get("set", "0") for one in courses})
     title(figure, "Whoever asks: " + rounds_message(experiment, courses))
     footnote(
         figure,
         [
-            "A dot for each of the ten requests (mean over seeds), a bar at their mean.",
+            f"A dot for each of {sets} requests (mean over seeds), a bar at their mean. {missed_sentence(courses)}",
             "The paper: SIFU is consistently faster than Scratch and near it on the forgotten, whichever "
             "clients ask. DP "
             "seems fast since its costly training is not shown.",
@@ -207,7 +208,7 @@ def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> 
             reference(axes, mean)
     axes.set_xlim(0, limit)
     axes.xaxis.set_major_formatter(_thousands())
-    axes.locator_params(axis="x", nbins=4)
+    axes.locator_params(axis="x", nbins=4, integer=True)
 
 
 def _thousands() -> Callable[[float, float], str]:
@@ -357,6 +358,17 @@ def measured_sentence(courses: Sequence[Course]) -> str:
         if ratios and line.method in ("sifu", "noisy_scratch", "fed_eraser"):
             parts.append(f"{line.label} {_saved(statistics.fmean(ratios.values()))}")
     return f"Here, against Scratch: {'; '.join(parts)} (mean over data sets and seeds)." if parts else ""
+
+
+def missed_sentence(courses: Sequence[Course]) -> str:
+    """Who missed the target, and how often."""
+    parts = []
+    for line in lines_of(courses):
+        found = by_line(courses, line)
+        missed = sum(not one.reached for one in found)
+        if missed:
+            parts.append(f"{line.label} {missed} of {len(found)}")
+    return f"The target was missed by {', '.join(parts)} runs." if parts else ""
 
 
 def nothing_yet(sentence: str = "no request has been carried out yet") -> Figure:
