@@ -222,6 +222,8 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
 
 
 def _print_summary(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
     from sifu.cli.commands import table
     from sifu.cli.output import out as console
 
@@ -231,7 +233,9 @@ def _print_summary(rows: list[dict[str, Any]]) -> None:
     shown = table(*(name if isinstance(rows[0][name], str) else f"-{name}" for name in columns))
     for row in rows:
         shown.add_row(*(_cell(row[name]) for name in columns))
-    console.print(shown)
+    # A file or a pipe has no width: names stay whole there.
+    wide = console if console.is_terminal else Console(file=console.file, width=160, highlight=False)
+    wide.print(shown)
 
 
 def _cell(value: Any) -> str:
