@@ -56,6 +56,7 @@ def draw_sigma(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         for line in dict.fromkeys(one.line for one in here if one.first["method"] == "sifu"):
             _along_sigma(top, bottom, [one for one in here if one.line == line], line, table_sigma, column == 0)
         top.set_ylim(bottom=0)
+        top.locator_params(axis="y", integer=True)
         top.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 10000 else f"{value:,.0f}")
         percent_axis(bottom, "y")
         bottom.set_ylim(-0.04, 1.04)
@@ -211,14 +212,14 @@ def draw_scale(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         fontsize=8,
     )
     levels = sorted({row["level"] for one in sifu for row in one.rows})
-    title(
-        figure, f"It pays when there are many clients: up to {best_of_all[0]:.0f} times fewer rounds {best_of_all[1]}"
-    )
+    seeds = len({one.first["seed"] for one in sifu})
+    spoken = "Mean over seeds, whiskers: least and largest." if seeds > 1 else "One seed."
+    title(figure, f"SIFU against Scratch: up to {best_of_all[0]:.0f} times fewer rounds {best_of_all[1]}")
     footnote(
         figure,
         [
-            f"Convex, everyone takes part, every request certified as {' or '.join(levels)}. Solid: the best "
-            "sigma tried; dotted: sigma chosen automatically. Mean over seeds, whiskers: least and largest.",
+            f"Convex, everyone takes part, every request certified ({', '.join(levels)}). Solid: the best "
+            f"sigma tried; dotted: sigma chosen automatically. {spoken}",
             "Not in the paper, which has 100 clients.",
         ],
     )
