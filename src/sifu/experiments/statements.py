@@ -365,15 +365,15 @@ def _scale_pays(rows: Sequence[Row]) -> Verdict | None:
     beside = scratch_beside(courses)
     sifu = [one for one in courses if one.first["method"] == "sifu"]
     parts = []
-    for shape, epsilon in dict.fromkeys((one.variant["requests"], one.variant["epsilon"]) for one in sifu):
+    asked = sorted(
+        {(one.variant["requests"], one.variant["epsilon"]) for one in sifu}, key=lambda one: (one[0], float(one[1]))
+    )
+    for shape, epsilon in asked:
         here = [one for one in sifu if (one.variant["requests"], one.variant["epsilon"]) == (shape, epsilon)]
         gains = gains_by_clients(here, beside, auto=False)
         if gains:
-            most = max(gains, key=lambda clients: gains[clients][0])
-            parts.append(
-                f"{shape_words(shape).lower()} at epsilon {epsilon}: up to {gains[most][0]:.1f} times fewer rounds "
-                f"({most:,} clients)"
-            )
+            each = ", ".join(f"{gains[clients][0]:.3g} ({clients:,} clients)" for clients in sorted(gains))
+            parts.append(f"{shape_words(shape).lower()} at epsilon {epsilon}, times fewer rounds: {each}")
     if not parts:
         return None
     levels = sorted({row["level"] for one in sifu for row in one.rows})
