@@ -172,7 +172,7 @@ class Verifier:
     # ---- section 6: the ledger, and the tables that follow from it
 
     def check_ledger(self) -> None:
-        previous, next_node, replayed = bytes(32), 0, {t: {} for t in REPLAYED}
+        previous, next_node, replayed, dropped = bytes(32), 0, {t: {} for t in REPLAYED}, set()
 
         def put(table: str, row: Row) -> None:
             key = tuple(row[k] for k in REPLAYED[table])
@@ -197,7 +197,14 @@ class Verifier:
                 self.restored.append(moment)
             if event["kind"] == "purged":
                 self.purges.append(moment | {"known": sorted(i for (i,) in replayed["subjects"])})
-            for key, value in payload.get("run", {}).items():
+            said, recorded = payload.get("run", {}), payload.get("rows", {})
+            fixed = {"facts", "spec", "asked", "layout", "versions", "run"} & said.keys()
+            self.check(event["seq"] == 1 or not fixed, f"{at}: changes {sorted(fixed)}")
+            self.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if recorded else None)
+            again = {row["node"] for row in payload.get("models", [])} & dropped
+            self.check(not again, f"{at}: erased models {sorted(again)} are there again")
+            dropped.update(payload.get("dropped_models", []))
+            for key, value in said.items():
                 put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
             for node in payload.get("dropped_models", []):
                 self.check(models.pop((node,), None), f"{at}: drops model {node}, which is not there")

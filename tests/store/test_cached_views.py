@@ -101,3 +101,19 @@ def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_
     assert as_remembered() == as_read_now()
     assert 7.0 in {row[3] for row in as_remembered()}
     warm.close()
+
+
+def test_a_second_plan_asks_no_client_for_its_rate_again(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows from all clients together is worked out once: of many it takes longer than a plan."""
+    from sifu.core import regularity
+
+    run = sifu.open_run(own_trained)
+    first = run.plan(["client-003"])
+    asked = []
+    honest = regularity.largest_momentum_step
+    monkeypatch.setattr(regularity, "largest_momentum_step", lambda *known: asked.append(known) or honest(*known))
+    again = run.plan(["client-003"])
+    assert asked == []
+    assert again.source_node == first.source_node
+    assert sifu.open_run(own_trained).plan(["client-003"]).level == first.level
+    assert asked, "a run that was just opened has to ask"

@@ -18,6 +18,7 @@ from sifu.core.identity import (
     AUTHENTICATED,
     Admitted,
     admitted_of,
+    check_names,
     key_fingerprint,
     plain,
     with_added,
@@ -29,8 +30,9 @@ from sifu.methods.view import RunView
 from sifu.store.database import DATABASE
 from sifu.store.files import write_atomically
 from sifu.store.inbox import post
+from sifu.store.lock import WriterLock
 from sifu.store.reader import RunReader
-from sifu.store.writer import CLIENTS_FILE, RunWriter
+from sifu.store.writer import CLIENTS_FILE, LOCK_FILE, RunWriter
 
 ADMITTED = "admitted"
 """The key of the run table that holds the list."""
@@ -62,10 +64,18 @@ def listed_clients(folder: Path) -> tuple[Admitted, ...]:
     if (folder / DATABASE).exists():
         reader = RunReader(folder)
         try:
-            if reader.value(ADMITTED, ""):
-                return recorded_clients(reader)
+            return _known_clients(reader)
         finally:
             reader.close()
+    return _clients_of_file(folder)
+
+
+def _known_clients(reader: RunReader) -> tuple[Admitted, ...]:
+    """The list of the ledger; of the file as long as the ledger has none, between a run's first event and its next."""
+    return recorded_clients(reader) if reader.value(ADMITTED, "") else _clients_of_file(reader.folder)
+
+
+def _clients_of_file(folder: Path) -> tuple[Admitted, ...]:
     path = folder / CLIENTS_FILE
     if not path.exists():
         return ()
@@ -90,9 +100,12 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
     """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
     if not (folder / DATABASE).exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        changed = _changed(listed_clients(folder), change)
-        write_atomically(folder / CLIENTS_FILE, json.dumps(plain(changed), indent=1).encode() + b"\n")
-        return True
+        # Two changes at once would each write the list without the other's; a run may be made of it at the same time.
+        with WriterLock(folder / LOCK_FILE):
+            if not (folder / DATABASE).exists():
+                changed = _changed(listed_clients(folder), change)
+                write_atomically(folder / CLIENTS_FILE, json.dumps(plain(changed), indent=1).encode() + b"\n")
+                return True
     try:
         writer = RunWriter.open(folder)
     except RunBusyError:
@@ -112,7 +125,7 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
 
 def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
     """Record a change to the list of a run; one that changes nothing is not recorded."""
-    before = recorded_clients(writer)
+    before = _known_clients(writer)
     after = _check(writer, change)
     if after != before:
         with uninterrupted():
@@ -121,7 +134,7 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
 
 def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
     """The list after a change to a run's, or a sentence about why it cannot be."""
-    before = recorded_clients(reader)
+    before = _known_clients(reader)
     after = _changed(before, change)
     view = RunView(reader)
     name = str(change.get("name"))
@@ -149,6 +162,7 @@ def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Adm
     try:
         do, name = change["do"], str(change["name"])
         if do == "add":
+            check_names([name])
             return with_added(entries, name, str(change["key"]))
         if do == "replace":
             return with_new_key(entries, name, str(change["key"]))

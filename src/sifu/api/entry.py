@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from sifu.api.run import Run
 from sifu.api.spec_files import load_spec
 from sifu.core.engine import Engine
 from sifu.core.errors import InputError
+from sifu.core.identity import check_names
 from sifu.core.spec import Spec
 from sifu.methods.training import ProgressCallback
 from sifu.methods.view import Regularities
@@ -134,16 +135,6 @@ def check_same_spec(existing: Run, asked: Spec) -> None:
                     f"{existing.folder} was made with {name} = {found!r}, the spec says {value!r}: "
                     "use the same spec to continue it, or another folder"
                 )
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Refuse names that cannot be given on a command line or written down."""
-    for name in names:
-        if "," in name or name != name.strip() or not name.isprintable() or len(name) > 200:
-            raise InputError(
-                f"the client name {name[:80]!r} cannot be used: take out commas, blanks at its ends and unprintable "
-                "characters, and keep it below 200 characters"
-            )
 
 
 def as_clients(data: Any, spec: Spec) -> Any:

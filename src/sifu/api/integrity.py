@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from sifu.api.events_check import check_events
 from sifu.core.errors import RunDamagedError, SifuError
 from sifu.core.ledger import Event, broken_links
 from sifu.core.regularity import RoundRegularity
 from sifu.methods.view import RunView
+from sifu.store.database import schema_problems
 from sifu.store.projection import KEYS, changes, replay
 from sifu.store.reader import RunReader, readable
 from sifu.store.rows import ParticipationRows, clients_digest, rows_digest
@@ -20,7 +22,7 @@ from sifu.store.rows import ParticipationRows, clients_digest, rows_digest
 
 def check_integrity(reader: RunReader) -> None:
     """Refuse to build on records that are not what the ledger commits to; done before anything is written."""
-    for check in (check_ledger, check_tables, check_rounds):
+    for check in (check_schema, check_ledger, check_events, check_tables, check_rounds):
         with readable(reader.folder):
             problem = next(iter(check(reader)), None)
         if problem is not None:
@@ -42,10 +44,17 @@ def blaming_damage(reader: RunReader) -> Iterator[None]:
 
 
 def check_database(reader: RunReader) -> Iterator[str]:
-    """SQLite's own check of its pages."""
+    """SQLite's own check of its pages, and whether they hold our tables and nothing else."""
     for (line,) in reader.query("PRAGMA integrity_check(5)"):
         if line != "ok":
             yield f"database: {line}"
+    yield from check_schema(reader)
+
+
+def check_schema(reader: RunReader) -> Iterator[str]:
+    """A trigger would change what is written, a table beside ours could keep what was erased."""
+    for problem in schema_problems(reader.connection):
+        yield f"database: {problem}"
 
 
 def check_ledger(reader: RunReader) -> Iterator[str]:

@@ -10,7 +10,8 @@ from typing import Any
 from sifu.api.client_list import change_clients
 from sifu.api.lifecycle import DEADLINE_DAYS, receive
 from sifu.api.signed_requests import id_of_signed, terms_of_signed
-from sifu.core.errors import InputError, SifuError
+from sifu.api.terms import check_retention
+from sifu.core.errors import InputError, NoSpaceError, RunDamagedError, SifuError
 from sifu.core.terms import RequestTerms
 from sifu.methods.training import uninterrupted
 from sifu.methods.view import RunView
@@ -28,6 +29,8 @@ def take_in(writer: RunWriter) -> list[str]:
     for letter in letters(writer.folder):
         try:
             _open(writer, letter)
+        except (NoSpaceError, RunDamagedError):
+            raise  # the letter is not to blame: it stays, to be taken in when there is room
         except SifuError as error:
             refused.append(f"{letter.kind} {letter.id}: {error}")
             payload = {"letter": letter.id, "kind": letter.kind, "content": letter.content, "reason": str(error)}
@@ -45,7 +48,9 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
             raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
-        receive(writer, RunView(writer), terms_of_letter(content), letter.id, _days_left(letter, deadline), actor)
+        view, terms = RunView(writer), terms_of_letter(content)
+        check_retention(view.spec, terms)
+        receive(writer, view, terms, letter.id, _days_left(letter, deadline), actor)
     elif letter.kind == "signed":
         if id_of_signed(letter.content) != letter.id:
             raise InputError("the letter's name is not the id that was signed")

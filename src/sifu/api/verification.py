@@ -13,6 +13,7 @@ from typing import Any
 from sifu.api.certification import RecordedRequest, nodes_to_erase, payload_of_request
 from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
 from sifu.api.erasure import check_purges
+from sifu.api.events_check import check_events
 from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables, payload_of
 from sifu.api.requests import check_lifecycles
 from sifu.api.updates_check import check_updates, check_updates_erased
@@ -72,6 +73,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
             for name, check in (
                 ("database", check_database),
                 ("ledger", check_ledger),
+                ("events", check_events),
                 ("tables", check_tables),
                 ("rounds", check_rounds),
                 ("history", _check_history),
@@ -281,15 +283,18 @@ class _Ledger:
 
     hashes: dict[int, str]
     written: dict[int, str]
+    tips: dict[int, int]
 
     @staticmethod
     def of(reader: RunReader) -> _Ledger:
-        """The hash of each event, and the digest of every model ever recorded; a node's bytes never change."""
-        hashes, written = {}, {}
+        """Of each event its hash and the current model; of each node's model, whose bytes never change, its digest."""
+        hashes, written, tips, tip = {}, {}, {}, 0
         for event in reader.events():
-            hashes[event.seq] = event.hash.hex()
-            written.update({one["node"]: one["digest"] for one in payload_of(event).get("models", [])})
-        return _Ledger(hashes, written)
+            content = payload_of(event)
+            tip = int(content.get("run", {}).get("tip", tip))
+            hashes[event.seq], tips[event.seq] = event.hash.hex(), tip
+            written.update({one["node"]: one["digest"] for one in content.get("models", [])})
+        return _Ledger(hashes, written, tips)
 
 
 def _check_requests(reader: RunReader) -> Iterator[str]:
@@ -331,6 +336,7 @@ def _check_request(
             f"{recorded.multiplier!r}"
         )
     new, earlier = recorded.new_exposures(), recorded.earlier_exposures()
+    yield from _check_subjects(request, recorded)
     charged = {}
     # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
     for one in [*new, *earlier] if recorded.method.protection == "noise" else []:
@@ -359,6 +365,19 @@ def _check_request(
     yield from _check_start(before, request, recorded)
     if request.status == "done":
         yield from _check_statements(reader, request, recorded, content, ledger)
+
+
+def _check_subjects(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
+    """Who is hidden must be who asked, jointly if that was asked for; the node made must be that of the request."""
+    asked = tuple(recorded.view.index_of[name] for name in request.clients)
+    wanted = [asked] if request.unit == "joint" else [(one,) for one in asked]
+    found = [one.subject.clients for one in recorded.new_exposures()]
+    if found != wanted:
+        yield f"request {request.request}: it hides the clients {found}, but was asked to forget {wanted}"
+    made = recorded.view.path.nodes[-1]
+    place = (made.parent, made.branch, made.order, made.noise_std)
+    if place != (request.source_node, recorded.order, recorded.order, recorded.noise_std):
+        yield f"request {request.request}: node {made.node} is not the one that its choice describes"
 
 
 def _check_erasure(
@@ -425,6 +444,13 @@ def _check_statements(
     """Both forms of the certificate, field by field."""
     stored = reader.certificates(request.request)
     done = payload_of_request(reader, request.request, "request done")
+    noised = request.noise_node
+    certified = {which: one["node"] for which, one in done["certified_models"].items()}
+    source = noised if request.source_node is None else request.source_node
+    if certified != {"source": source, "noised": noised, "final": done["final_node"]}:
+        yield f"certificate {request.request}: it names the models of nodes {certified}, which are not the request's"
+    if ledger.tips[done_at := reader.steps()["request done", request.request]] != done["final_node"]:
+        yield f"certificate {request.request}: node {done['final_node']} was not the current model when it was issued"
     for one in done["certified_models"].values():
         if ledger.written.get(one["node"]) != one["digest"]:
             yield f"certificate {request.request}: model {one['node']} is not the one that was recorded"
@@ -433,13 +459,13 @@ def _check_statements(
         if text is None:
             continue  # reported above
         body = json.loads(text)["body"]
-        seq = int(body["ledger"]["seq"])
+        seq = done_at - 1
         facts = recorded.facts(
             final_node=int(done["final_node"]),
             models=done["certified_models"],
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
-            ledger=(seq, ledger.hashes.get(seq, "no such event")),
+            ledger=(seq, ledger.hashes[seq]),
             issued=str(body["issued"]),
         )
         expected = dict(_flatten(json.loads(json.dumps(build(facts)))))

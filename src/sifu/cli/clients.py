@@ -31,7 +31,7 @@ def add_client(
 ) -> None:
     """Put a client on the list, or give it another key."""
     from sifu.api.client_list import fingerprint_of_file
-    from sifu.api.entry import check_names
+    from sifu.core.identity import check_names
 
     check_names([name])
     change = {"do": "replace" if replace else "add", "name": name, "key": fingerprint_of_file(key)}

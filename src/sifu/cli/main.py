@@ -107,11 +107,11 @@ def _is_usage_error(error: Exception) -> bool:
 
 
 def _fail(sentence: str, code: int, as_json: bool) -> None:
-    if as_json:
-        from sifu.cli.output import print_json
+    from sifu.cli.output import harmless, print_json
 
+    if as_json:
         print_json({"error": sentence, "exit_code": code})
-    sys.stderr.write(f"sifu: {sentence}\n")
+    sys.stderr.write(f"sifu: {harmless(sentence)}\n")
     sys.exit(code)
 
 

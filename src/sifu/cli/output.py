@@ -8,9 +8,23 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-out = Console(soft_wrap=False, highlight=False)
-err = Console(stderr=True, highlight=False)
+
+def harmless(text: str) -> str:
+    """Text without what a terminal takes for a command: names, reasons and files come from strangers."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
+
+
+class _Console(Console):
+    """Every text passes here before it is styled, those in tables too."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(harmless(text), **options)
+
+
+out = _Console(soft_wrap=False, highlight=False)
+err = _Console(stderr=True, highlight=False)
 
 LEVEL_STYLES = {"exact": "bold green", "proven": "bold green", "conditional": "bold yellow", "none": "bold red"}
 

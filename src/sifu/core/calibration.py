@@ -20,6 +20,8 @@ from sifu.core.errors import InputError
 Calibration = Literal["exact", "classical"]
 LARGEST_EPSILON = 1e4
 """Beyond this a budget protects nothing, and float64 gives out."""
+LARGEST_NOISE = 1e30
+"""Beyond this a model with noise is nothing but noise, and float32 gives out."""
 SMALLEST_DELTA = 1e-10
 """What is lost in the far tail of the sampler (some 1e-14) must stay far below delta."""
 
@@ -143,9 +145,9 @@ def noise_multiplier(epsilon: float, delta: float, calibration: Calibration = "e
 
 
 def check_noise(noise_std: float) -> None:
-    """Refuse a sigma that is not a positive finite number."""
-    if not (math.isfinite(noise_std) and noise_std > 0.0):
-        raise InputError(f"sigma must be a positive number (or auto), found {noise_std}")
+    """Refuse a sigma that is not a positive number, or so large that models with it overflow."""
+    if not 0.0 < noise_std <= LARGEST_NOISE:
+        raise InputError(f"sigma must be a positive number of at most {LARGEST_NOISE:g} (or auto), found {noise_std}")
 
 
 def hidden_sensitivity(noise_std: float, multiplier: float) -> float:

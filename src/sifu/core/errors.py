@@ -18,6 +18,10 @@ class InputError(SifuError):
     exit_code = 2
 
 
+class NoSpaceError(InputError):
+    """A disk or quota is full: what was asked for was not done, and is not to blame."""
+
+
 class RoundRejectedError(InputError):
     """A round produced values that must not touch the model (NaN, Inf): the last good state stays."""
 

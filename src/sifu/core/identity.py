@@ -9,7 +9,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ AUTHENTICATED = "node keys"
 CLAIMED = "claimed names"
 IN_PROCESS = "in process"
 """How clients are known to the engine, `TrainingFacts.identity`: only the second leaves a doubt."""
+LONGEST_NAME = 200
 
 
 def key_fingerprint(pem: bytes) -> str:
@@ -52,6 +53,16 @@ def admitted_of(values: Iterable[Mapping[str, Any]]) -> tuple[Admitted, ...]:
 def plain(entries: Iterable[Admitted]) -> list[dict[str, str]]:
     """The allow-list as plain values."""
     return [asdict(one) for one in entries]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names that cannot be given on a command line or written down."""
+    for name in names:
+        if not name or "," in name or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
+            raise InputError(
+                f"the client name {name[:80]!r} cannot be used: take out commas, blanks at its ends and unprintable "
+                f"characters, and keep it below {LONGEST_NAME} characters"
+            )
 
 
 def with_added(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:

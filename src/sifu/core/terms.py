@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,8 @@ from sifu.core.rollback import Scope, Unit
 from sifu.core.spec import StopSpec
 
 SigmaChoice = float | Literal["auto"]
+MOST_ROUNDS = 10**9
+"""More than anybody trains, and few enough for the database."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,19 @@ class RequestTerms:
         nameless = [name for name in self.clients if not isinstance(name, str)]
         if nameless:
             raise InputError(f"clients are named by texts, found {nameless[0]!r}")
-        repeated = sorted({name for name in self.clients if self.clients.count(name) > 1})
+        repeated = sorted(name for name, times in Counter(self.clients).items() if times > 1)
         if repeated:
-            raise InputError(f"the request names {', '.join(repeated)} more than once")
+            raise InputError(f"the request names {', '.join(repeated[:5])} more than once")
+        if not isinstance(self.method, str):
+            raise InputError(f"a method is named by a text, found {self.method!r}")
         for name in ("epsilon", "delta", "reserve", "sigma"):
             found: object = getattr(self, name)
             if name == "sigma" and found == "auto":
                 continue
             if isinstance(found, bool) or not isinstance(found, int | float):
                 raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {found!r}")
+            if isinstance(found, int) and abs(found) > MOST_ROUNDS:
+                raise InputError(f"{name} is a number of {found.bit_length()} bits, which nobody needs")
         check_deliverable(self.epsilon, self.delta)
         if self.sigma != "auto":
             check_noise(self.sigma)
@@ -64,8 +71,11 @@ class RequestTerms:
                 raise InputError(f"{name} must be {' or '.join(options)}, found {value!r}")
         if not 0.0 <= self.reserve < 1.0:
             raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
-        if isinstance(self.max_rounds, bool) or not isinstance(self.max_rounds, int) or self.max_rounds < 0:
-            raise InputError(f"max_rounds must be a whole number, 0 for the spec's, found {self.max_rounds!r}")
+        rounds: object = self.max_rounds
+        if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= MOST_ROUNDS:
+            raise InputError(
+                f"max_rounds must be a whole number up to {MOST_ROUNDS}, 0 for the spec's, found {rounds!r}"
+            )
         wanted: object = self.target
         if wanted is not None and (
             isinstance(wanted, bool) or not isinstance(wanted, int | float) or not 0.0 <= wanted <= 1.0

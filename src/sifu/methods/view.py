@@ -108,13 +108,18 @@ class RunView:
     def rate_source(self, clients: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without `clients`."""
         # Whoever joined later had no say in the rate.
-        founders = self.clients[: self.founders]
-        largest = largest_certified_rate(founders, self.facts.momentum)
+        founders, rates = self.clients[: self.founders], self.regularities.certified_rates
+        # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.
+        largest = (
+            largest_certified_rate(founders, self.facts.momentum)
+            if rates is None
+            else largest_rate_within(rates[: self.founders])
+        )
         # A rate copied by hand from what a plan printed tells as much as an automatic one.
         copied = largest is not None and math.isclose(self.facts.local_rate, largest, rel_tol=1e-4)
         if self.reader.asked["local"]["rate"] != "auto" and not copied:
             return "given"
-        rates, gone = self.regularities.certified_rates, sorted(one for one in set(clients) if one < self.founders)
+        gone = sorted(one for one in set(clients) if one < self.founders)
         if rates is None:
             rest = [one for index, one in enumerate(founders) if index not in gone]
             same = largest_certified_rate(rest, self.facts.momentum) == largest

@@ -118,7 +118,8 @@ def _unpack(file: Path, staged: Path) -> None:
                 if one.filename != MANIFEST:
                     _unpack_one(archive, one, listed[one.filename], staged / one.filename)
     except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # a place before the file's beginning is the archive's fault
+        # A place before the file's beginning is the archive's fault, and a folder is no file.
+        if error.errno not in (None, errno.EINVAL, errno.EISDIR):
             raise
         raise InputError(f"{file} is not a backup: {error}") from error
     except (

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from sifu.core.errors import InputError, RunDamagedError
+from sifu.core.errors import InputError, NoSpaceError, RunDamagedError
 
 DATABASE = "run.db"
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -90,6 +90,37 @@ def _look_like_the_current_schema(connection: sqlite3.Connection, folder: Path) 
         raise
 
 
+def schema_problems(connection: sqlite3.Connection) -> list[str]:
+    """Tables, views, triggers and indices that are not as we make them; of an older run its two other tables."""
+    found, wanted = _definitions(connection), _expected_definitions()
+    if is_older_schema(connection):
+        wanted.pop("rejections")
+        found["requests"] = wanted["requests"]  # without a deadline; what it holds is compared with the ledger
+    return [
+        f"{name[:60]!r} is not as sifu makes it, or should not be there"
+        for name in sorted(found.keys() | wanted.keys())
+        if found.get(name) != wanted.get(name)
+    ]
+
+
+def _expected_definitions() -> dict[str, str]:
+    made = sqlite3.connect(":memory:")
+    try:
+        made.executescript(files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+        return _definitions(made)
+    finally:
+        made.close()
+
+
+def _definitions(connection: sqlite3.Connection) -> dict[str, str]:
+    """What SQLite remembers of each thing in the file; its own indices have no text, its own tables are left out."""
+    try:
+        rows = connection.execute("SELECT name, type, tbl_name, sql FROM main.sqlite_master").fetchall()
+    except UNUSABLE as error:
+        raise RunDamagedError(f"the run's database cannot be used: {error}") from error
+    return {str(name): " ".join(f"{kind} {table} {sql}".split()) for name, kind, table, sql in rows}
+
+
 def is_older_schema(connection: sqlite3.Connection) -> bool:
     """Whether the run must be brought up to date before it is written to."""
     return bool(connection.execute("PRAGMA main.user_version").fetchone()[0] == OLDER_SCHEMA)
@@ -137,7 +168,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
         busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     except sqlite3.OperationalError as error:
         if "full" in str(error):
-            raise InputError(
+            raise NoSpaceError(
                 "no space left to write the run's database anew: what was deleted may still be in its pages; free some "
                 "and run sifu purge"
             ) from error
@@ -160,7 +191,7 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-            raise InputError(
+            raise NoSpaceError(
                 "no space left to write the run's database: free some and run the command again; nothing was lost"
             ) from error
         if isinstance(error, UNUSABLE) and not isinstance(error, sqlite3.IntegrityError):

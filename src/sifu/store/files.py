@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sifu.core.errors import InputError, RunDamagedError
+from sifu.core.errors import NoSpaceError, RunDamagedError
 from sifu.core.layout import ModelLayout, Vector
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -25,7 +25,7 @@ def room_to_write(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
+            raise NoSpaceError(
                 f"no space left to write {path}: free some and run the command again; nothing was lost"
             ) from error
         raise

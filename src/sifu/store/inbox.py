@@ -40,7 +40,10 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     check_request_id(id)
     inbox = folder / INBOX
     inbox.mkdir(mode=0o700, exist_ok=True)
-    body = canonical_json(content)
+    try:
+        body = canonical_json(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{kind} {id} cannot be written down: {error}") from error
     path = inbox / f"{kind}.{id}.json"
     temporary = inbox / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     with room_to_write(path):
@@ -89,10 +92,16 @@ def discard(letter: Letter) -> None:
 
 
 def _read(path: Path, posted: float) -> Letter:
-    kind, _, rest = path.name.partition(".")
+    kind, _, rest = _printable(path.name).partition(".")
     try:
         text = path.read_bytes() if path.stat().st_size <= LARGEST_LETTER_BYTES else b""
         content = json.loads(text)
+        canonical_json(content)  # what cannot be written into the ledger (NaN, half a character) was not read
     except (OSError, ValueError, RecursionError):
         content = None
     return Letter(kind, rest.removesuffix(".json"), content if isinstance(content, dict) else None, path, posted)
+
+
+def _printable(name: str) -> str:
+    """A file's name as it can be written down and shown; one that is changed by this is no usable id."""
+    return "".join(one if one.isprintable() else "?" for one in name)

@@ -269,6 +269,7 @@ class RunWriter(RunReader):
             }
         layout, before = self.layout, set(self.models())
         files_before = {file for (file,) in self.query("SELECT file FROM updates")} if updates else set()
+        committing = False
         try:
             with transaction(self.connection):
                 for (request, form), content in contents.items():
@@ -278,7 +279,12 @@ class RunWriter(RunReader):
                 if updates:
                     payload["updates"] = [self._write_updates(one) for one in updates]
                 event = self._record(kind, payload, rows or NewRows(), models, layout)
+                committing = True
         except Exception:
+            if committing:
+                # An error while committing does not say whether the event will be there after a crash: its files stay.
+                # If it is not, the next opening finds that no row names them.
+                raise
             for one in models:
                 if one.node not in before:
                     files.model_path(self.folder, one.node).unlink(missing_ok=True)

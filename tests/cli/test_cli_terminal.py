@@ -1,0 +1,49 @@
+"""Nothing a stranger wrote reaches the terminal as a command: no escape sequence in sentences, lists or tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from run_tools import Command
+from sifu.cli.output import harmless
+
+CLEAR = "\x1b[2J"
+
+
+def test_what_a_terminal_obeys_is_shown_as_question_marks() -> None:
+    assert harmless(f"a{CLEAR}b\x07\x9b1m\u202e\r\nc\td é 客") == "a?[2Jb??1m??\nc\td é 客"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", "--clients", f"{CLEAR}client"),
+        ("request", "--clients", "client-001", "--id", f"{CLEAR}id"),
+        ("verify", "--anchor", f"1:{CLEAR}"),
+    ],
+)
+def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli: Command, command: tuple) -> None:
+    answer = cli(command[0], own_trained, *command[1:])
+    assert answer.code == 2
+    assert "\x1b" not in answer.out + answer.err
+
+
+def test_reasons_and_letters_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
+    """A reason is free text, and a letter is a file that somebody put there."""
+    assert cli("request", own_trained, "--clients", "client-001", "--id", "q").code == 0
+    assert cli("decide", own_trained, "q", "refused", "--reason", f"{CLEAR}because").code == 0
+    (own_trained / "inbox").mkdir(exist_ok=True)
+    (own_trained / "inbox" / f"re{CLEAR}quest.a.json").write_text("{}")
+    for command in ("requests", "status", "verify"):
+        answer = cli(command, own_trained)
+        assert answer.code == 0
+        assert "\x1b" not in answer.out + answer.err
+    assert "because" in cli("requests", own_trained).out
+
+
+def test_a_folder_is_no_backup(tmp_path: Path, cli: Command) -> None:
+    answer = cli("restore", tmp_path, tmp_path / "run")
+    assert answer.code == 2
+    assert "not a backup" in answer.err
