@@ -10,9 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
+from sifu.experiments.draw_methods import time_limited_message
 from sifu.experiments.figures import write_figures
 from sifu.experiments.page import write_page
-from sifu.experiments.reading import courses_of, fewer_than_scratch, lines_of
+from sifu.experiments.reading import courses_of, fewer_than_scratch, lines_of, scratch_beside
 from sifu.experiments.settings import experiment_names
 from sifu.experiments.statements import STATEMENTS, verdicts
 
@@ -123,3 +124,40 @@ def test_the_page_holds_figures_tables_and_where_they_came_from(tmp_path: Path) 
     for name in ("sequential.png", "sequential.csv", "psi-alpha.png", "psi-alpha.csv"):
         assert (tmp_path / "page" / name).exists()
         assert name in text
+
+
+def measured(says: str, name: str, rows: list[dict[str, object]]) -> str:
+    return next(verdict.measured for one, verdict in verdicts({name: rows}) if one.says.startswith(says))
+
+
+def test_a_method_that_diverges_is_not_judged_by_its_other_seeds() -> None:
+    limited = made_up_rows("time-limited")
+    alone = "in limited time SIFU alone"
+    for row in limited:
+        if row["method"] == "sifu" and "limit" in str(row["variant"]):
+            row["accuracy_retain_after"] += 0.005  # type: ignore[operator]
+    assert verdict_of(alone, "time-limited", limited) == "same"
+    for row in limited:
+        if (row["method"], row["preset"], row["dataset"]) == ("sifu", "paper", "cifar10") and row["seed"] != 1:
+            row["accuracy_retain_after"] = row["accuracy_forget_after"] = None
+    assert verdict_of(alone, "time-limited", limited) == "not the same"
+    assert "diverged in the others" in measured(alone, "time-limited", limited)
+    courses = [one for one in courses_of(limited) if "limit" in one.variant]
+    assert "diverged in" in time_limited_message(courses, scratch_beside(courses_of(limited)))
+
+
+def test_a_statement_names_the_data_sets_a_method_was_run_on() -> None:
+    rows = [row for row in made_up_rows("sequential") if (row["method"], row["dataset"]) != ("dp", "cifar10")]
+    text = measured("DP and Last", "sequential", rows)
+    assert "runs on CIFAR-10, CIFAR-100; DP" in text
+    assert text.endswith("runs on CIFAR-100")
+
+
+def test_averages_say_what_they_are_without_the_data_sets_that_missed() -> None:
+    rows = made_up_rows("sequential")
+    for row in rows:
+        if (row["method"], row["preset"], row["dataset"]) == ("sifu", "paper", "celeba"):
+            row["reached"], row["rounds"] = False, 5000
+    found = {one.says: verdict for one, verdict in verdicts({"sequential": rows})}
+    why = next(verdict.why for says, verdict in found.items() if says.startswith("SIFU takes 52 %"))
+    assert "-54 % on the data sets where none did (MNIST, FashionMNIST, CIFAR-10, CIFAR-100)" in why

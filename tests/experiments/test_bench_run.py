@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import types
@@ -80,6 +81,19 @@ def test_interrupted_again_and_again_it_ends_with_the_same_table(finished: Path,
             interruptions += 1
     assert interruptions >= 5
     assert comparable(out) == comparable(finished)
+    assert not any((out / "runs").iterdir())
+
+
+def test_what_a_killed_session_left_is_removed_unless_it_was_to_be_kept(finished: Path, tmp_path: Path) -> None:
+    for kept in (False, True):
+        out = tmp_path / str(kept)
+        shutil.copytree(finished, out)
+        left = out / "runs" / "train--digits--seed1--paper--shared"
+        left.mkdir(parents=True)
+        if kept:
+            Bench(options(out, presets=("paper",), keep_runs=True, command=("sifu", "--keep-runs"))).run()
+        Bench(options(out, presets=("paper",))).run()
+        assert left.exists() == kept
 
 
 def test_a_folder_of_another_scale_is_refused(finished: Path) -> None:
@@ -256,7 +270,11 @@ def test_the_command_line_runs_plots_and_makes_a_page(cli: Callable[..., Any], t
         (("bench", "run", "sequential", "--methods", "magic"), "method 'magic' is not known"),
         (("bench", "run", "sequential", "--preset", "theirs"), "preset 'theirs' is not known"),
         (("bench", "run", "sequential", "--device", "tpu"), "the device is auto, cpu or cuda"),
+        (("bench", "run", "sequential", "--precision", "f16"), "--precision must be one of float32, tf32, tf32x3"),
+        (("bench", "run", "sequential", "--data", "nowhere"), "the data folder nowhere does not exist"),
+        (("bench", "plot", "sequental"), "did you mean sequential"),
         (("bench", "plot", "sequential"), "holds no results"),
+        (("bench", "page", "nowhere"), "holds no results"),
         (("bench", "page"), "there are no results here"),
     ],
 )
@@ -267,6 +285,7 @@ def test_bad_input_is_refused_with_a_sentence(
     answer = cli(*arguments)
     assert answer.code == 2
     assert sentence in answer.err
+    assert not any(tmp_path.iterdir())
 
 
 def test_bench_list_names_every_experiment(cli: Callable[..., Any]) -> None:

@@ -111,6 +111,8 @@ def run_experiment(
         raise InputError(f"--scale must be smoke or paper, found {scale!r}")
     if max_rounds is not None and max_rounds < 1:
         raise InputError(f"--max-rounds must be at least 1, found {max_rounds}")
+    if data is not None and not data.expanduser().is_dir():
+        raise InputError(f"the data folder {data} does not exist; create it, or name another one (--data DIR)")
     folder = out or Path(f"bench-{name}")
     options = Options(
         name=name,
@@ -145,7 +147,9 @@ def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOpt
     from sifu.cli.output import out as console
     from sifu.cli.output import print_json
     from sifu.experiments.provenance import read_record
+    from sifu.experiments.settings import load_experiment
 
+    load_experiment(name)  # refuses a name that is not known
     folder = out or Path(f"bench-{name}")
     found = read_record(folder)["asked"]["experiment"]
     if found != name:
@@ -218,6 +222,8 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
 
 
 def _print_summary(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
     from sifu.cli.commands import table
     from sifu.cli.output import out as console
 
@@ -227,7 +233,9 @@ def _print_summary(rows: list[dict[str, Any]]) -> None:
     shown = table(*(name if isinstance(rows[0][name], str) else f"-{name}" for name in columns))
     for row in rows:
         shown.add_row(*(_cell(row[name]) for name in columns))
-    console.print(shown)
+    # A file or a pipe has no width: names stay whole there.
+    wide = console if console.is_terminal else Console(file=console.file, width=160, highlight=False)
+    wide.print(shown)
 
 
 def _cell(value: Any) -> str:

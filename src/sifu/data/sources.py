@@ -72,7 +72,7 @@ def load(
     fetch = (
         "its licence forbids an automatic download, so get them at https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
         if name == "celeba"
-        else "let them be fetched (--download)"
+        else "let them be fetched (sifu train --download)"
     )
     same_names = (
         ". MNIST and FashionMNIST share their file names: keep each in its sub-folder" if name in idx.CLASSES else ""

@@ -41,6 +41,8 @@ class Unit(Named, Protocol):
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
 AnyNamed = TypeVar("AnyNamed", bound=Named)
 DEFAULT_LANES = 48
+PRECISIONS = ("float32", "tf32", "tf32x3")
+"""As in `sifu.sim.lanes`, which loads torch: a wrong one is refused before."""
 MOST_KEPT = 8
 """Federations whose data stay in memory."""
 
@@ -259,6 +261,8 @@ def engine_source(
 
     `engine` is embedded, or flower for Flower's simulation.
     """
+    if precision not in PRECISIONS:
+        raise InputError(f"--precision must be one of {', '.join(PRECISIONS)}, found {precision!r}")
     if engine not in ("embedded", "flower"):
         raise InputError(f"the engine is embedded or flower, found {engine!r}")
     if engine == "flower":

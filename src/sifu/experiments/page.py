@@ -23,16 +23,20 @@ LONGEST_TABLE = 120
 
 def write_page(folders: Sequence[Path], out: Path) -> Path:
     """`out`/README.md with the figures and tables of the result folders copied beside it."""
+    records = [(folder, read_record(folder)) for folder in folders]
     out.mkdir(parents=True, exist_ok=True)
     tables: dict[str, list[Row]] = {}
     sections = []
-    for folder in folders:
-        found = read_record(folder)
+    for folder, found in records:
         experiment = load_experiment(found["asked"]["experiment"], found["asked"]["scale"])
         rows = read_table(folder / "results.csv")
         tables[experiment.name] = rows
         sections.append(_section(experiment, found, rows, folder, out))
-    parts = ["# Results", _opening(), "## The paper and what was measured", statements_table(tables)]
+    parts = ["# Results", _opening(), "## The paper and what was measured"]
+    smoke = [found["asked"]["experiment"] for _, found in records if found["asked"]["scale"] == "smoke"]
+    if smoke:
+        parts.append(f"**Smoke runs, whose verdicts mean nothing: {', '.join(smoke)}.**")
+    parts.append(statements_table(tables))
     cost = costs_table(next((tables[name] for name in ("sequential", "watermark") if name in tables), []))
     if cost:
         parts += ["## Storage and traffic", COSTS_OPENING, cost]

@@ -88,7 +88,11 @@ def whisker(axes: Axes, place: float, low: float, high: float) -> None:
 
 def mark_missed(axes: Axes, place: float, end: float, text: str, limit: float) -> None:
     """Say that the target was missed: inside the bar, or beside it where it is too short."""
+    from matplotlib.patheffects import withStroke
+
     inside = end > 0.45 * limit
+    # Bars grow lighter and whiskers cross them: an outline keeps the words readable.
+    outline = [withStroke(linewidth=1.8, foreground=INK)] if inside else []
     axes.annotate(
         text,
         (0.0 if inside else end, place),
@@ -99,6 +103,7 @@ def mark_missed(axes: Axes, place: float, end: float, text: str, limit: float) -
         fontsize=6.5,
         color="white" if inside else GREY,
         fontweight="bold" if inside else "normal",
+        path_effects=outline,
         zorder=6,
     )
 

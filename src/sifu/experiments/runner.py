@@ -26,7 +26,7 @@ from sifu.core.spec import Spec
 from sifu.core.terms import RequestTerms
 from sifu.experiments.counterfactual import measure_distances
 from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
-from sifu.experiments.provenance import provenance, record
+from sifu.experiments.provenance import provenance, read_record, record
 from sifu.experiments.requests import choose_requests
 from sifu.experiments.settings import Experiment, Scale, load_experiment, run_spec, shared_settings
 from sifu.experiments.table import DISTANCE_COLUMNS, REQUEST_COLUMNS, Table
@@ -202,11 +202,16 @@ class Bench:
             result.failures += source.run(
                 ready, lambda unit, engine: self._carry_out(unit, engine, source, result.table)
             )
-            if not self.options.keep_runs and not any(
-                isinstance(one.unit, Trajectory) and one.unit.training.dataset == dataset for one in result.failures
-            ):
-                for training in trainings:
-                    shutil.rmtree(self._folder(training), ignore_errors=True)
+            if not self.options.keep_runs and not any(_dataset_of(one.unit) == dataset for one in result.failures):
+                # Also what an interrupted session was done with but did not live to remove.
+                every = [one for one in work.trajectories if one.training.dataset == dataset]
+                for one in trajectories if self._were_kept() else every:
+                    for folder in (self._folder(one), self._folder(one.training)):
+                        shutil.rmtree(folder, ignore_errors=True)
+
+    def _were_kept(self) -> bool:
+        """Whether an earlier session was asked to keep its run folders."""
+        return any("--keep-runs" in one["command"] for one in read_record(self.options.out)["sessions"])
 
     def _is_done(self, one: Trajectory, table: Table) -> bool:
         return all(table.has(one.place(self.experiment.name, k)) for k in range(1, one.requests.count + 1))
@@ -358,6 +363,10 @@ class Bench:
             path.write_text("\n".join(f"{one.unit.name}\n{one.trace}" for one in result.failures), encoding="utf-8")
         else:
             path.unlink(missing_ok=True)
+
+
+def _dataset_of(unit: Training | Trajectory) -> str:
+    return unit.training.dataset if isinstance(unit, Trajectory) else unit.dataset
 
 
 def distance_spec(
