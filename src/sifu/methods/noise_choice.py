@@ -43,7 +43,9 @@ def noise_options(
 
     More noise than a node needs may reach a later one: every option is at the latest node that its noise allows.
     """
-    needed = {depth: least_noise(exposures, depth, order) for depth in sorted(view.kept, reverse=True)}
+    before = _needed_by_earlier(view, [one for one in exposures if one.subject.order < order], order)
+    new = [one for one in exposures if one.subject.order >= order]
+    needed = {depth: max(least_noise(new, depth, order), before[depth]) for depth in sorted(view.kept, reverse=True)}
     found: dict[tuple[int, float], NoiseOption] = {}
     for least in needed.values():
         if not math.isfinite(least):
@@ -63,6 +65,15 @@ def noise_options(
             level=level_of(premises, exact=noise_std == 0.0),
         )
     return tuple(found.values())
+
+
+def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -> dict[int, float]:
+    """The least noise of each kept node for those forgotten earlier: the same until something is written."""
+    known: dict[object, dict[int, float]] = view.reader.remembered("least noise of those forgotten earlier", dict)
+    key = (view.path.nodes[-1].node, order, tuple(one.subject for one in earlier), tuple(sorted(view.kept)))
+    if key not in known:
+        known[key] = {depth: least_noise(earlier, depth, order) for depth in view.kept}
+    return known[key]
 
 
 def choose_noise(options: Sequence[NoiseOption], forecast: Forecast) -> NoiseChoice:
