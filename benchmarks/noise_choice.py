@@ -42,6 +42,7 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.data import from_dataset, frozen_features, load, partition, trained_convolutions
 from sifu.methods.noised import noised_model
+from sifu.methods.plan import Plan
 from sifu.methods.training import retrain_unrecorded
 from sifu.methods.view import RunView
 
@@ -205,6 +206,9 @@ def measure(
     carried: Callable[..., list[dict[str, Any]]] = partial(carry_out, task, trained, engine)
     tried = carried if task.requests > 1 else partial(try_out, task, run, engine)
     cap = int(CAP * max(rounds, *(one["rounds"] for one in result["scratch"][0])))
+    planned = run.plan(task.asked()[0], sigma="auto")
+    if result["auto"] and result["auto"][0][0]["predicted"] != planned.predicted_rounds:
+        plan_again(result, planned, task.requests)
     while needs_more(result["auto"], repeats):
         # The first one is carried out and certified like any other.
         result["auto"].append((tried if result["auto"] else carried)(cap, sigma="auto"))
@@ -230,6 +234,18 @@ def measure(
         while needs_more(result["grid"][sigma], repeats):
             result["grid"][sigma].append(tried(cap, sigma=float(sigma)))
             yield result
+
+
+def plan_again(result: dict[str, Any], planned: Plan, requests: int) -> None:
+    """Take over a new plan, after a change of the forecast: rounds depend on it by node and noise alone."""
+    same = all(
+        (rows[0]["rollback_to"], rows[0]["sigma"]) == (planned.source_rounds, planned.noise_std)
+        for rows in result["auto"]
+    )
+    if not same or requests > 1:
+        result["auto"] = []
+    for rows in result["auto"]:
+        rows[0] |= {"predicted": planned.predicted_rounds, "interval": list(planned.predicted_interval or ())}
 
 
 def total(rows: list[dict[str, Any]]) -> int:
@@ -344,34 +360,43 @@ def table(lines: list[Line]) -> str:
 
 
 def draw(results: list[dict[str, Any]], file: Path) -> None:
-    """Rounds against sigma, one panel a task, with auto marked."""
+    """Rounds against sigma, one panel a task: means of fixed sigmas, Scratch, and auto with the spread of its draws."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     columns = min(4, len(results))
     lines = -(-len(results) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(3.6 * columns, 2.7 * lines), squeeze=False)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(3.6 * columns, 2.7 * lines), squeeze=False, layout="constrained"
+    )
     for axis in axes.flat[len(results) :]:
         axis.set_visible(False)
     for axis, result in zip(axes.flat, results, strict=False):
-        sigmas = [float(s) for s, found in result["grid"].items() if found]
-        finished = [s for s in sigmas if not any(rows[0].get("stopped") for rows in result["grid"][repr(s)])]
-        axis.plot(finished, [mean_total(result["grid"][repr(s)]) for s in finished], "o-", color="#4477aa", ms=3)
-        axis.axhline(mean_total(result["scratch"]), color="#888888", ls="--", lw=1)
-        autos = [rows[0]["sigma"] for rows in result["auto"] if rows[0]["sigma"] > 0]
-        if autos:
-            axis.plot(
-                autos, [total(rows) for rows in result["auto"] if rows[0]["sigma"] > 0], "*", color="#cc3311", ms=9
-            )
-        else:
-            axis.axhline(mean_total(result["auto"]), color="#cc3311", lw=1)
-        axis.set(xscale="log", yscale="log", title=result["task"], xlim=(sigmas[0] / 1.2, sigmas[-1] * 1.2))
-        axis.title.set_fontsize(8)
-    figure.supxlabel("sigma (of the first request)")
-    figure.supylabel("rounds (dots: fixed sigma, stars: auto, dashes: Scratch)", fontsize=9)
-    figure.tight_layout()
+        whole = {
+            float(sigma): [rows for rows in found if not rows[0].get("stopped")]
+            for sigma, found in result["grid"].items()
+        }
+        # What was stopped has no mean: a gap in the line.
+        means = {sigma: mean_total(found) if found else math.nan for sigma, found in sorted(whole.items())}
+        axis.plot(list(means), list(means.values()), "o-", color="#4477aa", ms=4, lw=1, label="fixed sigma")
+        axis.axhline(mean_total(result["scratch"]), color="#888888", ls="--", lw=1, label="Scratch")
+        totals = [total(rows) for rows in result["auto"]]
+        chosen = statistics.median(rows[0]["sigma"] for rows in result["auto"]) or min(whole)
+        low, high = np.quantile(totals, [0.1, 0.9])
+        axis.plot([chosen, chosen], [max(low, 1), max(high, 1)], color="#cc3311", lw=2, alpha=0.5)
+        axis.plot([chosen], [statistics.mean(totals)], "*", color="#cc3311", ms=12, label="auto (bar: 10 to 90 %)")
+        axis.set(xscale="log", yscale="log", title=result["task"], xlim=(min(whole) / 1.3, max(whole) * 1.3))
+        axis.title.set_fontsize(9)
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.grid(alpha=0.2)
+    axes.flat[0].legend(fontsize=7, loc="best")
+    figure.supxlabel("sigma (of the first request)", fontsize=10)
+    figure.supylabel("rounds to the target, mean", fontsize=10)
     figure.savefig(file, dpi=130)
     plt.close(figure)
 

@@ -2,16 +2,18 @@
 
 A rollback to a model that c rounds made, with noise sigma, leaves that model and a disturbance. k rounds later the
 model would have come to e(c + k), the share of wrong predictions on the recorded curve (`ErrorCurve`), and of the
-disturbance is left what k rounds of training leave of any (`LearningCurve.left`, F). The target is reached when both
+disturbance is left the share H(k). The target is reached when both
 together are no worse than where the curve was when it was reached the first time:
 
-    e(c + k) + kappa * sum_j f_j rise(sigma_j) F(k + a_j)  <=  e(T).
+    e(c + k) + sum_j f_j rise(sigma_j) H(k + a_j)  <=  e(T).
 
 The sum goes over the new noise (a = 0) and the noise edges on the way, a_j rounds old; c counts all rounds on the path.
-rise(sigma), how many more predictions go wrong, comes from the rehearsal at the end of training. kappa = 0.7 is fitted:
-the first round heals a larger share of noise than of theta_0's distance, then both fade alike. Where training is slow
-to begin (one class a client, a network), F tells nothing of noise, and kappa F is at most (1 + p k)^-0.55,
-p = 2.3 * 2 eta K tr(H) / sqrt(d): how fast K steps of rate eta heal noise by the curvature, which the rehearsal knows.
+rise(sigma), how many more predictions go wrong, comes from the rehearsal at the end of training; it shrinks like T / c
+past T, as margins grow. H is the geometric mean of two guesses. One is what training leaves of any disturbance
+(`LearningCurve.left`, F): kappa F, kappa = 0.7, since the first round heals a larger share of noise than of theta_0's
+distance. But where training is slow to begin (one class a client, a network), F tells nothing of noise. The other
+is (1 + p k)^-0.55, p = 2.3 * 2 eta K tr(Hessian) / sqrt(d): how fast K steps of rate eta heal noise by the curvature,
+which the rehearsal knows. All four constants are fitted (docs/noise.md).
 
 f is the luck of the draw: noise of one size does more or less harm, with a standard deviation of 0.7. And accuracy
 scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the prediction,
@@ -45,7 +47,7 @@ from sifu.store.standing import read_standing
 HARM_OF_ERRORS, HARM_OF_LOSS = 0.7, 1.8
 """kappa."""
 PACE, HEALING = 2.3, 0.55
-"""Noise heals at least like (1 + p k)^-`HEALING`, with `PACE` in p."""
+"""By the curvature noise heals like (1 + p k)^-`HEALING`, with `PACE` in p."""
 LUCK = np.array([1.0 + 0.7 * statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
 """Quantiles of f, as likely one as the other."""
 SCATTER = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 5.0) for n in range(5)])
@@ -183,7 +185,7 @@ class Forecast:
     def _left_of_errors(self, k: Floats) -> Floats:
         """The share of wrong predictions made by noise that k rounds leave."""
         assert self.curve is not None
-        return np.minimum(HARM_OF_ERRORS * self.curve.left(k), (1.0 + self._pace * k) ** -HEALING)
+        return np.sqrt(HARM_OF_ERRORS * self.curve.left(k) * (1.0 + self._pace * k) ** -HEALING)
 
     @cached_property
     def _pace(self) -> float:
@@ -313,7 +315,7 @@ class Forecast:
             return np.array([math.inf])
         k = self._ahead
         known = measure.curve(done + k) + self.luck * self._left([one for one in disturbed if one[1] > 0], k)
-        new = self._left([one for one in disturbed if one[1] == 0], k)
+        new = self._left([one for one in disturbed if one[1] == 0], k) * min(1.0, self._scale / max(done, 1.0))
         levels = measure.level + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
         reached = known + LUCK[:, None] * new <= levels[:, None, None]
         return np.where(reached.any(axis=2), k[np.argmax(reached, axis=2)], k[-1]).ravel()
