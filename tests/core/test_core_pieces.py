@@ -36,11 +36,13 @@ def test_every_error_has_an_exit_code() -> None:
     assert {one.__name__: one.exit_code for one in kinds} == {
         "SifuError": 1,
         "InputError": 2,
+        "NoSpaceError": 2,
         "RoundRejectedError": 2,
         "VerificationError": 3,
         "NotCertifiableError": 4,
         "RunDamagedError": 5,
         "RunBusyError": 5,
+        "NobodyAnsweredError": 1,
     }
 
 
