@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import sifu
 from run_tools import copy_run, small_spec
+from sifu.core.engine import Position
 from sifu.methods.forecast import LUCK, MOST_LUCK, SCATTER, Forecast
 from sifu.methods.learning_curve import ErrorCurve, LearningCurve
 from sifu.methods.rehearsal import RATIOS, REHEARSED, rehearse, rehearsed_noises
@@ -93,14 +95,14 @@ def test_a_rehearsal_measures_the_trace_of_the_hessian() -> None:
             return Evaluation(clients, np.array([1]), np.array([1]), np.array([loss]))
 
     model = np.ones(400)
-    rows = rehearse(Quadratic(), model, 10.0, 7, np.array([0]), seed=1)  # type: ignore[arg-type]
+    rows = rehearse(Quadratic(), model, 10.0, 7, np.array([0]), 1, Position(0, 0))  # type: ignore[arg-type]
     plain = 0.5 * Quadratic.h.sum() + 100.0 * 400 + 1e4
     for row in rows:
         sigma = float(row.subset.removeprefix(REHEARSED))
         assert row.node == 7
         # tr(H) / 2; the slope, a thousand times steeper, cancels between the two signs.
         assert (row.loss - plain) / sigma**2 == pytest.approx(Quadratic.h.sum() / 2.0, rel=0.2)
-    assert rehearse(Quadratic(), model, 0.0, 7, np.array([0]), seed=1) == []  # type: ignore[arg-type]
+    assert rehearse(Quadratic(), model, 0.0, 7, np.array([0]), 1, Position(0, 0)) == []  # type: ignore[arg-type]
 
 
 def test_the_same_training_rehearses_the_same(trained: Path, tmp_path: Path) -> None:
@@ -109,19 +111,25 @@ def test_the_same_training_rehearses_the_same(trained: Path, tmp_path: Path) -> 
     assert [one for one in again.reader().evaluations() if one.subset.startswith(REHEARSED)] == first
 
 
-def test_without_a_rehearsal_there_is_a_formula(trained: Path, tmp_path: Path) -> None:
-    import sqlite3
-
-    folder = copy_run(trained, tmp_path / "older")
+def without_rows(run: Path, folder: Path, subset: str) -> Path:
+    """A copy of a run as older versions made it: without some evaluations."""
+    copy_run(run, folder)
     with sqlite3.connect(folder / "run.db") as database:
-        database.execute("DELETE FROM evaluations WHERE subset LIKE 'noise:%'")
+        database.execute("DELETE FROM evaluations WHERE subset LIKE ?", (subset,))
+    return folder
+
+
+def test_without_a_rehearsal_there_is_a_formula(trained: Path, tmp_path: Path) -> None:
+    folder = without_rows(trained, tmp_path / "older", "noise:%")
     measured, formula = (Forecast(RunView(sifu.open_run(one).reader())) for one in (trained, folder))
     assert formula.rise(0.05) == pytest.approx(measured.rise(0.05), rel=1.0)
     assert formula.rise(0.1) == pytest.approx(4.0 * formula.rise(0.05))
 
 
-def test_the_equation_holds_at_the_prediction(trained: Path) -> None:
-    view = RunView(sifu.open_run(trained).reader())
+@pytest.mark.parametrize("rounds_rehearsed", [True, False])
+def test_the_equation_holds_at_the_prediction(trained: Path, tmp_path: Path, rounds_rehearsed: bool) -> None:
+    folder = trained if rounds_rehearsed else without_rows(trained, tmp_path / "older", "healing:%")
+    view = RunView(sifu.open_run(folder).reader())
     forecast = Forecast(view)
     measure, tip = forecast.measure, view.path.tip
     assert measure is not None
@@ -133,7 +141,8 @@ def test_the_equation_holds_at_the_prediction(trained: Path) -> None:
         for (scatter, luck), k in zip(chances, times, strict=True):
             k = np.array([k - 1.0, k])
             level = measure.level + scatter * measure.scatter
-            sides = measure.curve(tip + k) + luck * measure.rise(sigma) * measure.left(k) - level
+            share = 1.0 + measure.spread(sigma) * luck
+            sides = measure.curve(tip + k) + share * measure.harm(sigma, k) - level
             assert sides[1] <= 1e-12
             assert sides[0] > -1e-12 or k[1] == 1.0
 
@@ -148,7 +157,7 @@ def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Pat
     measure, tip = forecast.measure, view.path.tip
     assert measure is not None
     gained = measure.level - float(measure.curve(float(view.path.rounds_until(tip))))
-    left = measure.rise(0.2) * float(measure.left(np.array([float(outcome.rounds)]))[0])
+    left = float(measure.harm(0.2, np.array([float(outcome.rounds)]))[0])
     assert forecast.luck == pytest.approx(np.clip(gained / left, 0.0, MOST_LUCK))
     # What is left of that noise counts in the next prediction.
     assert forecast.edges(tip) == [(0.2, outcome.rounds)]

@@ -38,8 +38,9 @@ from functools import cached_property
 import numpy as np
 
 from sifu.core.terms import RequestTerms
+from sifu.methods.healing import Healing
 from sifu.methods.learning_curve import ErrorCurve, Floats, LearningCurve
-from sifu.methods.rehearsal import rehearsed_noises
+from sifu.methods.rehearsal import healed_noise, rehearsed_noises
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.reader import EvaluationRow
 from sifu.store.standing import read_standing
@@ -48,8 +49,12 @@ HARM_OF_ERRORS, HARM_OF_LOSS = 0.7, 1.8
 """kappa."""
 PACE, HEALING = 2.3, 0.55
 """By the curvature noise heals like (1 + p k)^-`HEALING`, with `PACE` in p."""
-LUCK = np.array([1.0 + 0.7 * statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
-"""Quantiles of f, as likely one as the other."""
+LUCK = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 15.0) for n in range(15)])
+"""Quantiles of f - 1 in standard deviations, as likely one as the other."""
+SPREAD_OF_LUCK, LARGEST_SPREAD = 0.53, 1.5
+"""The standard deviation of f for noise of the rehearsed size; it falls like 1 / sigma, up from the largest."""
+SPREAD_UNREHEARSED = 0.7
+"""The same, whatever the size, where no rounds were rehearsed."""
 SCATTER = np.array([statistics.NormalDist().inv_cdf((n + 0.5) / 5.0) for n in range(5)])
 """The same of where accuracy lies around its curve."""
 MOST_LUCK = 3.0
@@ -94,16 +99,16 @@ class Prediction:
 class Measure:
     """What must fall to `level`: wrong predictions, or the loss.
 
-    `rise` is what noise of a size adds to it, `left` the share of that which some rounds leave; `scatter` is how far
-    what is measured lies around the curve.
+    `harm` is what noise of a size still adds to it after some rounds, `spread` the standard deviation of its luck, and
+    `scatter` how far what is measured lies around the curve.
     """
 
     of_errors: bool
     scatter: float
     curve: Callable[[Floats | float], Floats]
     level: float
-    rise: Callable[[float], float]
-    left: Callable[[Floats], Floats]
+    harm: Callable[[float, Floats], Floats]
+    spread: Callable[[float], float]
 
 
 class Forecast:
@@ -175,12 +180,46 @@ class Forecast:
             return None
         if errors is None or not self._errors_a_loss[0].size:
             level = float(curve.loss(self._scale))
-            return Measure(False, 0.0, curve.loss, level, self.rise, lambda k: HARM_OF_LOSS * curve.left(k))
-        level = errors.at_end
+            return Measure(
+                False,
+                0.0,
+                curve.loss,
+                level,
+                lambda noise, k: self.rise(noise) * HARM_OF_LOSS * curve.left(k),
+                lambda _: SPREAD_UNREHEARSED,
+            )
+        level, target = errors.at_end, 1.0 - self._target
         if self.training is not None:
             # The round that came first to the target was lucky, and so will be the one that comes to it again.
-            level = max(1.0 - self._target, level + (1.0 - self._target - errors.last))
-        return Measure(True, errors.scatter, errors.errors, level, self.rise_of_errors, self._left_of_errors)
+            level += target - errors.last
+        healing = self._healing
+        if healing is not None:
+            return Measure(True, errors.scatter, errors.errors, level, healing.errors, self._spread_of_luck)
+        if self.training is not None:
+            level = max(target, level)
+        return Measure(
+            True,
+            errors.scatter,
+            errors.errors,
+            level,
+            lambda noise, k: self.rise_of_errors(noise) * self._left_of_errors(k),
+            lambda _: SPREAD_UNREHEARSED,
+        )
+
+    @cached_property
+    def _healing(self) -> Healing | None:
+        """How noise heals, where rounds were rehearsed."""
+        rises = {
+            sigma: (noised.loss - plain.loss, plain.accuracy - noised.accuracy)
+            for sigma, (noised, plain) in self._rehearsed.items()
+        }
+        samples = max((plain.samples for _, plain in self._rehearsed.values()), default=1)
+        return Healing.of(healed_noise(self._rows), rises, samples, float(self._scale))
+
+    def _spread_of_luck(self, noise_std: float) -> float:
+        """The standard deviation of f: its part along the slope grows like sigma, the mean harm like sigma^2."""
+        assert self._healing is not None
+        return min(LARGEST_SPREAD, SPREAD_OF_LUCK * self._healing.sigma / noise_std) if noise_std > 0.0 else 0.0
 
     def _left_of_errors(self, k: Floats) -> Floats:
         """The share of wrong predictions made by noise that k rounds leave."""
@@ -267,10 +306,10 @@ class Forecast:
         ]
 
     def _left(self, disturbed: Sequence[tuple[float, float]], k: Floats) -> Floats:
-        """kappa rise F summed over noise of some (sigma, age), k rounds later."""
+        """The harm of noise of some (sigma, age) k rounds later, summed."""
         measure = self.measure
         assert measure is not None
-        return np.sum([np.zeros_like(k), *(measure.rise(noise) * measure.left(k + age) for noise, age in disturbed)], 0)
+        return np.sum([np.zeros_like(k), *(measure.harm(noise, k + age) for noise, age in disturbed)], 0)
 
     @cached_property
     def luck(self) -> float:
@@ -315,9 +354,11 @@ class Forecast:
             return np.array([math.inf])
         k = self._ahead
         known = measure.curve(done + k) + self.luck * self._left([one for one in disturbed if one[1] > 0], k)
-        new = self._left([one for one in disturbed if one[1] == 0], k) * min(1.0, self._scale / max(done, 1.0))
+        fresh = [one for one in disturbed if one[1] == 0]
+        new = self._left(fresh, k) * min(1.0, self._scale / max(done, 1.0))
+        luck = 1.0 + measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
         levels = measure.level + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
-        reached = known + LUCK[:, None] * new <= levels[:, None, None]
+        reached = known + luck[:, None] * new <= levels[:, None, None]
         return np.where(reached.any(axis=2), k[np.argmax(reached, axis=2)], k[-1]).ravel()
 
     def predict(self, depth: int, noise_std: float) -> Prediction | None:

@@ -280,7 +280,9 @@ class RecordedTraining:
     def finish(self) -> None:
         """Record that the first training is done; and what noise would do to its model, and how each client stands."""
         distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
-        rehearsed = rehearse(self.engine, self.model, distance, self._tip.node, self.active, self.view.spec.seed)
+        tip, seed = self._tip, self.view.spec.seed
+        position = Position(tip.branch, tip.position)
+        rehearsed = rehearse(self.engine, self.model, distance, tip.node, self.active, seed, position)
         self.note_standing()
         with uninterrupted():
             content = {"run": {"phase": "ready"}, "node": self.writer.tip}
