@@ -26,8 +26,8 @@ from sifu.core.regularity import largest_certified_rate
 from sifu.core.sensitivity import client_increments
 from sifu.core.spec import Spec, commented_toml
 from sifu.flower.ready import ReadyClient
-from sifu.flower.wire import EVALUATE_SEVERAL
-from sifu.methods.rehearsal import REHEARSED
+from sifu.flower.wire import EVALUATE_SEVERAL, TRAIN
+from sifu.methods.rehearsal import HEALED, REHEARSED
 from sifu.methods.training import Progress
 from sifu.methods.view import RunView
 
@@ -151,6 +151,57 @@ def test_the_rehearsal_is_one_message_to_each_client_and_says_what_the_embedded_
     found, expected = rehearsed(flower.run_folder), rehearsed(sifu.train(AUTO, run=tmp_path / "embedded").folder)
     assert len(found) == len(expected) == 3
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+LONGER = replace(AUTO, stop=replace(AUTO.stop, max_rounds=24, target=0.0))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rounds_are_rehearsed_as_on_the_embedded_engine(tmp_path: Path, masked: bool) -> None:
+    flower = Federation(tmp_path, LONGER, masked_updates=masked)
+    flower.serve()
+    found, expected = healed(flower.run_folder), healed(sifu.train(LONGER, run=tmp_path / "embedded").folder)
+    assert list(found) == list(expected)
+    assert len(found) == 4
+    # Masked updates are rounded to whole numbers.
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5 if masked else 1e-12)
+    assert sifu.open_run(flower.run_folder).verify().problems == []
+
+
+@pytest.mark.parametrize("answer", ["once", "always", "wrong"])
+def test_who_does_not_rehearse_rounds_holds_up_nobody(tmp_path: Path, answer: str) -> None:
+    flower = Federation(tmp_path, LONGER)
+    victim, asked = list(flower.nodes.values())[2], []
+
+    def trouble(message: Message) -> Message | None:
+        reply = flower.grid.answer(message)
+        if message.metadata.message_type != TRAIN or int(message.content["config"]["round"]) < 24:  # type: ignore[call-overload, arg-type]
+            return reply
+        asked.append(message)
+        if answer == "wrong":
+            return Message(RecordDict({"metrics": MetricRecord({"num-examples": 3})}), reply_to=message)
+        return None if answer == "always" or len(asked) == 2 else reply
+
+    flower.grid.trouble[victim] = trouble
+    flower.serve()
+    assert asked
+    run = sifu.open_run(flower.run_folder)
+    assert run.status()["phase"] == "ready"
+    # Missing from one of the three it spoils the comparison; missing from all of them it is simply not there.
+    assert len(healed(flower.run_folder)) == (0 if answer == "once" else 4)
+    assert run.plan([flower.data[3].name]).noise_std >= 0.0
+
+
+def healed(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
+    """Samples, accuracy and loss after rehearsed rounds, by their number and whether there was noise."""
+    reader = sifu.open_run(folder).reader()
+    rows = [one for one in reader.evaluations() if one.subset.startswith(HEALED)]
+    reader.close()
+    places = [one.subset.removeprefix(HEALED).split(":") for one in rows]
+    return {
+        (rounds, float(sigma) > 0.0): (one.samples, one.accuracy, one.loss)
+        for (rounds, sigma), one in zip(places, rows, strict=True)
+    }
 
 
 def rehearsed(folder: Path) -> list[tuple[float, float, float, float]]:
