@@ -1,25 +1,26 @@
 """How many rounds a request would take: predicted from recorded scalars alone (docs/noise.md has the measurements).
 
 A rollback to a model that c rounds made, with noise sigma, leaves that model and a disturbance. k rounds later the
-model would have come to e(c + k), the share of wrong predictions on the recorded curve (`ErrorCurve`), and of the
-disturbance is left the share H(k). The target is reached when both
-together are no worse than where the curve was when it was reached the first time:
+model would have come to e(c + k), the share of wrong predictions on the recorded curve (`ErrorCurve`), and the
+disturbance still makes harm(sigma, k) of the predictions wrong. The target is reached when both together are no worse
+than where the curve was when it was reached the first time:
 
-    e(c + k) + sum_j f_j rise(sigma_j) H(k + a_j)  <=  e(T).
+    e(c + k) + sum_j f_j harm(sigma_j, k + a_j)  <=  e(T).
 
 The sum goes over the new noise (a = 0) and the noise edges on the way, a_j rounds old; c counts all rounds on the path.
-rise(sigma), how many more predictions go wrong, comes from the rehearsal at the end of training; it shrinks like T / c
-past T, as margins grow. H is the geometric mean of two guesses. One is what training leaves of any disturbance
-(`LearningCurve.left`, F): kappa F, kappa = 0.7, since the first round heals a larger share of noise than of theta_0's
-distance. But where training is slow to begin (one class a client, a network), F tells nothing of noise. The other
-is (1 + p k)^-0.55, p = 2.3 * 2 eta K tr(Hessian) / sqrt(d): how fast K steps of rate eta heal noise by the curvature,
-which the rehearsal knows. All four constants are fitted (docs/noise.md).
+New noise does harm times T / c past T, as margins grow. What harm is was measured by the rehearsal at the end of
+training, before and after two rounds (`sifu.methods.healing`). Runs of versions that rehearsed no rounds, and others
+that could not, have harm = rise(sigma) H(k), rise from the rehearsal and H the geometric mean of two guesses. One is
+what training leaves of any disturbance (`LearningCurve.left`, F): kappa F, kappa = 0.7, since the first round heals a
+larger share of noise than of theta_0's distance. But where training is slow to begin (one class a client, a network), F
+tells nothing of noise. The other is (1 + p k)^-0.55, p = 2.3 * 2 eta K tr(Hessian) / sqrt(d): how fast K steps of rate
+eta heal noise by the curvature, which the rehearsal knows. All these constants are fitted (docs/noise.md).
 
-f is the luck of the draw: noise of one size does more or less harm, with a standard deviation of 0.7. And accuracy
-scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the prediction,
-their tails its interval. For the noise of earlier requests f is known once a retraining came to its target: what
-makes the equation hold at the current model. e(T) is that of everyone; the change without those who leave is
-known from how each client stands at the current model (`sifu.store.standing`).
+f is the luck of the draw: noise of one size does more or less harm, with a standard deviation that falls like 1 / sigma
+(0.7 where no rounds were rehearsed). And accuracy scatters around its curve. For new noise the equation is solved over
+quantiles of both; their mean is the prediction, their tails its interval. For the noise of earlier requests f is known
+once a retraining came to its target: what makes the equation hold at the current model. e(T) is that of everyone; the
+change without those who leave is known from how each client stands at the current model (`sifu.store.standing`).
 
 Where accuracy tells nothing (regression) or no rehearsal was recorded (older versions), the same is done with the
 loss, kappa = 1.8; without a rehearsal rise is that of earlier noise edges, or
