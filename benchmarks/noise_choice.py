@@ -6,12 +6,13 @@
 
 Each task is trained once. Then its requests are carried out with `auto`, with each sigma of the grid (the same one for
 every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise,
-up to three times as often where the standard error of the mean is still above 10 % of it. Rounds are summed over the
-requests, and means over the repeats are compared. The best of the grid is chosen by half of its draws and judged by the
-other half, both ways round: judged by the draws that chose it, it would mostly be the luckiest. The grid is geometric,
-from 1/40 to 1.6 times the noise that the first request would need at the last model of training (to 3 times in a
-sequence). What took more than half as many rounds again as Scratch was stopped there; a single request that took that
-much more than the best of the grid so far was stopped too, and is counted like that.
+up to three times as often where the standard error of the mean (for auto, of every request's mean) is still above 10 %
+of it. Rounds are summed over the requests, and means over the repeats are compared. The best of the grid is chosen by
+half of its draws and judged by the other half, both ways round: judged by the draws that chose it, it would mostly be
+the luckiest. The grid is geometric, from 1/40 to 1.6 times the noise that the first request would need at the last
+model of training (to 3 times in a sequence). What took more than half as many rounds again as Scratch was stopped
+there; a single request that took that much more than the best of the grid so far was stopped too, and is counted like
+that.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def measure(
     planned = run.plan(task.asked()[0], sigma="auto")
     if result["auto"] and result["auto"][0][0]["predicted"] != planned.predicted_rounds:
         plan_again(result, planned, task.requests)
-    while needs_more(result["auto"], repeats):
+    while needs_more(result["auto"], repeats, each=True):
         # The first one is carried out and certified like any other.
         result["auto"].append((tried if result["auto"] else carried)(cap, sigma="auto"))
         yield result
@@ -258,13 +259,20 @@ def mean_total(repeats: list[list[dict[str, Any]]]) -> float:
     return float(statistics.mean(total(one) for one in repeats))
 
 
-def needs_more(found: list[list[dict[str, Any]]], repeats: int) -> bool:
-    """Whether another draw is wanted: there are fewer than `repeats`, or their mean is not known well enough."""
+def needs_more(found: list[list[dict[str, Any]]], repeats: int, each: bool = False) -> bool:
+    """Whether another draw is wanted: there are fewer than `repeats`, or their mean is not known well enough.
+
+    With `each` that of every request of a sequence, since predictions are judged one by one.
+    """
     if len(found) < repeats or repeats == 1:
         return len(found) < repeats
-    totals = [total(one) for one in found]
-    error = statistics.stdev(totals) / math.sqrt(len(totals))
-    return len(found) < MOST_REPEATS * repeats and error > PRECISION * statistics.mean(totals)
+    judged = [[total(one) for one in found]]
+    if each:
+        judged += [[one["rounds"] for one in same] for same in zip(*found, strict=True)]
+    unsure = any(
+        statistics.stdev(rounds) / math.sqrt(len(rounds)) > PRECISION * statistics.mean(rounds) for rounds in judged
+    )
+    return len(found) < MOST_REPEATS * repeats and unsure
 
 
 def judged_best(grid: dict[float, list[list[dict[str, Any]]]]) -> tuple[float, float]:
