@@ -155,6 +155,20 @@ class ActivePath:
         return [(d, node.order) for d, node in enumerate(self.nodes) if node.kind == "noise"]
 
     @cached_property
+    def added_noise(self) -> tuple[Integers, Integers, Floats]:
+        """Depth, rounds until there and size of every noise on the path that is not zero, in order."""
+        depths = np.array([d for d, _ in self.noise_depths if self.nodes[d].noise_std > 0.0], dtype=np.int64)
+        return depths, self._rounds[depths], np.array([self.nodes[d].noise_std for d in depths.tolist()])
+
+    def noise_energy(self, depth: int) -> float:
+        """The sum of sigma^2 of all noise on the path to `depth`."""
+        return float(self._noise_energy[np.searchsorted(self.added_noise[0], depth, side="right")])
+
+    @cached_property
+    def _noise_energy(self) -> Floats:
+        return np.concatenate([[0.0], np.cumsum(self.added_noise[2] ** 2)])
+
+    @cached_property
     def unbounded_from(self) -> int:
         """The depth of the first heuristic's model, from which on no Psi is bounded; beyond the path without one."""
         return next((d for d, node in enumerate(self.nodes) if node.kind == "heuristic"), len(self.nodes))

@@ -136,7 +136,8 @@ class Forecast:
 
     @cached_property
     def _rows(self) -> list[EvaluationRow]:
-        return self.view.reader.evaluations()
+        found: list[EvaluationRow] = self.view.reader.remembered("evaluations", self.view.reader.evaluations)
+        return found
 
     @cached_property
     def _evaluated(self) -> dict[int, EvaluationRow]:
@@ -299,18 +300,22 @@ class Forecast:
     def edges(self, depth: int) -> list[tuple[float, int]]:
         """(sigma, age in rounds at `depth`) of the noise on the way to `depth`."""
         path = self.view.path
-        done = path.rounds_until(depth)
-        return [
-            (path.nodes[edge].noise_std, done - path.rounds_until(edge))
-            for edge, _ in path.noise_depths
-            if edge <= depth and path.nodes[edge].noise_std > 0.0
-        ]
+        depths, rounds, sigmas = path.added_noise
+        count = int(np.searchsorted(depths, depth, side="right"))
+        ages = path.rounds_until(depth) - rounds[:count]
+        return list(zip(sigmas[:count].tolist(), ages.tolist(), strict=True))
 
     def _left(self, disturbed: Sequence[tuple[float, float]], k: Floats) -> Floats:
         """The harm of noise of some (sigma, age) k rounds later, summed."""
         measure = self.measure
         assert measure is not None
-        return np.sum([np.zeros_like(k), *(measure.harm(noise, k + age) for noise, age in disturbed)], 0)
+        total = np.zeros_like(k)
+        # Sizes are on a ladder, so after a thousand requests there are a few of them, and many ages of each.
+        for noise in dict.fromkeys(noise for noise, _ in disturbed):
+            ages = np.array([age for one, age in disturbed if one == noise], dtype=np.float64)
+            after = measure.harm(noise, (ages[:, None] + k).reshape(-1))
+            total += after.reshape(ages.size, k.size).sum(axis=0)
+        return total
 
     @cached_property
     def luck(self) -> float:
@@ -340,6 +345,8 @@ class Forecast:
     def times(self, depth: int, noise_std: float) -> Floats:
         """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
+        if new and self.measure is None:
+            return np.array([math.inf])
         return self._times_after(self.view.path.rounds_until(depth), [*self.edges(depth), *new])
 
     def expected_after(self, done: float, disturbed: Sequence[tuple[float, float]]) -> float:

@@ -72,6 +72,8 @@ def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -
     known: dict[object, dict[int, float]] = view.reader.remembered("least noise of those forgotten earlier", dict)
     key = (view.path.nodes[-1].node, order, tuple(one.subject for one in earlier), tuple(sorted(view.kept)))
     if key not in known:
+        for one in earlier:
+            one.look_up(view.kept)
         known[key] = {depth: least_noise(earlier, depth, order) for depth in view.kept}
     return known[key]
 
@@ -105,8 +107,7 @@ def on_ladder(noise_std: float) -> float:
 def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
     """sigma sqrt(d) / ||theta - theta_0|| with the energy of earlier noise taken out of the distance."""
     size = view.parameters
-    earlier = sum(view.path.nodes[edge].noise_std ** 2 for edge, _ in view.path.noise_depths if edge <= depth)
-    signal = math.sqrt(max(view.rows[depth].distance ** 2 - earlier * size, 0.0))
+    signal = math.sqrt(max(view.rows[depth].distance ** 2 - view.path.noise_energy(depth) * size, 0.0))
     if noise_std == 0.0:
         return 0.0
     return noise_std * math.sqrt(size) / signal if signal > 0.0 else math.inf
