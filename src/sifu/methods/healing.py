@@ -2,13 +2,13 @@
 
 Noise of the rehearsed size s adds l_k to the loss after k rounds, k up to K = 2 or 1 (`HealedNoise`). Then
 
-    l_k = l_K (k / K)^-q ((1 + k/T) / (1 + K/T))^-0.7,   q = 0.12 + log2(l_1 / l_2) / 2  (1/3 where K = 1),
+    l_k = l_K (k / K)^-q ((1 + k/T) / (1 + K/T))^-0.7,   q = 0.07 + 0.7 log2(l_1 / l_2)  (1/3 where K = 1),
 
 times (sigma / s)^2: a power law, as of a sum over directions of very unequal curvature, which bends down when k comes
-to the T rounds of the training and the flattest that matter heal too. Of the measured exponent only half is believed,
-and no more than 0.5 in all: the first rounds still heal the few steepest directions, by which one noise differs from
-another. Loss becomes errors by the ratio of the two, pooled over all measurements up to s, since one alone may be a few
-predictions; for as large a rise as the largest noise makes, by the ratio there.
+to the T rounds of the training and the flattest that matter heal too. q is never above 0.5: more than that is the last
+of the few steepest directions, by which one noise differs from another. Loss becomes errors by the ratio of the two,
+pooled over all measurements up to s, since one alone may be a few predictions; for as large a rise as the largest noise
+makes, by the ratio there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from sifu.methods.learning_curve import Floats
 from sifu.methods.rehearsal import HealedNoise
 
-_EXPONENT, _EXPONENT_SHARE, _USUAL_EXPONENT = 0.12, 0.5, 1.0 / 3.0
+_EXPONENT, _EXPONENT_SHARE, _USUAL_EXPONENT = 0.07, 0.7, 1.0 / 3.0
 _LEAST_EXPONENT, _LARGEST_EXPONENT = 0.1, 0.5
 _BEND = 0.7
 
