@@ -2,12 +2,13 @@
 
 Noise of the rehearsed size s adds l_k to the loss after k rounds, k up to K = 2 or 1 (`HealedNoise`). Then
 
-    l_k = l_K (k / K)^-q ((1 + k/T) / (1 + K/T))^-0.7,   q = 0.07 + 0.7 log2(l_1 / l_2)  (1/3 where K = 1):
+    l_k = l_K (k / K)^-q ((1 + k/T) / (1 + K/T))^-0.7,   q = 0.07 + 0.7 log2(l_1 / l_2)  (1/3 where K = 1),
 
-a power law, as of a sum over directions of very unequal curvature, which bends down when k comes to the T rounds of
-the training and the flattest that matter heal too. Another sigma does sigma^2 / s^2 of it below s, and above s as much
-more as the rehearsal says. Loss becomes errors by the ratio of the two, pooled over all measurements up to s, since one
-alone may be a few predictions; for as large a rise as the largest noise makes, by the ratio there.
+times (sigma / s)^2: a power law, as of a sum over directions of very unequal curvature, which bends down when k comes
+to the T rounds of the training and the flattest that matter heal too. q is never above 0.5: more than that is the last
+of the few steepest directions, by which one noise differs from another. Loss becomes errors by the ratio of the two,
+pooled over all measurements up to s, since one alone may be a few predictions; for as large a rise as the largest noise
+makes, by the ratio there.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ from sifu.methods.learning_curve import Floats
 from sifu.methods.rehearsal import HealedNoise
 
 _EXPONENT, _EXPONENT_SHARE, _USUAL_EXPONENT = 0.07, 0.7, 1.0 / 3.0
-_LEAST_EXPONENT, _LARGEST_EXPONENT = 0.1, 1.0
+_LEAST_EXPONENT, _LARGEST_EXPONENT = 0.1, 0.5
 _BEND = 0.7
-_LEAST_GROWTH, _LARGEST_GROWTH = 1.0, 2.5
-"""Of the loss with sigma, as an exponent, for noise above the rehearsed size; 2 below it."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Healing:
     sigma: float
     losses: tuple[float, ...]
     exponent: float
-    growth: float
     errors_a_loss: float
     large_rise: float
     errors_a_large_loss: float
@@ -53,13 +51,7 @@ class Healing:
         small += zip(healed.losses, healed.errors, strict=True)
         loss, wrong = (sum(values) for values in zip(*small, strict=True))
         errors_a_loss = max(wrong, 0.5 / samples) / loss
-        largest = max(rises)
-        large_rise, large_wrong = rises[largest]
-        growth = 2.0
-        if largest > healed.sigma and large_rise > at_once:
-            growth = math.log(large_rise / at_once) / math.log(largest / healed.sigma)
-        else:
-            large_rise, large_wrong = at_once, errors_a_loss * at_once
+        large_rise, large_wrong = rises[max(rises)]
         exponent = _USUAL_EXPONENT
         if len(healed.losses) > 1:
             exponent = _EXPONENT + _EXPONENT_SHARE * math.log2(healed.losses[0] / healed.losses[1])
@@ -67,7 +59,6 @@ class Healing:
             healed.sigma,
             (at_once, *healed.losses),
             float(np.clip(exponent, _LEAST_EXPONENT, _LARGEST_EXPONENT)),
-            float(np.clip(growth, _LEAST_GROWTH, _LARGEST_GROWTH)),
             errors_a_loss,
             large_rise,
             max(large_wrong, 0.5 / samples) / large_rise,
@@ -80,8 +71,7 @@ class Healing:
         known = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))
         later = np.maximum(rounds, last)
         bend = (self.training + later) / (self.training + last)
-        share = noise_std / self.sigma
-        size = share**2 if share <= 1.0 else share**self.growth
+        size = (noise_std / self.sigma) ** 2
         return size * np.exp(known) * (later / last) ** -self.exponent * bend**-_BEND
 
     def errors(self, noise_std: float, rounds: Floats) -> Floats:
