@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -121,16 +122,41 @@ def check_public_key(public_key: str | None) -> None:
 
 
 def agree(recorded: Any, recomputed: Any) -> bool:
-    """Equal, or figures (also written as text) that agree to within the tolerance."""
-    if recorded == recomputed:
-        return True
-    if isinstance(recorded, bool) or isinstance(recomputed, bool) or recorded is None or recomputed is None:
-        return False
-    try:
-        first, second = float(recorded), float(recomputed)
-    except (TypeError, ValueError):
-        return False
-    return first == second or abs(first - second) <= TOLERANCE * max(abs(first), abs(second))
+    """Equal, or figures that agree to within the tolerance; a text is no figure, true is not 1."""
+    if isinstance(recorded, bool) or isinstance(recomputed, bool):
+        return recorded is recomputed
+    if isinstance(recorded, int | float) and isinstance(recomputed, int | float):
+        if recorded == recomputed or not (math.isfinite(recorded) and math.isfinite(recomputed)):
+            return recorded == recomputed  # an infinite one is within no tolerance of any other
+        return abs(recorded - recomputed) <= TOLERANCE * max(abs(recorded), abs(recomputed))
+    return bool(type(recorded) is type(recomputed) and recorded == recomputed)
+
+
+def _figure(text: str | None) -> float | None:
+    """A Psi as the table `charges` writes it: a number, or the word for an infinite one in quotation marks."""
+    return None if text is None else float(text.strip("'"))
+
+
+ABSENT = object()
+"""What a field that is not there holds; a field that holds nothing is something else."""
+
+
+def differing(found: Any, expected: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The fields in which two JSON values differ: name, what was found, what was expected."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted(found.keys() | expected.keys()):
+            inner = f"{name}.{key}" if name else str(key)
+            yield from differing(found.get(key, ABSENT), expected.get(key, ABSENT), inner)
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+            yield from differing(one, other, f"{name}[{index}]")
+    elif isinstance(found, dict | list) or isinstance(expected, dict | list) or not agree(found, expected):
+        yield name, found, expected
+
+
+def _said(value: Any) -> str:
+    """What a field says, short enough for a line."""
+    return "nothing" if value is ABSENT else repr(value)[:200]
 
 
 def _check_history(reader: RunReader) -> Iterator[str]:
@@ -250,31 +276,14 @@ def _check_outside_files(reader: RunReader) -> Iterator[str]:
 def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
     """Name the fields in which a certificate's file differs from the recorded one."""
     try:
-        found = json.loads(path.read_bytes())
-        flat_found, flat_stored = dict(_flatten(found)), dict(_flatten(stored))
+        different = list(differing(json.loads(path.read_bytes()), stored))
     except (ValueError, RecursionError):
         yield f"certificates: the file {path.name} is not readable as JSON"
         return
-    names = [n for n in sorted(set(flat_found) | set(flat_stored)) if flat_found.get(n) != flat_stored.get(n)]
-    if not names:
+    if not different:
         yield f"certificates: the file {path.name} was changed (its fields are the same, its bytes are not)"
-    for name in names[:8]:
-        yield (
-            f"certificates: {path.name}: {name} is {flat_found.get(name)!r}, the issued certificate says "
-            f"{flat_stored.get(name)!r}"
-        )
-
-
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list):
-        yield prefix, ("length", len(value))
-        for index, inner in enumerate(value):
-            yield from _flatten(inner, f"{prefix}[{index}]")
-    else:
-        yield prefix, value
+    for name, found, issued in different[:8]:
+        yield f"certificates: {path.name}: {name} is {_said(found)}, the issued certificate says {_said(issued)}"
 
 
 @dataclass(frozen=True)
@@ -352,7 +361,7 @@ def _check_request(
     found = {key: (row.psi, row.charge) for key, row in stored_charges.items()}
     for key in sorted(set(charged) | set(found)):
         pair, expected = found.get(key, (None, None)), charged.get(key, (None, None))
-        if not (agree(pair[0], expected[0]) and agree(pair[1], expected[1])):
+        if not (agree(_figure(pair[0]), _figure(expected[0])) and agree(pair[1], expected[1])):
             yield (
                 f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, recomputed {charged.get(key)}"
             )
@@ -468,13 +477,7 @@ def _check_statements(
             ledger=(seq, ledger.hashes[seq]),
             issued=str(body["issued"]),
         )
-        expected = dict(_flatten(json.loads(json.dumps(build(facts)))))
-        found = dict(_flatten(body))
-        for field_name in sorted(set(expected) | set(found)):
-            if not agree(found.get(field_name), expected.get(field_name)):
-                yield (
-                    f"certificate {request.request} ({form}): {field_name} says {found.get(field_name)!r}, "
-                    f"recomputed {expected.get(field_name)!r}"
-                )
+        for name, found, expected in differing(body, json.loads(json.dumps(build(facts)))):
+            yield (f"certificate {request.request} ({form}): {name} says {_said(found)}, recomputed {_said(expected)}")
         if form == "auditor" and request.level != facts.level:
             yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"

@@ -94,16 +94,17 @@ def schema_problems(connection: sqlite3.Connection) -> list[str]:
     """Tables, views, triggers and indices that are not as we make them; of an older run its two other tables."""
     found, wanted = _definitions(connection), _expected_definitions()
     if is_older_schema(connection):
-        wanted.pop("rejections")
-        found["requests"] = wanted["requests"]  # without a deadline; what it holds is compared with the ledger
+        wanted.pop(("table", "rejections"))
+        # Without a deadline; what it holds is compared with the ledger.
+        found["table", "requests"] = wanted["table", "requests"]
     return [
         f"{name[:60]!r} is not as sifu makes it, or should not be there"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name)
+        for kind, name in sorted(found.keys() | wanted.keys())
+        if found.get((kind, name)) != wanted.get((kind, name))
     ]
 
 
-def _expected_definitions() -> dict[str, str]:
+def _expected_definitions() -> dict[tuple[str, str], list[str]]:
     made = sqlite3.connect(":memory:")
     try:
         made.executescript(files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8"))
@@ -112,13 +113,19 @@ def _expected_definitions() -> dict[str, str]:
         made.close()
 
 
-def _definitions(connection: sqlite3.Connection) -> dict[str, str]:
-    """What SQLite remembers of each thing in the file; its own indices have no text, its own tables are left out."""
+def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:
+    """What SQLite remembers of each thing in the file, by type and name; its own indices have no text.
+
+    All of it: a trigger may have the name of a table, and one name may be written into the file twice.
+    """
     try:
         rows = connection.execute("SELECT name, type, tbl_name, sql FROM main.sqlite_master").fetchall()
     except UNUSABLE as error:
         raise RunDamagedError(f"the run's database cannot be used: {error}") from error
-    return {str(name): " ".join(f"{kind} {table} {sql}".split()) for name, kind, table, sql in rows}
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, kind, table, sql in rows:
+        found.setdefault((str(kind), str(name)), []).append(" ".join(f"{table} {sql}".split()))
+    return found
 
 
 def is_older_schema(connection: sqlite3.Connection) -> bool:

@@ -72,7 +72,9 @@ def tensor_digest(values: NDArray[np.floating]) -> str:
 
 
 def updates_path(folder: Path, file: str) -> Path:
-    """Where a file of updates lies."""
+    """Where a file of updates lies; a database from a stranger may name any."""
+    if not FILE_NAME.fullmatch(file):
+        raise RunDamagedError(f"{folder} is damaged: it names the file of updates {file[:80]!r}")
     return folder / UPDATES / file
 
 

@@ -22,6 +22,7 @@ from sifu.core.errors import InputError, RunBusyError, RunDamagedError
 from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
+from sifu.core.terms import is_request_id
 from sifu.store import files
 from sifu.store.database import (
     DATABASE,
@@ -446,5 +447,7 @@ def _finish_creation(folder: Path) -> None:
 
 
 def certificate_path(folder: Path, request: str, form: str) -> Path:
-    """Where a certificate lies as a file."""
+    """Where a certificate lies as a file; a database from a stranger may name any."""
+    if not is_request_id(request) or form not in ("auditor", "public"):
+        raise RunDamagedError(f"{folder} is damaged: it has a certificate {request[:80]!r} ({form[:20]!r})")
     return folder / CERTIFICATES / f"{request}.{form}.json"
