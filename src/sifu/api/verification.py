@@ -43,6 +43,8 @@ class Verification:
     checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    content: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Of a certificate: what was checked, as it was read."""
 
     @property
     def holds(self) -> bool:
