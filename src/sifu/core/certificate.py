@@ -57,63 +57,20 @@ COUNTERFACTUAL = "the same schedule with the client absent and its slots not ref
 CONFIDENTIAL = "This copy holds figures that depend on the forgotten clients' data."
 NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
 
-COMMON_FIELDS = frozenset(
-    [
-        "format",
-        "run",
-        "request",
-        "method",
-        "clients",
-        "level",
-        "protection",
-        "untouched",
-        "unit",
-        "scope",
-        "epsilon",
-        "delta",
-        "delta_reached",
-        "calibration",
-        "noise_multiplier",
-        "noise_source",
-        "sigma",
-        "training_noise",
-        "attacker_true_positive_rate_at_1_percent",
-        "accounting",
-        "participation",
-        "counterfactual",
-        "retention",
-        "guarantee",
-        "not_covered",
-        "commitments",
-        "ledger",
-        "received",
-        "carried_out",
-        "issued",
-        "versions",
-        "form",
-        "premises",
-    ]
-)
+COMMON_FIELDS = frozenset((
+    "format", "run", "request", "method", "clients", "level", "protection", "untouched", "unit", "scope", "epsilon",
+    "delta", "delta_reached", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
+    "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "counterfactual", "retention",
+    "guarantee", "not_covered", "commitments", "ledger", "received", "carried_out", "issued", "versions", "form",
+    "premises",
+))  # fmt: skip
 FIELDS = {
     "public": COMMON_FIELDS | {"erased", "remains"},
-    "auditor": COMMON_FIELDS
-    | frozenset(
-        [
-            "confidential",
-            "psi",
-            "psi_star",
-            "node",
-            "noise_node",
-            "final_node",
-            "rounds",
-            "subjects",
-            "earlier_subjects",
-            "models",
-            "erased_nodes",
-            "remaining_nodes",
-        ]
-    ),
-}
+    "auditor": COMMON_FIELDS | {
+        "confidential", "psi", "psi_star", "node", "noise_node", "final_node", "rounds", "subjects",
+        "earlier_subjects", "models", "erased_nodes", "remaining_nodes",
+    },
+}  # fmt: skip
 """What each form says, and nothing else."""
 
 Protection = Literal["noise", "training noise", "nothing"]
