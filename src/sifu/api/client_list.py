@@ -31,6 +31,7 @@ from sifu.store.database import DATABASE
 from sifu.store.files import write_atomically
 from sifu.store.inbox import post
 from sifu.store.lock import WriterLock
+from sifu.store.plain import private_folder
 from sifu.store.reader import RunReader
 from sifu.store.writer import CLIENTS_FILE, LOCK_FILE, RunWriter
 
@@ -99,7 +100,7 @@ def run_id(folder: Path) -> str | None:
 def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
     """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
     if not (folder / DATABASE).exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder, parents=True)
         # Two changes at once would each write the list without the other's; a run may be made of it at the same time.
         with WriterLock(folder / LOCK_FILE):
             if not (folder / DATABASE).exists():

@@ -26,6 +26,7 @@ from sifu.methods.view import RunView
 from sifu.store import files
 from sifu.store.keys import signature_holds
 from sifu.store.lock import is_locked
+from sifu.store.plain import strange_files
 from sifu.store.projection import Tables, apply_change, changes, empty_tables
 from sifu.store.reader import CERTIFICATES, ChargeRow, ModelRow, RequestRow, RunReader
 from sifu.store.writer import LOCK_FILE, certificate_path
@@ -66,8 +67,13 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
     check_public_key(public_key)
     if anchor is not None:
         parse_anchor(anchor)
-    reader = RunReader(folder)
     result = Verification(str(folder))
+    if folder.is_dir():
+        result.problems.extend(f"folder: {one}" for one in strange_files(folder))
+    if result.problems:  # reading on might never end, or end in another folder
+        result.checked.append("folder")
+        return result
+    reader = RunReader(folder)
     try:
         with reader.snapshot():
             if is_locked(folder / LOCK_FILE):

@@ -22,6 +22,7 @@ from sifu.core.sensitivity import client_increments
 from sifu.flower.averaging import average_replies
 from sifu.flower.wire import SAMPLES, arrays_of
 from sifu.store.files import model_bytes, write_atomically
+from sifu.store.plain import private_folder
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -46,7 +47,7 @@ class TrackedFedAvg(FedAvg):
     ) -> None:
         super().__init__(**fedavg)
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder, parents=True)
         self._factor = factor
         self._levels = level_ladder(lowest, highest, ratio)
         self._psi: dict[int, float] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sifu.core.errors import InputError
 from sifu.core.ledger import canonical_json
 from sifu.core.terms import check_request_id
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder, write_durably
+from sifu.store.plain import private_folder, read_plain
 
 INBOX = "inbox"
 LARGEST_LETTER_BYTES = 1 << 20
@@ -39,7 +41,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     """Put a letter into the inbox, durable when this returns; the same one again changes nothing."""
     check_request_id(id)
     inbox = folder / INBOX
-    inbox.mkdir(mode=0o700, exist_ok=True)
+    private_folder(inbox)
     try:
         body = canonical_json(content)
     except (ValueError, RecursionError) as error:
@@ -48,7 +50,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     temporary = inbox / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     with room_to_write(path):
         try:
-            write_durably(temporary, body, os.O_EXCL)
+            write_durably(temporary, body)
             # A link, unlike a rename, never replaces what is there.
             os.link(temporary, path)
         except FileExistsError:
@@ -68,9 +70,11 @@ def letters(folder: Path) -> list[Letter]:
     """The letters that wait, in the order they came."""
     inbox = folder / INBOX
     found = []
-    for path in inbox.glob("*.*.json") if inbox.is_dir() else ():
+    for path in inbox.iterdir() if inbox.is_dir() else ():
+        if not _is_letter(path.name):
+            continue
         try:
-            found.append((path.stat().st_mtime_ns, path.name, path))
+            found.append((path.lstat().st_mtime_ns, path.name, path))
         except FileNotFoundError:
             continue
     return [_read(path, posted / 1e9) for posted, _, path in sorted(found)]
@@ -80,13 +84,20 @@ def any_letters(folder: Path) -> bool:
     """Whether somebody wrote; cheap enough to be asked between rounds."""
     try:
         with os.scandir(folder / INBOX) as entries:
-            return any(one.name.endswith(".json") and not one.name.startswith(TEMPORARY_PREFIX) for one in entries)
-    except FileNotFoundError:
+            return any(_is_letter(one.name) for one in entries)
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
+def _is_letter(name: str) -> bool:
+    """Whether a file has the name KIND.ID.json."""
+    return name.endswith(".json") and name.count(".") > 1 and not name.startswith(TEMPORARY_PREFIX)
+
+
 def discard(letter: Letter) -> None:
-    """Take away a letter whose event is in the ledger."""
+    """Take away a letter whose event is in the ledger, whatever it is."""
+    if letter.path.is_dir() and not letter.path.is_symlink():
+        shutil.rmtree(letter.path)
     letter.path.unlink(missing_ok=True)
     sync_folder(letter.path.parent)
 
@@ -94,7 +105,7 @@ def discard(letter: Letter) -> None:
 def _read(path: Path, posted: float) -> Letter:
     kind, _, rest = _printable(path.name).partition(".")
     try:
-        text = path.read_bytes() if path.stat().st_size <= LARGEST_LETTER_BYTES else b""
+        text = read_plain(path) if path.lstat().st_size <= LARGEST_LETTER_BYTES else b""
         content = json.loads(text)
         canonical_json(content)  # what cannot be written into the ledger (NaN, half a character) was not read
     except (OSError, ValueError, RecursionError):

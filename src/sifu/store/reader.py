@@ -18,6 +18,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
 from sifu.store import files
 from sifu.store.database import UNUSABLE, open_database, transaction
+from sifu.store.plain import read_plain
 from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow, read_updates
 
@@ -510,7 +511,7 @@ class RunReader:
                 yield f"the file {HEAD_FILE} speaks of event {seq[:12]}, which the database has not, or another"
         for certificate in sorted((self.folder / CERTIFICATES).glob("*.json")):
             try:
-                ledger = json.loads(certificate.read_bytes())["body"]["ledger"]
+                ledger = json.loads(read_plain(certificate))["body"]["ledger"]
                 seq_number, head = int(ledger["seq"]), str(ledger["head"])
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # verification names what is wrong with it
