@@ -1,7 +1,7 @@
 """Nothing in a run folder but plain files and folders, where we read, write or erase.
 
-A link leads elsewhere: writing through it changes somebody else's file, deleting it leaves what it names, which may be a
-model that was to be erased. A pipe makes whoever reads it wait for ever. A folder under a file's name stops whoever
+A link leads elsewhere: writing through it changes somebody else's file, deleting it leaves what it names, which may be
+a model that was to be erased. A pipe makes whoever reads it wait for ever. A folder under a file's name stops whoever
 clears it away. None of them is ever made by us, but a folder from a stranger may hold any.
 """
 
@@ -44,7 +44,7 @@ def read_plain(path: Path) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a plain file", str(path))
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+        with open(descriptor, "rb", closefd=False) as stream:
             return stream.read()
     finally:
         os.close(descriptor)
