@@ -246,3 +246,46 @@ def test_control_signing_an_unchanged_certificate_again_is_no_forgery(own_run: P
     rebuild_chain(own_run)
     resign_everything(own_run)
     assert problems(own_run) == ""
+
+
+def test_noise_that_was_recorded_but_not_added_is_noticed(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator who signs for noise and adds none: the models at hand lie too close to each other."""
+    import sifu.methods.sifu as method
+
+    assert hasattr(method, "noised_model")
+    monkeypatch.setattr(method, "noised_model", lambda view, plan, model: model)
+    sifu.open_run(own_trained).forget(["client-000"], sigma=0.05)
+    monkeypatch.undo()
+    assert "from the one it was made from; by its record" in problems(own_trained)
+
+
+def test_a_round_that_moved_further_than_it_says_is_noticed(own_run: Path) -> None:
+    """A smaller mean_shift would understate what a client that was alone in its round left behind."""
+    execute(own_run, "UPDATE nodes SET mean_shift = mean_shift * 0.9")
+    rebuild_chain(own_run)
+    resign_everything(own_run)
+    assert "from the one it was made from; by its record" in problems(own_run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda text: text.replace('{"', '{"actor":"somebody else","', 1), lambda text: text.replace(":", ": ", 1)],
+)
+def test_an_event_is_written_one_way_only(own_run: Path, change: Callable[[str], str]) -> None:
+    """A key that is there twice reads differently to another program."""
+    from sifu.core.ledger import chain, commit
+
+    connection = connect(own_run)
+    seq, time, kind, payload, nonce = connection.execute(
+        "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq DESC LIMIT 1"
+    ).fetchone()
+    (before,) = connection.execute("SELECT hash FROM events WHERE seq = ?", (seq - 1,)).fetchone()
+    made = commit(nonce, change(payload).encode())
+    found = chain(before, seq, time, kind, made)
+    connection.execute(
+        "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?", (change(payload), made, found, seq)
+    )
+    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{found.hex()}",))
+    connection.close()
+    (own_run / "head").write_text(f"{seq}:{found.hex()}\n")
+    assert "is not written as canonical JSON" in problems(own_run)

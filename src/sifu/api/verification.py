@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sifu.api.certification import RecordedRequest, nodes_to_erase, payload_of_request
 from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
 from sifu.api.erasure import check_purges
@@ -87,6 +89,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 ("rounds", check_rounds),
                 ("history", _check_history),
                 ("models", _check_models),
+                ("models", _check_moved),
                 ("updates", check_updates),
                 ("keys", check_keys),
                 ("certificates", _check_certificates),
@@ -100,7 +103,8 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                     result.problems.extend(check(reader))
                 except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
                     result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
-                result.checked.append(name)
+                if name not in result.checked:
+                    result.checked.append(name)
                 if result.problems and name in ("database", "ledger"):
                     break  # what follows would only repeat it
             try:
@@ -216,6 +220,32 @@ def _check_models(reader: RunReader) -> Iterator[str]:
         if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
             continue
         yield f"models: {path.relative_to(reader.folder)} should not be there: it is in no record, or was erased"
+
+
+def _check_moved(reader: RunReader) -> Iterator[str]:
+    """Where a model and the one it was made from are both at hand: it moved as far as its record says.
+
+    Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws;
+    a round moves the model by g ||mean - theta||, of which `mean_shift` is an upper bound.
+    """
+    if is_locked(reader.folder / LOCK_FILE):
+        return  # its writer may erase a model that is about to be read
+    at_hand, view = reader.models(), RunView(reader)
+    for row in reader.node_rows():
+        one = row.node
+        if one.kind not in ("round", "noise") or not {one.node, one.parent} <= at_hand.keys() or one.parent is None:
+            continue
+        model, start = (reader.load_model(node).astype(np.float64) for node in (one.node, one.parent))
+        moved = float(np.linalg.norm(model - start))
+        slack = 64.0 * float(np.finfo(reader.layout.dtype).eps) * float(np.linalg.norm(model) + np.linalg.norm(start))
+        low, high = 0.0, view.facts.server_rate * one.mean_shift * (1.0 + TOLERANCE)
+        if one.kind == "noise":
+            low, high = (one.noise_std * (math.sqrt(model.size) + far) for far in (-8.0, 8.0))
+        if not low - slack <= moved <= high + slack:
+            yield (
+                f"models: node {one.node} lies {moved:.6g} from the one it was made from; by its record it would be "
+                f"{max(low, 0.0):.6g} to {high:.6g}"
+            )
 
 
 def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
