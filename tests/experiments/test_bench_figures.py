@@ -135,6 +135,7 @@ def test_the_page_holds_figures_tables_and_where_they_came_from(tmp_path: Path) 
     for name in ("sequential.png", "sequential.csv", "psi-alpha.png", "psi-alpha.csv"):
         assert (tmp_path / "page" / name).exists()
         assert name in text
+    assert (tmp_path / "page" / "sequential.json").read_bytes() == (folders[0] / "bench.json").read_bytes()
 
 
 def measured(says: str, name: str, rows: list[dict[str, object]]) -> str:
