@@ -24,6 +24,7 @@ from sifu.core.certificate import auditor_form, public_form
 from sifu.core.errors import InputError
 from sifu.core.ledger import finite_or_text
 from sifu.core.rollback import charge, choose_node
+from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
 from sifu.store import files
 from sifu.store.keys import signature_holds
@@ -231,9 +232,13 @@ def _check_moved(reader: RunReader) -> Iterator[str]:
     if is_locked(reader.folder / LOCK_FILE):
         return  # its writer may erase a model that is about to be read
     at_hand, view = reader.models(), RunView(reader)
+    # A method that promises nothing may go on from whatever it makes of the model.
+    free = {one.noise_node for one in view.requests if method_named(one.method).protection == "nothing"}
     for row in reader.node_rows():
         one = row.node
-        if one.kind not in ("round", "noise") or not {one.node, one.parent} <= at_hand.keys() or one.parent is None:
+        if one.kind not in ("round", "noise") or one.node in free or one.parent is None:
+            continue
+        if not {one.node, one.parent} <= at_hand.keys():
             continue
         model, start = (reader.load_model(node).astype(np.float64) for node in (one.node, one.parent))
         moved = float(np.linalg.norm(model - start))
