@@ -28,12 +28,12 @@ from sifu.core.identity import (
 )
 from sifu.methods.training import uninterrupted
 from sifu.methods.view import RunView
-from sifu.store.database import DATABASE
+from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import write_atomically
 from sifu.store.inbox import post
 from sifu.store.lock import WriterLock
 from sifu.store.reader import RunReader
-from sifu.store.writer import CLIENTS_FILE, LOCK_FILE, RunWriter
+from sifu.store.writer import LOCK_FILE, RunWriter
 
 ADMITTED = "admitted"
 """The key of the run table that holds the list."""
@@ -105,6 +105,7 @@ def run_id(folder: Path) -> str | None:
 def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
     """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
     if not (folder / DATABASE).exists():
+        _changed(listed_clients(folder), change)  # what is refused makes no folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Two changes at once would each write the list without the other's; a run may be made of it at the same time.
         with WriterLock(folder / LOCK_FILE):

@@ -31,9 +31,9 @@ from sifu.flower.roster import ClaimedRoster, KeyRoster, Roster
 from sifu.flower.wire import WireProfile, profile_message, read_profile
 from sifu.methods.training import Progress, uninterrupted
 from sifu.methods.view import Regularities, RunView
-from sifu.store.database import DATABASE
+from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.reader import JOINED, RunReader
-from sifu.store.writer import CLIENTS_FILE, RunWriter
+from sifu.store.writer import RunWriter
 
 if TYPE_CHECKING:
     from flwr.app import Context
