@@ -125,6 +125,12 @@ def serve_on_flower(
     spec = load_spec(settings.spec)
     listed = listed_clients(folder)
     check_identity(grid, settings, listed)
+    if (Path(settings.spec).parent / "pyproject.toml").exists() and folder.is_relative_to(Path(settings.spec).parent):
+        log.warning(
+            "the run folder %s lies in the app, and flwr run sends certificates and other files of it to every node: "
+            "move it out of the app, and name the new place in the app's config",
+            folder,
+        )
     office = _Office(grid, settings, patience, spec, listed, make_blueprint, tell)
     if (folder / DATABASE).exists():
         engine = office.continue_run(folder)

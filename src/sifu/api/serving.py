@@ -46,7 +46,7 @@ def serve(
     for up to `lock_wait` seconds. `after_mail` is called before the first round and whenever
     letters were taken in, or `more_mail` said that there is something else to look at.
     """
-    writer = _open_patiently(run.folder, lock_wait)
+    writer = _open_patiently(run.folder, lock_wait, tell)
     try:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
@@ -102,15 +102,18 @@ def serve(
         writer.close()
 
 
-def _open_patiently(folder: Path, lock_wait: float) -> RunWriter:
+def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
     """The run's writer; another one may need a moment to let go of it."""
-    end = time.monotonic() + lock_wait
+    end, told = time.monotonic() + lock_wait, False
     while True:
         try:
             return RunWriter.open(folder)
-        except RunBusyError:
+        except RunBusyError as error:
             if time.monotonic() >= end:
                 raise
+            if not told:
+                tell(f"waiting up to {lock_wait:g} s: {error}")
+            told = True
             time.sleep(LOOK_EVERY)
 
 
