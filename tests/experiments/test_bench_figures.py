@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
-from sifu.experiments.draw_methods import time_limited_message
+from sifu.experiments.draw_methods import seeds_sentence, time_limited_message
 from sifu.experiments.figures import write_figures
 from sifu.experiments.page import write_page
 from sifu.experiments.reading import courses_of, fewer_than_scratch, lines_of, scratch_beside
@@ -112,6 +112,17 @@ def test_ratios_are_to_scratch_of_the_same_seed() -> None:
     assert fewer_than_scratch(courses, lambda one: one.first["method"] == "sifu") == {"mnist": pytest.approx(0.4)}
 
 
+def test_lines_with_fewer_seeds_are_named() -> None:
+    rows = made_up_rows("sequential")
+    assert seeds_sentence(courses_of(rows)) == ""
+    first = min(row["seed"] for row in rows)
+    fewer = [row for row in rows if row["preset"] != "ours" or row["seed"] == first]
+    seeds = len({row["seed"] for row in rows})
+    assert seeds_sentence(courses_of(fewer)) == (
+        f"Seeds: {seeds}, but SIFU (ours) 1, Last (ours) 1; each ratio compares equal seeds."
+    )
+
+
 def test_the_page_holds_figures_tables_and_where_they_came_from(tmp_path: Path) -> None:
     folders = [
         write_results(name, tmp_path / name, made_up_rows(name, seeds=1)) for name in ("sequential", "psi-alpha")
@@ -124,6 +135,7 @@ def test_the_page_holds_figures_tables_and_where_they_came_from(tmp_path: Path) 
     for name in ("sequential.png", "sequential.csv", "psi-alpha.png", "psi-alpha.csv"):
         assert (tmp_path / "page" / name).exists()
         assert name in text
+    assert (tmp_path / "page" / "sequential.json").read_bytes() == (folders[0] / "bench.json").read_bytes()
 
 
 def measured(says: str, name: str, rows: list[dict[str, object]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -260,6 +261,19 @@ def test_what_if_before_training() -> None:
 def test_what_if_suggests_what_to_change(sections: dict, words: str) -> None:
     answer = what_if(Spec.from_mapping(small_spec(**sections)), pilot_rounds=3)
     assert any(words in one for one in answer.suggestions), answer.suggestions
+
+
+def test_the_plan_itself_is_always_among_the_noises_shown(
+    after_one: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sifu.cli import plans
+
+    plan = sifu.open_run(after_one).plan(["client-002"])
+    assert len(plan.options) > 3
+    monkeypatch.setattr(plans, "thinned", lambda options: [options[0], options[-1]])
+    for one in plan.options:
+        plans.print_curve(dataclasses.replace(plan, source_depth=one.depth, noise_std=one.noise_std))
+        assert f"{plans.number(one.noise_std)} *" in capsys.readouterr().out
 
 
 def test_the_command_line_shows_it_all(after_one: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sifu.api.devices import Device, Precision, check_choice, on_device
 from sifu.api.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.api.run import Run
 from sifu.api.spec_files import load_spec
@@ -31,17 +32,22 @@ def open_run(
     clients: Any = None,
     data_folder: str | Path | None = None,
     engine: Engine | None = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
 ) -> Run:
     """An existing run. `model` and `clients` are needed to go on with one that was made from Python.
 
-    `engine` is used instead of building one; it must be of the same model and clients.
+    `engine` is used instead of building one; it must be of the same model and clients. `device` and `precision` are
+    those of `train`.
     """
+    check_choice(device, precision)
 
     def make_engine(spec: Spec) -> Engine:
         if engine is not None:
             return engine
-        data = clients if clients is not None else clients_from_spec(spec, data_folder)
-        return engine_from_spec(spec, as_clients(data, spec), as_model(model))[0]
+        data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
+        made, _ = engine_from_spec(spec, data, as_model(model))
+        return on_device(made, data, spec, device, precision)
 
     return Run(folder, make_engine)
 
@@ -57,13 +63,17 @@ def train(
     progress: ProgressCallback | None = None,
     data_progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
 ) -> Run:
     """FedAvg with tracking into the folder `run`; continues a run that was not finished.
 
     `spec` is a Spec, a mapping, or the path of a TOML file. Python users may bring their own: `model` a
     function that makes a torch module (or a `sifu.sim` model), `clients` a mapping from names to (x, y)
-    arrays or to torch data sets. `engine` is used instead of building one from the spec.
+    arrays or to torch data sets. `engine` is used instead of building one from the spec. `device` is auto, cpu or
+    cuda (`sifu.api.devices`); `precision` is that of networks on a GPU: float32, tf32 or tf32x3.
     """
+    check_choice(device, precision)
     if spec is None:
         spec = Spec()
     elif isinstance(spec, str | Path):
@@ -81,12 +91,22 @@ def train(
         spec = replace(spec, data=replace(spec.data, name=PYTHON))
     folder = Path(run)
     if (folder / DATABASE).exists():
-        existing = open_run(folder, model=model, clients=clients, data_folder=data_folder, engine=engine)
+        existing = open_run(
+            folder,
+            model=model,
+            clients=clients,
+            data_folder=data_folder,
+            engine=engine,
+            device=device,
+            precision=precision,
+        )
         check_same_spec(existing, spec)
         return existing.train(progress)
     if engine is None:
         data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
-        engine, resolved = engine_from_spec(spec, as_clients(data, spec), as_model(model))
+        data = as_clients(data, spec)
+        engine, resolved = engine_from_spec(spec, data, as_model(model))
+        engine = on_device(engine, data, resolved, device, precision)
     else:
         resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
     # Remember where the data lay, so that a later command finds them from wherever it is called.
@@ -97,7 +117,7 @@ def train(
         file=str(Path(file).resolve()) if file else "",
     )
     create_run(folder, spec, replace(resolved, data=located), engine).close()
-    made = open_run(folder, model=model, clients=clients, data_folder=data_folder)
+    made = open_run(folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision)
     made._engine = engine
     return made.train(progress)
 

@@ -219,9 +219,15 @@ class Run:
     def _check_engine(self, engine: Engine) -> None:
         reader = self.reader()
         try:
-            recorded, layout = reader.clients(), reader.layout
+            recorded, layout, outside = reader.clients(), reader.layout, set(reader.facts.get("outside", ()))
         finally:
             reader.close()
+        strange = [one for one in engine.facts.outside if one not in outside]
+        if strange:  # certificates name what was recorded when the run was begun
+            raise InputError(
+                f"{self.folder} was not begun with {', '.join(strange)}, and its certificates would not say so: "
+                "go on as it was begun"
+            )
         if layout != engine.layout:
             raise InputError(
                 f"the model is not the one the run was made with: its parameters are {engine.layout.names} of shapes "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sifu.cli.options import DataOption, Format, FormatOption
+from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption
 from sifu.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,11 +83,9 @@ def run_experiment(
     ] = None,
     out: OutOption = None,
     data: DataOption = None,
-    device: Annotated[str, typer.Option("--device", help="Where to compute.", metavar="auto|cpu|cuda")] = "auto",
+    device: DeviceOption = "auto",
     lanes: Annotated[int | None, typer.Option("--lanes", help="Runs computed at once on a GPU.")] = None,
-    precision: Annotated[
-        str, typer.Option("--precision", help="Of networks on a GPU.", metavar="float32|tf32|tf32x3")
-    ] = "float32",
+    precision: PrecisionOption = "float32",
     engine: Annotated[
         str, typer.Option("--engine", help="Who runs the rounds: this program, or Flower.", metavar="embedded|flower")
     ] = "embedded",

@@ -222,6 +222,7 @@ def show_doctor(as_json: bool) -> None:
             packages[name] = None
     import torch
 
+    from sifu.api.devices import why_no_gpu
     from sifu.data.sources import search_folders
 
     devices = ["cpu"] + [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
@@ -232,9 +233,10 @@ def show_doctor(as_json: bool) -> None:
         "packages": packages,
         "engines": {
             "embedded": f"works, on cpu with {torch.get_num_threads()} threads",
-            "flower": "flwr is installed; the engine is not part of this version"
+            "flower": f"works, with flwr {packages['flwr']}"
             if packages["flwr"]
-            else "not part of this version",
+            else 'needs Flower: pip install "sifu[flower]"',
+            "gpu": why_no_gpu() or "works, sifu train and forget take --device cuda",
         },
         "devices": devices,
         "data_folders": [str(folder) for folder in search_folders(None)],
@@ -247,7 +249,8 @@ def show_doctor(as_json: bool) -> None:
     for name, version in packages.items():
         facts.add_row(name, version or "not installed")
     facts.add_row("embedded engine", values["engines"]["embedded"])
-    facts.add_row("flower engine", values["engines"]["flower"])
+    facts.add_row("flower engine", escape(values["engines"]["flower"]))
+    facts.add_row("on a gpu", values["engines"]["gpu"])
     facts.add_row("devices", ", ".join(devices))
     facts.add_row("data looked for in", ", ".join(values["data_folders"]))
     out.print(facts)

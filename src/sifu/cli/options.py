@@ -21,3 +21,12 @@ FormatOption = Annotated[
 ]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")]
 RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device", help="Where to compute; auto takes a GPU where there is one and it pays.", metavar="auto|cpu|cuda"
+    ),
+]
+PrecisionOption = Annotated[
+    str, typer.Option("--precision", help="Of networks on a GPU.", metavar="float32|tf32|tf32x3")
+]

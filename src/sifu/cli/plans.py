@@ -115,10 +115,12 @@ def print_curve(plan: Plan) -> None:
     shown = table(
         "-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nWhat each noise would do"
     )
-    for one in sorted(thinned(plan.options), key=lambda one: (-one.rounds, one.noise_std)):
-        chosen = " *" if one.depth == plan.source_depth and one.noise_std == plan.noise_std else ""
+    chosen = [one for one in plan.options if one.depth == plan.source_depth and one.noise_std == plan.noise_std]
+    few = thinned(plan.options)
+    few += [one for one in chosen if one not in few]  # the plan itself is always among those shown
+    for one in sorted(few, key=lambda one: (-one.rounds, one.noise_std)):
         shown.add_row(
-            number(one.noise_std) + chosen,
+            number(one.noise_std) + (" *" if one in chosen else ""),
             str(one.rounds),
             number(one.noise_to_signal, 2),
             interval_text(one.predicted_rounds, one.predicted_interval),

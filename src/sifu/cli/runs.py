@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
+from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, RunArgument
 from sifu.core.errors import InputError
 
 
@@ -53,6 +53,8 @@ def train(
     ] = None,
     data: DataOption = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch missing data files.")] = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
     format: FormatOption = Format.text,
 ) -> None:
     """FedAvg with tracking; continues an unfinished run.
@@ -68,7 +70,14 @@ def train(
     merged = load_spec(spec, settings or [])
     with RoundsProgress(quiet=format is Format.json) as progress:
         made = start(
-            merged, run=run, data_folder=data, download=download, progress=progress, data_progress=download_progress()
+            merged,
+            run=run,
+            data_folder=data,
+            download=download,
+            progress=progress,
+            data_progress=download_progress(),
+            device=device,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
         )
     show_status(made, as_json=format is Format.json)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.cli.options import DataOption, Format, FormatOption, RunArgument
+from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, RunArgument
 from sifu.core.errors import InputError
 
 EpsilonOption = Annotated[float | None, typer.Option("--epsilon", help="Budget; 1 is strong, 10 is weak.")]
@@ -224,6 +224,8 @@ def forget(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare-scratch", help="Also train Scratch, for its rounds.")] = False,
     data: DataOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
     format: FormatOption = Format.text,
 ) -> None:
     """Carry out the queued requests, one of them, or a new one.
@@ -240,7 +242,8 @@ def forget(
         given = ", ".join(f"--{key.replace('_', '-')}" for key, value in terms.items() if value is not None)
         raise InputError(f"{given} belong to a new request: add --clients, or leave them out for queued requests")
     with RoundsProgress(quiet=format is Format.json) as progress:
-        outcomes = open_run(run, data_folder=data).forget(
+        opened = open_run(run, data_folder=data, device=device, precision=precision)  # type: ignore[arg-type]
+        outcomes = opened.forget(
             None if clients is None else _names(clients),
             request,
             min_level=min_level,  # type: ignore[arg-type]

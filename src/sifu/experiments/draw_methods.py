@@ -65,7 +65,7 @@ def draw_rounds(experiment: Experiment, rows: Sequence[Row]) -> Figure:
             "The paper: SIFU takes 52 % fewer rounds than Scratch on average, FedEraser 12 % more; only SIFU "
             "and FedEraser "
             "come near Scratch on the forgotten.",
-            measured_sentence(courses),
+            f"{measured_sentence(courses)} {seeds_sentence(courses)}".strip(),
         ],
     )
     return figure
@@ -358,6 +358,16 @@ def measured_sentence(courses: Sequence[Course]) -> str:
         if ratios and line.method in ("sifu", "noisy_scratch", "fed_eraser"):
             parts.append(f"{line.label} {_saved(statistics.fmean(ratios.values()))}")
     return f"Here, against Scratch: {'; '.join(parts)} (mean over data sets and seeds)." if parts else ""
+
+
+def seeds_sentence(courses: Sequence[Course]) -> str:
+    """Who was run with fewer seeds than others: their bars are means over other worlds than the dashed line."""
+    counts = {line: len({one.first["seed"] for one in by_line(courses, line)}) for line in lines_of(courses)}
+    most = max(counts.values())
+    fewer = [f"{line.label} {count}" for line, count in counts.items() if count < most]
+    if not fewer:
+        return ""
+    return f"Seeds: {most}, but {', '.join(fewer)}; each ratio compares equal seeds."
 
 
 def missed_sentence(courses: Sequence[Course]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from sifu.api.devices import check_choice, why_no_gpu
 from sifu.api.federation import clients_from_spec, engine_from_spec, known_outputs, preprocessing_of
 from sifu.core.engine import Engine
 from sifu.core.errors import InputError
@@ -41,8 +42,6 @@ class Unit(Named, Protocol):
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
 AnyNamed = TypeVar("AnyNamed", bound=Named)
 DEFAULT_LANES = 48
-PRECISIONS = ("float32", "tf32", "tf32x3")
-"""As in `sifu.sim.lanes`, which loads torch: a wrong one is refused before."""
 MOST_KEPT = 8
 """Federations whose data stay in memory."""
 
@@ -261,8 +260,7 @@ def engine_source(
 
     `engine` is embedded, or flower for Flower's simulation.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"--precision must be one of {', '.join(PRECISIONS)}, found {precision!r}")
+    check_choice(device, precision)
     if engine not in ("embedded", "flower"):
         raise InputError(f"the engine is embedded or flower, found {engine!r}")
     if engine == "flower":
@@ -271,25 +269,12 @@ def engine_source(
         if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None:
             raise InputError('--engine flower needs Flower and its simulation: pip install "sifu[simulation]"')
         return OnFlower(cache), "cpu"
-    if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"the device is auto, cpu or cuda, found {device!r}")
     if lanes is not None and lanes < 1:
         raise InputError(f"--lanes must be at least 1, found {lanes}")
     if device != "cpu":
-        available = cuda_with_lanes()
-        if device == "cuda" and available is not None:
-            raise InputError(f"--device cuda cannot be used here: {available}")
-        if available is None:
+        missing = why_no_gpu()
+        if device == "cuda" and missing is not None:
+            raise InputError(f"--device cuda cannot be used here: {missing}")
+        if missing is None:
             return Lanes(cache, "cuda", lanes or DEFAULT_LANES, precision), "cuda"
     return OneByOne(cache), "cpu"
-
-
-def cuda_with_lanes() -> str | None:
-    """Why a GPU cannot be used, or None if it can."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.experiments.figures import write_figures
-from sifu.experiments.provenance import read_record
+from sifu.experiments.provenance import FILE, read_record
 from sifu.experiments.reading import courses_of, datasets_of, lines_of, title_of
 from sifu.experiments.settings import Experiment, load_experiment
 from sifu.experiments.statements import verdicts
@@ -112,7 +112,7 @@ def _bytes(count: float) -> str:
 def _section(experiment: Experiment, found: dict[str, Any], rows: Sequence[Row], folder: Path, out: Path) -> str:
     name = experiment.name
     write_figures(folder)
-    for source, target in ((f"{name}.png", f"{name}.png"), ("results.csv", f"{name}.csv")):
+    for source, target in ((f"{name}.png", f"{name}.png"), ("results.csv", f"{name}.csv"), (FILE, f"{name}.json")):
         if (folder / source).resolve() != (out / target).resolve():
             shutil.copyfile(folder / source, out / target)
     where = f"In the paper: {experiment.paper_figure}." if experiment.paper_figure else "Not in the paper."

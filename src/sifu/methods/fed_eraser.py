@@ -11,64 +11,25 @@ training goes on without the clients. A heuristic: nothing is proven of what com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from sifu.core.certificate import Protection
 from sifu.core.engine import Engine, Position
-from sifu.core.premises import Premise
-from sifu.core.rollback import Exposure
-from sifu.core.terms import RequestTerms
-from sifu.methods.method import Method, RoundUpdates, Start, StartsFrom, heuristic_premises
+from sifu.methods.method import RoundUpdates, Start
 from sifu.methods.plan import Plan
-from sifu.methods.replay import (
-    check_replayable,
-    clients_gone,
-    initial_model,
-    load,
-    move,
-    plan_replay,
-    rounds_to_replay,
-    stored_bytes,
-)
+from sifu.methods.replay import Replaying, clients_gone, initial_model, load, move, rounds_to_replay
 from sifu.methods.view import RunView
 
 
-class FedEraser(Method):
+class FedEraser(Replaying):
     """Replay with calibration."""
 
     name: ClassVar[str] = "fed_eraser"
     summary: ClassVar[str] = (
         "replay the kept rounds without the client, calibrated by a few local steps; proves nothing"
     )
-    certifies: ClassVar[bool] = False
-    protection: ClassVar[Protection] = "nothing"
-    starts_from: ClassVar[StartsFrom] = "initial"
-
-    def check_run(self, view: RunView) -> None:
-        """Refuse a run without stored updates, and one whose updates would break a certificate."""
-        check_replayable(view, self.name)
-
-    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """From the initial model through every kept round, as far as the request's rounds allow."""
-        return plan_replay(self, view, terms, "{rounds} kept rounds are replayed, each with a round of calibration")
-
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
-        """That it is a heuristic decides everything."""
-        return heuristic_premises(view, clients, self.name)
-
-    def bytes_kept(self, view: RunView) -> int:
-        """The stored updates."""
-        return stored_bytes(view)
+    note: ClassVar[str] = "{rounds} kept rounds are replayed, each with a round of calibration"
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The calibrated model; every calibration round counts as one, with its local steps and its traffic."""

@@ -1,4 +1,4 @@
-"""What `fed_eraser` and `fed_accum` share: the kept rounds that can be replayed, and a plan that promises nothing.
+"""What `fed_eraser` and `fed_accum` share: the kept rounds that can be replayed, and a method that promises nothing.
 
 Both start again from the initial model and move it by stored updates of the remaining clients. Those updates were
 made from models that held the forgotten clients, so nothing bounds what the new model holds of anybody: its
@@ -8,18 +8,22 @@ node is of kind `heuristic`, from which on every Psi is infinite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.certificate import Protection
 from sifu.core.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
+from sifu.core.premises import Premise
+from sifu.core.rollback import Exposure
 from sifu.core.terms import RequestTerms
 from sifu.methods.forecast import Forecast, predicted_rounds
-from sifu.methods.method import Method, RoundUpdates
+from sifu.methods.method import Method, RoundUpdates, StartsFrom, heuristic_premises
 from sifu.methods.plan import Plan
 from sifu.methods.view import RunView
 from sifu.store.updates import UpdatesRow
@@ -70,48 +74,71 @@ def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: i
     return [request for request, order in promised.items() if order in broken]
 
 
-def check_replayable(view: RunView, method: str) -> None:
-    """Refuse where there is nothing to replay, or where replaying would break a certificate."""
-    if view.spec.keep.updates_every == 0:
-        raise InputError(
-            f"{method} replays stored updates of clients and this run keeps none: set keep.updates_every "
-            "in the spec (2, for every second round) and train again"
-        )
-    broken = promises_broken(view, view.stored_updates, view.next_order)
-    if broken:
-        raise NotCertifiableError(
-            f"{method} would replay updates made from models that held clients forgotten with a certificate "
-            f"(request {', '.join(broken)}), which would then no longer hold: nothing was changed. Use sifu or scratch"
+class Replaying(Method):
+    """A method that replays stored updates from the initial model; `note` says how, of so many {rounds}."""
+
+    certifies: ClassVar[bool] = False
+    protection: ClassVar[Protection] = "nothing"
+    starts_from: ClassVar[StartsFrom] = "initial"
+    note: ClassVar[str]
+
+    def check_run(self, view: RunView) -> None:
+        """Refuse where there is nothing to replay, or where replaying would break a certificate."""
+        if view.spec.keep.updates_every == 0:
+            raise InputError(
+                f"{self.name} replays stored updates of clients and this run keeps none: set keep.updates_every "
+                "in the spec (2, for every second round) and train again"
+            )
+        broken = promises_broken(view, view.stored_updates, view.next_order)
+        if broken:
+            raise NotCertifiableError(
+                f"{self.name} would replay updates made from models that held clients forgotten with a certificate "
+                f"(request {', '.join(broken)}), which would then no longer hold: nothing was changed. "
+                "Use sifu or scratch"
+            )
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """From the initial model through every kept round, no noise, nothing charged and nothing promised."""
+        self.check_run(view)
+        order = view.next_order
+        subjects = view.new_subjects(terms, order)
+        replayed = len(rounds_to_replay(view.stored_updates, clients_gone(view, terms)))
+        return Plan(
+            terms=terms,
+            order=order,
+            subjects=subjects,
+            source_node=view.path.nodes[0].node,
+            source_depth=0,
+            source_rounds=0,
+            wanted_node=view.path.nodes[0].node,
+            tip_rounds=view.path.rounds_until(view.path.tip),
+            noise_std=0.0,
+            multiplier=terms.multiplier,
+            psi=math.inf,
+            psi_star=0.0,
+            charges=(),
+            premises=self.premises(view, view.indices(terms.clients), view.exposures(subjects), 0, terms),
+            level="none",
+            predicted_rounds=None,
+            scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
+            notes=(self.note.format(rounds=replayed),),
+            protection=self.protection,
         )
 
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """That it is a heuristic decides everything."""
+        return heuristic_premises(view, clients, self.name)
 
-def plan_replay(method: Method, view: RunView, terms: RequestTerms, note: str) -> Plan:
-    """From the initial model, no noise, nothing charged and nothing promised."""
-    method.check_run(view)
-    order = view.next_order
-    subjects = view.new_subjects(terms, order)
-    replayed = len(rounds_to_replay(view.stored_updates, clients_gone(view, terms)))
-    return Plan(
-        terms=terms,
-        order=order,
-        subjects=subjects,
-        source_node=view.path.nodes[0].node,
-        source_depth=0,
-        source_rounds=0,
-        wanted_node=view.path.nodes[0].node,
-        tip_rounds=view.path.rounds_until(view.path.tip),
-        noise_std=0.0,
-        multiplier=terms.multiplier,
-        psi=math.inf,
-        psi_star=0.0,
-        charges=(),
-        premises=method.premises(view, view.indices(terms.clients), view.exposures(subjects), 0, terms),
-        level="none",
-        predicted_rounds=None,
-        scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
-        notes=(note.format(rounds=replayed),),
-        protection=method.protection,
-    )
+    def bytes_kept(self, view: RunView) -> int:
+        """The size of all stored updates on disk."""
+        return sum(row.bytes for row in view.reader.updates().values())
 
 
 def move(view: RunView, model: NDArray[np.float64], updates: RoundUpdates) -> NDArray[np.float64]:
@@ -129,11 +156,6 @@ def move(view: RunView, model: NDArray[np.float64], updates: RoundUpdates) -> ND
 def initial_model(view: RunView) -> Vector:
     """The model the active history began with."""
     return view.reader.load_model(view.path.nodes[0].node)
-
-
-def stored_bytes(view: RunView) -> int:
-    """The size of all stored updates on disk."""
-    return sum(row.bytes for row in view.reader.updates().values())
 
 
 def load(view: RunView, kept: KeptRound) -> NDArray[np.floating]:
