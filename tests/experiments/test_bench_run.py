@@ -270,7 +270,7 @@ def test_the_command_line_runs_plots_and_makes_a_page(cli: Callable[..., Any], t
         (("bench", "run", "sequential", "--methods", "magic"), "method 'magic' is not known"),
         (("bench", "run", "sequential", "--preset", "theirs"), "preset 'theirs' is not known"),
         (("bench", "run", "sequential", "--device", "tpu"), "the device is auto, cpu or cuda"),
-        (("bench", "run", "sequential", "--precision", "f16"), "--precision must be one of float32, tf32, tf32x3"),
+        (("bench", "run", "sequential", "--precision", "f16"), "the precision is one of float32, tf32, tf32x3"),
         (("bench", "run", "sequential", "--data", "nowhere"), "the data folder nowhere does not exist"),
         (("bench", "plot", "sequental"), "did you mean sequential"),
         (("bench", "plot", "sequential"), "holds no results"),
