@@ -8,24 +8,20 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import sifu
-from run_tools import query, small_spec
+from run_tools import small_spec
 from sifu.api import verify_run
-from sifu.api.mailbox import take_in
 from sifu.core.errors import InputError, RunDamagedError
 from sifu.store.files import write_atomically
 from sifu.store.inbox import any_letters
 from sifu.store.plain import private_folder, read_plain
 from sifu.store.standing import read_standing
 from sifu.store.writer import RunWriter
-
-Make = Callable[[Path, Path], None]
-"""Puts something at the first path; the second is somebody else's file."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,25 +102,6 @@ def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: st
     with pytest.raises(RunDamagedError, match="changed by hand"):
         sifu.open_run(own_trained).forget(["client-000"])
     assert (elsewhere / "123.safetensors").exists()
-
-
-@pytest.mark.parametrize("make", [a_pipe, a_folder, a_link, a_link_to_nothing, an_endless_link])
-def test_such_a_letter_is_refused_and_taken_away(own_trained: Path, tmp_path: Path, make: Make) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("{}")
-    inbox = own_trained / "inbox"
-    inbox.mkdir(exist_ok=True)
-    make(inbox / "request.a.json", victim)
-    assert any_letters(own_trained)
-    writer = RunWriter.open(own_trained)
-    try:
-        (refusal,) = take_in(writer)
-    finally:
-        writer.close()
-    assert "cannot be read" in refusal
-    assert list(inbox.iterdir()) == []
-    assert victim.read_text() == "{}"
-    assert query(own_trained, "SELECT kind FROM events ORDER BY seq DESC LIMIT 1") == [("letter refused",)]
 
 
 def test_what_is_no_letter_keeps_nobody_busy(own_trained: Path) -> None:

@@ -220,7 +220,7 @@ def _check_models(reader: RunReader) -> Iterator[str]:
             continue  # a file that belongs here, or one of a write that was cut short and never recorded
         if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
             continue
-        yield f"models: {path.relative_to(reader.folder)} should not be there: it is in no record, or was erased"
+        yield f"models: {path.relative_to(reader.folder)} {files.STRAY}"
 
 
 def _check_moved(reader: RunReader) -> Iterator[str]:

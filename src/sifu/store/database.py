@@ -14,6 +14,8 @@ from pathlib import Path
 from sifu.core.errors import InputError, NoSpaceError, RunDamagedError
 
 DATABASE = "run.db"
+CLIENTS_FILE = "clients.json"
+"""The operator's list of clients, written before there is a run; the ledger holds it from then on."""
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
 SCHEMA_VERSION = 3
@@ -44,6 +46,10 @@ def open_database(folder: Path) -> sqlite3.Connection:
     """The database of an existing run, checked to be one and of a schema this version knows."""
     path = folder / DATABASE
     if not path.is_file():
+        if (folder / CLIENTS_FILE).is_file():
+            raise InputError(
+                f"{folder} has a list of clients and no run yet: flwr run makes it when they are all there"
+            )
         raise InputError(
             f"{folder} is not a run folder: it has no {DATABASE}. Start one with: sifu train SPEC.toml --run {folder}"
         )

@@ -491,6 +491,14 @@ class RunReader:
         )
         return [RejectionRow(a, b, c, d, e, bool(f)) for a, b, c, d, e, f in rows]
 
+    def latest_events(self, kinds: Sequence[str], most: int) -> list[tuple[str, str, dict[str, Any]]]:
+        """Time, kind and payload of the latest events of some kinds, in their order."""
+        marks = ", ".join("?" * len(kinds))
+        rows = self.query(
+            f"SELECT time, kind, payload FROM events WHERE kind IN ({marks}) ORDER BY seq DESC LIMIT ?", (*kinds, most)
+        )
+        return [(str(a), str(b), json.loads(c)) for a, b, c in reversed(list(rows))]
+
     def certificates(self, request: str | None = None) -> dict[tuple[str, str], str]:
         """The signed certificates as JSON text, by (request, form): all of them, or those of one request."""
         where, values = ("", ()) if request is None else (" WHERE request = ?", (request,))

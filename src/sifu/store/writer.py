@@ -25,6 +25,7 @@ from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.core.terms import is_request_id
 from sifu.store import files
 from sifu.store.database import (
+    CLIENTS_FILE,
     DATABASE,
     OLDER_SCHEMA,
     SCHEMA_VERSION,
@@ -45,8 +46,6 @@ from sifu.store.standing import read_standing, remove_standing
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 
 LOCK_FILE = "lock"
-CLIENTS_FILE = "clients.json"
-"""The operator's list of clients, written before there is a run; the ledger holds it from then on."""
 SCRUB_FILE = "scrub"
 """Lies in the folder from before something is erased for good until no page and no log of the database holds it."""
 REPORT = "report"
