@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 
 from sifu.api.client_list import ask_for_change, listed_clients
 from sifu.core.errors import InputError, RunBusyError
+from sifu.store.database import CLIENTS_FILE
 from sifu.store.lock import WriterLock
-from sifu.store.writer import CLIENTS_FILE, LOCK_FILE
+from sifu.store.writer import LOCK_FILE
 
 
 def add(folder: Path, name: str, key: str) -> bool:
-    return ask_for_change(folder, {"do": "add", "name": name, "key": key})
+    return ask_for_change(folder, {"do": "add", "name": name, "key": hashlib.sha256(key.encode()).hexdigest()})
 
 
 def test_two_changes_at_once_do_not_overwrite_each_other(tmp_path: Path) -> None:
@@ -41,3 +43,11 @@ def test_a_name_that_cannot_be_shown_is_not_listed(tmp_path: Path, name: str) ->
     with pytest.raises(InputError, match="cannot be used"):
         add(tmp_path / "run", name, "key")
     assert not (tmp_path / "run" / CLIENTS_FILE).exists()
+
+
+@pytest.mark.parametrize("key", ["", "zz", "A" * 64, "a" * 63, "a" * 64 + "\n"])
+def test_what_is_no_fingerprint_is_not_listed(tmp_path: Path, key: str) -> None:
+    """A letter may hold anything; no node could ever answer for such a key."""
+    with pytest.raises(InputError, match="64 hexadecimal digits"):
+        ask_for_change(tmp_path / "run", {"do": "add", "name": "a", "key": key})
+    assert listed_clients(tmp_path / "run") == ()

@@ -6,6 +6,7 @@ A letter that ended the writer with an unexplained error would lie there still, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
@@ -22,7 +23,7 @@ from sifu.api.mailbox import take_in
 from sifu.core.errors import InputError, NoSpaceError, RunDamagedError
 from sifu.store import writer as writer_module
 from sifu.store.database import transaction
-from sifu.store.inbox import letters, post
+from sifu.store.inbox import LARGEST_LETTER_BYTES, any_letters, letters, post
 from sifu.store.writer import RunWriter
 
 TERMS: dict[str, Any] = {
@@ -77,6 +78,75 @@ def test_a_hostile_letter_is_refused_and_recorded(own_trained: Path, name: str) 
     assert query(own_trained, "SELECT kind FROM events ORDER BY seq DESC LIMIT 1") == [("letter refused",)]
     assert query(own_trained, "SELECT COUNT(*) FROM requests") == [(0,)]
     assert verify_run(own_trained).problems == []
+
+
+def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
+    """A pipe waited for ever, a link to /dev/zero filled the memory, and a folder ended whoever took letters in."""
+    inbox = own_trained / "inbox"
+    inbox.mkdir(exist_ok=True)
+    (inbox / "request.folder.json").mkdir()
+    (inbox / "request.endless.json").symlink_to("/dev/zero")
+    os.mkfifo(inbox / "request.pipe.json")
+    strange = sorted(one.name for one in inbox.iterdir())
+    assert letters(own_trained) == []
+    assert not any_letters(own_trained)
+    post(own_trained, "request", "a", TERMS)
+    assert any_letters(own_trained)
+    writer = RunWriter.open(own_trained)
+    try:
+        assert take_in(writer) == []
+    finally:
+        writer.close()
+    assert query(own_trained, "SELECT request, status FROM requests") == [("a", "received")]
+    assert sorted(one.name for one in inbox.iterdir()) == strange
+    assert verify_run(own_trained).problems == []
+
+
+def test_a_link_put_in_the_place_of_a_letter_is_not_followed(own_trained: Path) -> None:
+    """Between the look at a file and its opening somebody may exchange it."""
+    from sifu.store import inbox as inbox_module
+
+    (own_trained / "request.a.json").symlink_to("/dev/zero")
+    found = inbox_module._read(own_trained / "request.a.json", 0.0)
+    assert (found.content, bool(found.trouble)) == (None, True)
+
+
+def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
+    inbox = own_trained / "inbox"
+    inbox.mkdir(exist_ok=True)
+    (inbox / "request.a.json").write_text(terms() + " " * LARGEST_LETTER_BYTES)
+    writer = RunWriter.open(own_trained)
+    try:
+        assert take_in(writer) == ["request a: the letter cannot be read"]
+    finally:
+        writer.close()
+
+
+def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files, a failing disk, another account's letter: none of it is the fault of whoever asks."""
+    from sifu.store import inbox as inbox_module
+
+    post(own_trained, "request", "a", TERMS)
+    real = os.open
+
+    def refusing(path: Any, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith("request.a.json"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, flags, mode)
+
+    writer = RunWriter.open(own_trained)
+    try:
+        monkeypatch.setattr(inbox_module.os, "open", refusing)
+        assert take_in(writer) == []
+        assert sifu.open_run(own_trained).status()["inbox"] == [
+            {"kind": "request", "id": "a", "trouble": "Too many open files"}
+        ]
+        monkeypatch.undo()
+        assert take_in(writer) == []
+    finally:
+        writer.close()
+    assert query(own_trained, "SELECT request, status FROM requests") == [("a", "received")]
+    assert query(own_trained, "SELECT COUNT(*) FROM events WHERE kind = 'letter refused'") == [(0,)]
 
 
 def test_a_letter_with_many_names_is_read_in_a_moment(own_trained: Path) -> None:

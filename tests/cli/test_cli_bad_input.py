@@ -484,3 +484,25 @@ def test_usage_errors_have_exit_code_2_and_no_traceback() -> None:
         answer = run_cli(*arguments)
         check_refused(answer, 2)
         assert answer.out == ""
+
+
+def test_a_path_that_cannot_be_used_is_named(cli: Command, tmp_path: Path) -> None:
+    """A wrong path is the operator's to mend, not an unexpected error."""
+    file = tmp_path / "file"
+    file.write_text("")
+    for arguments in (
+        ("flower", "new", file / "app"),
+        ("clients", "sign", "--key", file, "--name", "a", "--run-id", "r", "--id", "i", "--output", file / "x"),
+        ("train", tmp_path / "spec.toml", "--run", file / "run"),
+    ):
+        check_refused(cli(*arguments), 2)
+
+
+def test_a_refused_change_of_the_list_makes_no_folder(cli: Command, tmp_path: Path) -> None:
+    check_refused(cli("clients", "block", tmp_path / "absent", "--name", "a"), 2, "not on the list")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_list_without_a_run_says_what_makes_one(cli: Command, tmp_path: Path) -> None:
+    (tmp_path / "clients.json").write_text("[]")
+    check_refused(cli("status", tmp_path), 2, "has a list of clients and no run yet", "flwr run")

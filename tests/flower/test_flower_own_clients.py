@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -62,12 +63,18 @@ def function_app(target: np.ndarray, samples: int, name: str) -> ClientApp:
     return client_app(lambda context: mine)
 
 
+def _with_profile(app: ClientApp, number: int, samples: int) -> ClientApp:
+    """One app for all nodes: what differs is asked of the node's own context."""
+    nodes = {100 + number: (f"site-{number}", samples)}
+    return add_profile(app, lambda context: nodes[context.node_id][0], lambda context: nodes[context.node_id][1])
+
+
 def test_clients_of_any_kind_take_part_forget_and_are_conditional(tmp_path: Path) -> None:
     grid = MemoryGrid()
     for number, target in enumerate(TARGETS):
         samples = 10 * (number + 1)
         app = usual_app(target, samples) if number % 2 else function_app(target, samples, f"site-{number}")
-        grid.add(100 + number, add_profile(app, f"site-{number}", samples) if number % 2 else app)
+        grid.add(100 + number, _with_profile(app, number, samples) if number % 2 else app)
     spec = small_spec(
         model={"kind": "python", "outputs": 0},
         local={"rate": 0.5, "steps": 1},
@@ -125,10 +132,40 @@ def test_the_strategy_records_the_same_psi_as_the_engine(tmp_path: Path) -> None
     lines = (tmp_path / "psi" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
     assert list((tmp_path / "psi").glob("*.safetensors"))
+    with pytest.raises(InputError, match="a folder of its own"):
+        TrackedFedAvg(tmp_path / "psi")
+
+
+def test_the_strategy_weighs_as_flower_does(tmp_path: Path) -> None:
+    """FedAvg can be told another key to weigh by; Psi of other weights would be of another training."""
+
+    def weighed(target: np.ndarray, weight: float) -> Callable[[Message, Context], Message]:
+        app = usual_app(target, 10)
+
+        def answer(message: Message, context: Context) -> Message:
+            reply = app(message, context)
+            reply.content["metrics"]["weight"] = weight
+            return reply
+
+        return answer
+
+    def train(folder: Path, weights: list[float]) -> dict[int, float]:
+        grid = MemoryGrid()
+        for number, weight in enumerate(weights):
+            grid.add(100 + number, weighed(TARGETS[number], weight))
+        strategy = TrackedFedAvg(
+            folder, weighted_by_key="weight", fraction_evaluate=0.0, min_available_nodes=2, min_train_nodes=2
+        )
+        strategy.start(grid, ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1)
+        return strategy.psi()
+
+    assert train(tmp_path / "a", [1, 9])[101] > train(tmp_path / "b", [9, 1])[101]
+    with pytest.raises(InputError, match=r"weight must be whole numbers to be tracked, found 0\.5"):
+        train(tmp_path / "c", [0.5, 1])
 
 
 def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sifu.cli.flower_app import write_app
+    from sifu.cli.flower_app import default_run, write_app
     from sifu.core.spec import Spec
 
     write_app(tmp_path / "app", tmp_path / "run", insecure=True)
@@ -137,6 +174,10 @@ def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.Monke
     assert settings.insecure_identity
     assert settings.run == str(tmp_path / "run")
     Spec.from_mapping(tomllib.loads(Path(settings.spec).read_text()))
+    with pytest.raises(InputError, match="sends what lies in an app to every node"):
+        write_app(tmp_path / "other", tmp_path / "other" / "run", insecure=True)
+    assert not (tmp_path / "other").exists()
+    assert default_run(tmp_path / "other") == tmp_path / "other-run"
     with pytest.raises(InputError, match="not empty"):
         write_app(tmp_path / "app", tmp_path / "run", insecure=False)
     with pytest.raises(InputError, match="absolute"):

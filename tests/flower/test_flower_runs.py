@@ -30,6 +30,7 @@ from sifu.flower.wire import EVALUATE_SEVERAL, TRAIN
 from sifu.methods.rehearsal import HEALED, REHEARSED
 from sifu.methods.training import Progress
 from sifu.methods.view import RunView
+from sifu.store.writer import RunWriter
 
 
 def new_key(folder: Path, name: str) -> tuple[Path, bytes]:
@@ -512,6 +513,26 @@ def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) ->
     assert sifu.open_run(fed.run_folder).verify().problems == []
 
 
+def test_a_node_whose_key_names_a_clients_key_too_is_a_stranger(tmp_path: Path) -> None:
+    """SuperLink checks a node's signature with the first key of what it registered; the list must not see the second.
+
+    What cannot be read as a key must not end the server either: anybody may register it.
+    """
+    fed = Federation(tmp_path, SPEC)
+    victim = fed.nodes[fed.data[0].name]
+    app, key = fed.grid.apps[victim], fed.grid.keys[victim]
+    _, mine = new_key(tmp_path, "intruder")
+    bent = mine.replace(b"-----BEGIN PUBLIC KEY-----\n", b"-----BEGIN PUBLIC KEY-----\nA: b\n\n")
+    for number, strange in enumerate((bent + key, b"\x00", b"")):
+        fed.grid.add(5 + number, app, strange)
+    fed.grid.apps.pop(victim)
+    with pytest.raises(NobodyAnsweredError, match="still missing"):
+        fed.serve()
+    fed.grid.add(victim, app, key)
+    fed.serve()
+    assert fed.contacted() == set(fed.nodes)
+
+
 def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
     fed = Federation(tmp_path, SPEC)
     names = [one.name for one in fed.data]
@@ -532,11 +553,20 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=match):
             run.request_signed(statement)
+    busy = RunWriter.open(fed.run_folder)
+    try:  # the writer will refuse it; whoever hands it in is told at once
+        with pytest.raises(InputError, match=r"for itself only\. The running server will refuse it"):
+            run.request_signed(sign_request(tmp_path / "mine", names[5], number, "a"))
+    finally:
+        busy.close()
     assert run.request_signed(good) == "own"
     assert run.request_signed(good) == "own"
     reader = run.reader()
     kinds = [event.kind for event in reader.events()]
     assert [one.clients for one in reader.requests()] == [(names[6],)]
     reader.close()
-    assert kinds.count("letter refused") == 4
+    assert kinds.count("letter refused") == 5
+    assert [one["what"] for one in run.status()["refused"]] == [
+        f"signed {one}" for one in ("a", "b", "c", "other", "a")
+    ]
     assert run.verify().problems == []

@@ -201,6 +201,12 @@ class Verifier:
             fixed = {"facts", "spec", "asked", "layout", "versions", "run"} & said.keys()
             self.check(event["seq"] == 1 or not fixed, f"{at}: changes {sorted(fixed)}")
             self.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if recorded else None)
+            if event["kind"] == "rolled back":
+                order, made = payload["choice"]["request_order"], payload["choice"]["noise_node"]
+                self.agree(f"{at}: order and node", [order, made], [len(self.rolled) + 1, recorded.get("last")])
+            for row in payload.get("models", []):
+                if row["node"] < recorded.get("first", next_node):
+                    self.agree(f"{at}: model", row["digest"], models.get((row["node"],), {}).get("digest"))
             again = {row["node"] for row in payload.get("models", [])} & dropped
             self.check(not again, f"{at}: erased models {sorted(again)} are there again")
             dropped.update(payload.get("dropped_models", []))

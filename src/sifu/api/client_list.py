@@ -1,8 +1,8 @@
 """The operator's list of clients: whose node holds which key, and who is blocked.
 
 Before a run exists the list is a file in its folder; from then on it stands in the ledger, and every change is an
-event. The clients of a run are those it began with: a new key can take the place of an old one, a client can be
-blocked, but nobody joins later and nobody forgotten comes back.
+event. A new key can take the place of an old one, a client can be blocked, a new one can join, but nobody forgotten
+comes back.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sifu.core.identity import (
     AUTHENTICATED,
     Admitted,
     admitted_of,
+    check_key,
     check_names,
     key_fingerprint,
     plain,
@@ -27,12 +28,13 @@ from sifu.core.identity import (
 )
 from sifu.methods.training import uninterrupted
 from sifu.methods.view import RunView
-from sifu.store.database import DATABASE
+from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import write_atomically
 from sifu.store.inbox import post
 from sifu.store.lock import WriterLock
+from sifu.store.plain import private_folder
 from sifu.store.reader import RunReader
-from sifu.store.writer import CLIENTS_FILE, LOCK_FILE, RunWriter
+from sifu.store.writer import LOCK_FILE, RunWriter
 
 ADMITTED = "admitted"
 """The key of the run table that holds the list."""
@@ -40,17 +42,22 @@ ADMITTED = "admitted"
 
 def fingerprint_of_file(path: Path) -> str:
     """The fingerprint of a public key in a file: an OpenSSH line (ssh-keygen's .pub) or PEM."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_public_key,
+        load_ssh_public_key,
+    )
 
     try:
         content = path.read_bytes()
-        if b"BEGIN PUBLIC KEY" in content:
-            return key_fingerprint(content)
-        key = load_ssh_public_key(content)
+        key = (load_pem_public_key if b"BEGIN PUBLIC KEY" in content else load_ssh_public_key)(content)
     except OSError as error:
         raise InputError(f"cannot read the key {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path} holds no public key: give the .pub file of ssh-keygen, or PEM ({error})") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        hint = "it is a private key, which stays at its client" if b"PRIVATE KEY" in content else str(error)
+        raise InputError(f"{path} holds no public key: give the .pub file of ssh-keygen, or PEM ({hint})") from error
     return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
@@ -99,7 +106,8 @@ def run_id(folder: Path) -> str | None:
 def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
     """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
     if not (folder / DATABASE).exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _changed(listed_clients(folder), change)  # what is refused makes no folder
+        private_folder(folder, parents=True)
         # Two changes at once would each write the list without the other's; a run may be made of it at the same time.
         with WriterLock(folder / LOCK_FILE):
             if not (folder / DATABASE).exists():
@@ -135,15 +143,17 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
 def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
     """The list after a change to a run's, or a sentence about why it cannot be."""
     before = _known_clients(reader)
-    after = _changed(before, change)
     view = RunView(reader)
     name = str(change.get("name"))
     gone = view.forgotten | view.waiting
-    if change["do"] != "block" and view.index_of.get(name) in gone:
-        raise InputError(
-            f"{name} asked to be forgotten: taking it back would void its certificate, and this run does not do that. "
-            "Start a new run with it"
-        )
+    owner = next((one.name for one in before if one.key == change.get("key")), name)
+    for one in (name, owner):
+        if change.get("do") != "block" and view.index_of.get(one) in gone:
+            raise InputError(
+                f"{one} asked to be forgotten: taking it back would void its certificate, and this run does not do "
+                "that. Start a new run with it"
+            )
+    after = _changed(before, change)
     if change["do"] == "add" and after != before:
         if name in view.index_of:
             raise InputError(f"{name} is a client of this run already: use --replace to give it another key")
@@ -163,9 +173,9 @@ def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Adm
         do, name = change["do"], str(change["name"])
         if do == "add":
             check_names([name])
-            return with_added(entries, name, str(change["key"]))
+            return with_added(entries, name, check_key(str(change["key"])))
         if do == "replace":
-            return with_new_key(entries, name, str(change["key"]))
+            return with_new_key(entries, name, check_key(str(change["key"])))
         if do == "block":
             return with_blocked(entries, name)
     except KeyError as error:
@@ -173,6 +183,22 @@ def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Adm
     raise InputError(f"the list of clients takes add, replace and block, found {do!r}")
 
 
-def described(entries: tuple[Admitted, ...]) -> list[dict[str, str]]:
-    """The list as plain values, to be shown."""
-    return [asdict(one) for one in entries]
+def described_clients(folder: Path) -> list[dict[str, str]]:
+    """The list as plain values, to be shown: allowed, joining, blocked, waiting to be forgotten, or forgotten."""
+    listed = [asdict(one) for one in listed_clients(folder)]
+    if not (folder / DATABASE).exists():
+        return listed
+    reader = RunReader(folder)
+    try:
+        view, newcomers = RunView(reader), {one.name for one in joining(reader)}
+        for one in listed:
+            client = view.index_of.get(one["name"])
+            if client in view.forgotten:
+                one["status"] = "forgotten"
+            elif client in view.waiting:
+                one["status"] = "waiting to be forgotten"
+            elif one["name"] in newcomers:
+                one["status"] = "joining"
+    finally:
+        reader.close()
+    return listed

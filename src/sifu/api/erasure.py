@@ -19,6 +19,8 @@ from sifu.store.projection import Change, changes, replay
 from sifu.store.reader import RunReader
 from sifu.store.writer import SCRUB_FILE, RunWriter
 
+AUDIT = "audit"
+"""Where `sifu audit` writes unless it is told otherwise."""
 PURGED = "purged"
 """The kind of a purge's event."""
 
@@ -139,6 +141,11 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         "the auditor's record: drifts, sample counts and Psi in run.db, certificates/*.auditor.json",
         "certificates are recomputed from it; it is confidential",
     )
+    if (reader.folder / AUDIT).exists():
+        yield (
+            f"the folder {AUDIT}, with what sifu audit measured of the forgotten",
+            "it is evidence, and belongs to the auditor's record; delete it if nobody needs it",
+        )
     yield "clients' names in requests and certificates", "they say whose request was carried out"
     still = set(reader.models())
     made = reader.query("SELECT payload FROM events WHERE kind = 'backup made' ORDER BY seq")

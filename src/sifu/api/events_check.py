@@ -12,8 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from sifu.core.ledger import Event
+from sifu.core.terms import is_request_id
 from sifu.store.reader import JOINED, RunReader
+from sifu.store.updates import FILE_NAME
 
 _CREATED_WITH = (
     "run", "asked", "spec", "layout", "facts", "versions", "public_key", "client_count", "clients_digest", "tip",
@@ -73,13 +77,19 @@ KINDS: Mapping[str, May] = {
 """Every kind of event there is."""
 
 
+FORMS = {"auditor", "public"}
+"""The certificates that a request which is done has."""
+
+
 @dataclass
 class _Sofar:
-    """What the events up to here made: files that exist, files that went, the current model."""
+    """What the events up to here made: files that exist (models with their digests), files that went, the current
+    model, and how many requests were carried out."""
 
     tip: int = -1
     clients: int = 0
-    models: set[int] = field(default_factory=set)
+    carried_out: int = 0
+    models: dict[int, str] = field(default_factory=dict)
     updates: set[str] = field(default_factory=set)
     gone: set[int | str] = field(default_factory=set)
 
@@ -89,7 +99,12 @@ def check_events(reader: RunReader) -> Iterator[str]:
     sofar = _Sofar()
     for event in reader.events():
         content: dict[str, Any] = json.loads(event.payload)
-        for problem in (*_beyond_its_kind(event, content), *_misplaced(event, content, sofar, reader)):
+        found = (
+            *_beyond_its_kind(event, content),
+            *_badly_named(event, content),
+            *_misplaced(event, content, sofar, reader),
+        )
+        for problem in found:
             yield f"events: event {event.seq} ({event.kind[:40]}) {problem}"
 
 
@@ -108,6 +123,18 @@ def _beyond_its_kind(event: Event, content: dict[str, Any]) -> Iterator[str]:
         yield f"sets the phase to {str(values['phase'])[:40]!r}"
 
 
+def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
+    """Ids and names become names of files; a request that is done has its two certificates."""
+    if event.kind == "request received" and not is_request_id(content["request"]["request"]):
+        yield f"names the request {str(content['request']['request'])[:80]!r}, which is no usable id"
+    for one in content.get("updates", []):
+        named = FILE_NAME.fullmatch(str(one["file"]))
+        if named is None or (int(named[1]), int(named[2])) != (one["node"], one["part"]):
+            yield f"names the file of updates {str(one['file'])[:80]!r}, which is not that of its node and part"
+    if event.kind == "request done" and set(content.get("certificates", {})) != FORMS:
+        yield f"issues the certificates {sorted(content.get('certificates', {}))}, not those of {sorted(FORMS)}"
+
+
 def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar, reader: RunReader) -> Iterator[str]:
     """The current model is the last one recorded; clients join one by one; what was erased is not recorded again."""
     values, rows = content.get("run", {}), content.get("rows")
@@ -117,23 +144,41 @@ def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar, reader: Run
     sofar.clients = clients
     if (rows is None) != (tip is None) or (rows is not None and str(rows["last"]) != tip):
         yield f"makes node {tip} the current model, which is not the last one it recorded"
+    before = sofar.tip
     if rows is not None:
         yield from _out_of_line(event.kind, rows, sofar.tip, reader)
+        if np.any(reader.everyone().between(int(rows["first"]), int(rows["last"])).clients >= sofar.clients):
+            yield f"records a participant beyond the {sofar.clients} clients there were"
         sofar.tip = int(rows["last"])
+    if event.kind == "rolled back":
+        sofar.carried_out += 1
+        choice = content["choice"]
+        if (choice["request_order"], choice["noise_node"]) != (sofar.carried_out, sofar.tip):
+            yield (
+                f"names order {choice['request_order']} and node {choice['noise_node']}, but it is request number "
+                f"{sofar.carried_out} that was carried out, and made node {sofar.tip}"
+            )
+    if any(not before <= one["node"] <= sofar.tip for one in content.get("evaluations", [])):
+        yield "records an evaluation of another model than the current one"
     dropped: list[int | str] = [*content.get("dropped_models", []), *content.get("dropped_updates", [])]
     never = [one for one in dropped if one not in sofar.models and one not in sofar.updates]
     if never:
         yield f"erases {never[:5]}, of which there was nothing"
-    sofar.models.difference_update(dropped)  # type: ignore[arg-type]
+    for one in dropped:
+        sofar.models.pop(one, None)  # type: ignore[arg-type]
     sofar.updates.difference_update(dropped)  # type: ignore[arg-type]
     sofar.gone.update(dropped)
-    models = {int(one["node"]) for one in content.get("models", [])}
+    models = {int(one["node"]): str(one["digest"]) for one in content.get("models", [])}
     updates = {str(one["file"]) for one in content.get("updates", [])}
-    back = sorted(map(str, (models | updates) & sofar.gone))
+    back = sorted(map(str, (models.keys() | updates) & sofar.gone))
     if back:
         yield f"records {', '.join(back[:5])} again, which had been erased"
     if any(node > sofar.tip for node in models):
         yield "records a model of a node that there is not"
+    # A model is recorded with its node; a second time only to be kept, as it was.
+    changed = [node for node, digest in models.items() if node <= before and sofar.models.get(node) != digest]
+    if changed:
+        yield f"records other models of nodes {changed[:5]} than there were"
     if updates & sofar.updates:
         yield "records a file of updates twice"
     sofar.models |= models

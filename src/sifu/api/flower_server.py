@@ -7,6 +7,7 @@ with the same clients and the same ones forgotten, whatever was killed.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sifu.api.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.api.entry import check_same_spec, create_run, open_run
 from sifu.api.federation import FLOWER, preprocessing_of
-from sifu.api.serving import serve
+from sifu.api.serving import Tell, serve
 from sifu.api.spec_files import load_spec
 from sifu.core.errors import InputError, NobodyAnsweredError
 from sifu.core.identity import AUTHENTICATED, CLAIMED, Admitted, plain
@@ -30,13 +31,15 @@ from sifu.flower.roster import ClaimedRoster, KeyRoster, Roster
 from sifu.flower.wire import WireProfile, profile_message, read_profile
 from sifu.methods.training import Progress, uninterrupted
 from sifu.methods.view import Regularities, RunView
-from sifu.store.database import DATABASE
+from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.reader import JOINED, RunReader
-from sifu.store.writer import CLIENTS_FILE, RunWriter
+from sifu.store.writer import RunWriter
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
+
+log = logging.getLogger(__name__)
 
 LOOK_FOR_NEWCOMERS = 10.0
 """Seconds between two looks whether a client that may join is online."""
@@ -91,15 +94,20 @@ def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve_on_flower(grid, Settings.of(context.run_config), make_blueprint, progress=_tell)
+        serve_on_flower(grid, Settings.of(context.run_config), make_blueprint, progress=_tell_round, tell=_tell)
 
     return app
 
 
-def _tell(made: Progress) -> None:
-    """A line for each round in the stream of `flwr run`; what went wrong in it is logged there, too."""
+def _tell(line: str) -> None:
+    """A line in the stream of `flwr run`."""
+    print(line, flush=True)
+
+
+def _tell_round(made: Progress) -> None:
+    """A line for each round; what went wrong in it is logged there, too."""
     accuracy = "" if math.isnan(made.accuracy) else f", accuracy {made.accuracy:.1%}"
-    print(f"{made.phase}: {made.rounds} rounds{accuracy}", flush=True)
+    _tell(f"{made.phase}: {made.rounds} rounds{accuracy}")
 
 
 def serve_on_flower(
@@ -109,6 +117,7 @@ def serve_on_flower(
     patience: Patience | None = None,
     progress: Callable[[Progress], None] | None = None,
     min_level: Level | None = None,
+    tell: Tell = log.info,
 ) -> list[str]:
     """Make the run or go on with it, until all is done; returns the requests that were carried out."""
     folder = Path(settings.run)
@@ -116,7 +125,13 @@ def serve_on_flower(
     spec = load_spec(settings.spec)
     listed = listed_clients(folder)
     check_identity(grid, settings, listed)
-    office = _Office(grid, settings, patience, spec, listed, make_blueprint)
+    if (Path(settings.spec).parent / "pyproject.toml").exists() and folder.is_relative_to(Path(settings.spec).parent):
+        log.warning(
+            "the run folder %s lies in the app, and flwr run sends certificates and other files of it to every node: "
+            "move it out of the app, and name the new place in the app's config",
+            folder,
+        )
+    office = _Office(grid, settings, patience, spec, listed, make_blueprint, tell)
     if (folder / DATABASE).exists():
         engine = office.continue_run(folder)
     else:
@@ -130,6 +145,7 @@ def serve_on_flower(
         lock_wait=settings.wait,
         min_level=min_level,
         progress=progress,
+        tell=tell,
         after_mail=office.update_keys,
         more_mail=office.newcomer_waits,
     )
@@ -164,12 +180,15 @@ class _Office:
         spec: Spec,
         listed: Sequence[Admitted],
         make_blueprint: MakeBlueprint,
+        tell: Tell,
     ) -> None:
+        self._tell = tell
         self._grid, self._settings, self._patience, self._spec = grid, settings, patience, spec
         self._listed, self._make_blueprint = listed, make_blueprint
         self._engine: FlowerFederation
         self._newcomers: list[str] = []
         self._looked = -LOOK_FOR_NEWCOMERS
+        self._failed: dict[int, str] = {}
         self._exchange = Exchange(grid, patience.poll)
         self._authenticated = not settings.insecure_identity
         self._roster: Roster
@@ -230,6 +249,8 @@ class _Office:
                 profile = self._ask([node]).get(node)
                 if profile is not None:
                     self._join(writer, replace(profile, name=name))
+                else:
+                    self._tell(f"{name} cannot join yet: {self._why_missing(node)}")
             self._newcomers = [one.name for one in joining(writer)]
 
     def newcomer_waits(self) -> bool:
@@ -256,10 +277,12 @@ class _Office:
             with uninterrupted():
                 content = {"run": {ADMITTED: plain(rest)}, "client": profile.name, "reason": str(error)}
                 writer.record("client refused", content)
+            self._tell(f"{profile.name} cannot join and is off the list: {error}")
             return
         reported = [one.to_mapping() for one in [*profiles, profile]]
         with uninterrupted():
             writer.record(JOINED, {"run": {REPORTED: reported}, "client": profile.name}, joined=profile.client)
+        self._tell(f"{profile.name} joined: it takes part from the next round on")
 
     def _admit(self, writer: RunWriter, profiles: Sequence[WireProfile]) -> None:
         values = {ADMITTED: plain(self._listed), REPORTED: [one.to_mapping() for one in profiles]}
@@ -295,32 +318,40 @@ class _Office:
         wanted = [one.name for one in self._listed if one.status == "allowed"]
         end = time.monotonic() + self._settings.wait
         found: dict[str, WireProfile] = {}
+        told: list[str] = []
         while True:
             if self._authenticated:
                 nodes = self._roster.nodes([name for name in wanted if name not in found])
                 asked = self._ask(list(nodes.values()))
                 found |= {name: replace(asked[node], name=name) for name, node in nodes.items() if node in asked}
-                missing = [name for name in wanted if name not in found]
+                missing = [f"{name}, {self._why_missing(nodes.get(name))}" for name in wanted if name not in found]
             else:
                 asked = self._ask([int(one) for one in self._grid.get_node_ids()])
                 found = {one.name: one for one in asked.values()}
                 if len(found) < len(asked):
                     raise InputError("two nodes claim the same name: every client needs one of its own")
                 missing = ["more nodes"] * max(0, max(2, int(self._settings.clients)) - len(found))
+                missing += [f"node {node}, {why}" for node, why in self._failed.items()] if missing else []
             if not missing:
                 order = wanted if self._authenticated else sorted(found)
                 return [found[name] for name in order]
             if time.monotonic() >= end:
                 raise NobodyAnsweredError(
-                    f"after {self._settings.wait:g} s {len(missing)} clients are still missing "
-                    f"({', '.join(missing[:5])}): start their SuperNodes, then start the run again; nothing was made"
+                    f"after {self._settings.wait:g} s clients are still missing ({'; '.join(missing[:5])}): see that "
+                    "their SuperNodes run and log no error, then start the run again; nothing was made"
                 )
+            if missing != told:
+                self._tell(f"waiting for {'; '.join(missing[:5])}")
+                told = missing
             time.sleep(min(self._patience.pause, 2.0))
+
+    def _why_missing(self, node: int | None) -> str:
+        return "its node is not there" if node is None else self._failed.get(node, "it was not asked yet")
 
     def _ask(self, nodes: list[int]) -> dict[int, WireProfile]:
         plan = plan_of(self._spec, self._spec.model.outputs).to_text() if self._spec.model.kind != "python" else ""
         timeout = min(self._patience.timeout, 120.0)
-        answers, _ = self._exchange.ask(
+        answers, self._failed = self._exchange.ask(
             {node: profile_message(node, plan, timeout) for node in nodes}, timeout, read_profile
         )
         return answers

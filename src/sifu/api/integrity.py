@@ -11,7 +11,7 @@ import numpy as np
 
 from sifu.api.events_check import check_events
 from sifu.core.errors import RunDamagedError, SifuError
-from sifu.core.ledger import Event, broken_links
+from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json
 from sifu.core.regularity import RoundRegularity
 from sifu.methods.view import RunView
 from sifu.store.database import schema_problems
@@ -64,6 +64,10 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
         yield "ledger: it does not begin with the creation of the run"
         return
     yield from broken_links(iter(events))
+    for event in events:
+        # Read one way only: another program might take the first of two equal keys, or refuse what we let pass.
+        if len(event.nonce) != NONCE_BYTES or canonical_json(payload_of(event)) != event.payload:
+            yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
     last = events[-1]
     if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
         yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."

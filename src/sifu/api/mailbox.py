@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -19,6 +20,8 @@ from sifu.store.actor import LONGEST_ACTOR
 from sifu.store.inbox import Letter, any_letters, discard, letters
 from sifu.store.writer import RunWriter
 
+log = logging.getLogger(__name__)
+
 LOOK_EVERY = 0.2
 """Seconds between two looks into the inbox where all clients are in this process; rounds may be far shorter."""
 
@@ -27,6 +30,8 @@ def take_in(writer: RunWriter) -> list[str]:
     """Every waiting letter becomes an event, then its file goes; returns a sentence for each that was refused."""
     refused = []
     for letter in letters(writer.folder):
+        if letter.trouble:
+            continue  # it may be somebody's request: it stays until its file can be opened
         try:
             _open(writer, letter)
         except (NoSpaceError, RunDamagedError):
@@ -92,7 +97,6 @@ class Mailbox:
     ) -> None:
         self._writer, self._after, self._look_every, self._also = writer, after, look_every, also
         self._looked = -1.0
-        self.refused: list[str] = []
 
     def waiting(self) -> bool:
         """Whether a letter waits."""
@@ -104,6 +108,7 @@ class Mailbox:
 
     def take_in(self) -> None:
         """Letters become events."""
-        self.refused += take_in(self._writer)
+        for refusal in take_in(self._writer):
+            log.warning("refused: %s", refusal)
         if self._after:
             self._after(self._writer)

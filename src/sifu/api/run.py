@@ -21,7 +21,7 @@ from sifu.api.lifecycle import DEADLINE_DAYS, Lifecycle, check_new, receive
 from sifu.api.mailbox import Mailbox, take_in
 from sifu.api.outcome import Outcome, outcome_of
 from sifu.api.requests import decide, history_of, public_record
-from sifu.api.signed_requests import id_of_signed
+from sifu.api.signed_requests import id_of_signed, terms_of_signed
 from sifu.api.status import status_of
 from sifu.api.terms import LEVELS, check_level, make_terms, terms_of
 from sifu.api.verification import Verification, verify_run
@@ -322,7 +322,8 @@ class Run:
         try:
             writer = RunWriter.open(self.folder, self._constants)
         except RunBusyError:
-            return request  # the server takes it in, or refuses and records it
+            self._check_signed(statement, request)
+            return request  # the server takes it in
         try:
             refused = [one for one in take_in(writer) if one.startswith(f"signed {request}: ")]
         finally:
@@ -330,6 +331,17 @@ class Run:
         if refused:
             raise InputError(f"refused and recorded: {refused[0].partition(': ')[2]}")
         return request
+
+    def _check_signed(self, statement: dict[str, Any], request: str) -> None:
+        """Say now what the server that writes to the run will find when it opens the letter."""
+        reader = self.reader()
+        try:
+            with reader.snapshot(), blaming_damage(reader):
+                check_new(RunView(reader), terms_of_signed(reader, statement), request)
+        except InputError as error:
+            raise InputError(f"{error}. The running server will refuse it, too, and record that") from error
+        finally:
+            reader.close()
 
     def _post_request(
         self,

@@ -22,6 +22,8 @@ from sifu.store import keys
 from sifu.store.writer import RunWriter
 
 log = logging.getLogger(__name__)
+Tell = Callable[[str], None]
+"""Takes a line for whoever watches the server."""
 
 
 def serve(
@@ -32,6 +34,7 @@ def serve(
     lock_wait: float = 0.0,
     min_level: Level | None = None,
     progress: ProgressCallback | None = None,
+    tell: Tell = log.info,
     after_mail: Callable[[RunWriter], None] | None = None,
     more_mail: Callable[[], bool] = lambda: False,
 ) -> list[str]:
@@ -43,7 +46,7 @@ def serve(
     for up to `lock_wait` seconds. `after_mail` is called before the first round and whenever
     letters were taken in, or `more_mail` said that there is something else to look at.
     """
-    writer = _open_patiently(run.folder, lock_wait)
+    writer = _open_patiently(run.folder, lock_wait, tell)
     try:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
@@ -54,17 +57,25 @@ def serve(
         mailbox.take_in()
         refused: set[str] = set()
         done: list[str] = []
-        idle_since = time.monotonic()
+        told_of, idle_since = -1.0, time.monotonic()
+
+        def finish(requests: list[str]) -> None:
+            done.extend(requests)
+            for one in writer.requests():
+                if one.request in requests:
+                    tell(f"request {one.request} is done: {one.level}")
+
         while True:
             if mailbox.waiting():
                 mailbox.take_in()
-            done += lifecycle.finish_running()
+            finish(lifecycle.finish_running())
             waiting = [one.request for one in writer.requests() if one.waits]
             request = next((one for one in waiting if one not in refused), None)
             if request is not None:
                 try:
+                    tell(f"request {request} is being carried out")
                     lifecycle.carry_out(request, min_level)
-                    done.append(request)
+                    finish([request])
                 except NotCertifiableError as error:  # it must not hold up the requests behind it
                     log.warning("request %s: %s", request, error)
                     refused.add(request)
@@ -79,6 +90,9 @@ def serve(
             elif time.monotonic() - idle_since >= linger:
                 return done
             else:
+                if told_of < idle_since:
+                    tell(f"nothing is left to do: waiting {linger:g} s for requests")
+                    told_of = idle_since
                 time.sleep(LOOK_EVERY)
             _record_incidents(writer, engine)  # evaluations come after the last round
     except NobodyAnsweredError:
@@ -88,15 +102,18 @@ def serve(
         writer.close()
 
 
-def _open_patiently(folder: Path, lock_wait: float) -> RunWriter:
+def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
     """The run's writer; another one may need a moment to let go of it."""
-    end = time.monotonic() + lock_wait
+    end, told = time.monotonic() + lock_wait, False
     while True:
         try:
             return RunWriter.open(folder)
-        except RunBusyError:
+        except RunBusyError as error:
             if time.monotonic() >= end:
                 raise
+            if not told:
+                tell(f"waiting up to {lock_wait:g} s: {error}")
+            told = True
             time.sleep(LOOK_EVERY)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 from sifu.api.client_list import recorded_clients
 from sifu.api.terms import make_terms
 from sifu.core.errors import InputError
-from sifu.core.identity import key_fingerprint
 from sifu.core.spec import Spec
 from sifu.core.terms import RequestTerms, check_request_id
-from sifu.store.node_keys import sign_statement, statement_holds
+from sifu.store.node_keys import sign_statement, signer_of
 from sifu.store.reader import RunReader
 
 FORGET_ME = "forget me"
@@ -35,13 +34,12 @@ def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerm
     """The terms of a signed request, or a sentence about why it does not count."""
     id_of_signed(statement)
     body = statement["body"]
-    if body.get("do") != FORGET_ME or not statement_holds(statement):
+    signer = signer_of(statement)
+    if body.get("do") != FORGET_ME or signer is None:
         raise InputError("the signature does not hold over the request")
     if body.get("run") != reader.value("run"):
         raise InputError(f"the request was signed for another run ({body.get('run')!r})")
-    owner = next(
-        (one.name for one in recorded_clients(reader) if one.key == key_fingerprint(statement["key"].encode())), None
-    )
+    owner = next((one.name for one in recorded_clients(reader) if one.key == signer), None)
     if owner is None:
         raise InputError("the request is signed with a key that is not on the list of clients")
     if owner != body.get("client"):

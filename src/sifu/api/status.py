@@ -17,6 +17,10 @@ from sifu.methods.registry import METHODS, method_named
 from sifu.methods.sequence import budget_lines, outlook_now
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.inbox import letters
+from sifu.store.reader import RunReader
+
+MOST_TOLD = 10
+"""Refusals and incidents that are shown; the ledger has them all."""
 
 
 def status_of(view: RunView) -> dict[str, Any]:
@@ -75,7 +79,9 @@ def status_of(view: RunView) -> dict[str, Any]:
             {"clients": list(one.names), "budget": one.budget, "used": one.used, "left": one.left} for one in budgets
         ],
         "outlook": asdict(ahead) if ahead else None,
-        "inbox": [{"kind": one.kind, "id": one.id} for one in letters(reader.folder)],
+        "inbox": [{"kind": one.kind, "id": one.id, "trouble": one.trouble} for one in letters(reader.folder)],
+        "refused": _refusals(reader),
+        "incidents": _incidents(reader),
         "rejections": [asdict(one) for one in reader.rejections()],
         "requests": [
             {
@@ -96,3 +102,22 @@ def status_of(view: RunView) -> dict[str, Any]:
             for one in view.requests
         ],
     }
+
+
+def _refusals(reader: RunReader) -> list[dict[str, str]]:
+    """The latest letters and newcomers that were refused, each with the reason."""
+    found = reader.latest_events(("letter refused", "client refused"), MOST_TOLD)
+    return [
+        {
+            "time": time,
+            "what": f"{one['kind']} {one['letter']}" if kind == "letter refused" else f"client {one['client']}",
+            "reason": str(one["reason"]),
+        }
+        for time, kind, one in found
+    ]
+
+
+def _incidents(reader: RunReader) -> list[dict[str, Any]]:
+    """What went otherwise than asked in the latest rounds on Flower."""
+    found = reader.latest_events(("incidents",), MOST_TOLD)
+    return [{"time": time} | one for time, _, event in found for one in event["incidents"]][-MOST_TOLD:]

@@ -51,7 +51,7 @@ def check_updates(reader: RunReader) -> Iterator[str]:
             continue
         if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
             continue
-        yield f"updates: {path.relative_to(reader.folder)} should not be there: it is in no record, or was erased"
+        yield f"updates: {path.relative_to(reader.folder)} {files.STRAY}"
 
 
 def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sifu.api.certification import RecordedRequest, nodes_to_erase, payload_of_request
 from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
@@ -21,10 +24,12 @@ from sifu.core.certificate import auditor_form, public_form
 from sifu.core.errors import InputError
 from sifu.core.ledger import finite_or_text
 from sifu.core.rollback import charge, choose_node
+from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
 from sifu.store import files
 from sifu.store.keys import signature_holds
 from sifu.store.lock import is_locked
+from sifu.store.plain import strange_files
 from sifu.store.projection import Tables, apply_change, changes, empty_tables
 from sifu.store.reader import CERTIFICATES, ChargeRow, ModelRow, RequestRow, RunReader
 from sifu.store.writer import LOCK_FILE, certificate_path
@@ -42,6 +47,8 @@ class Verification:
     checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    content: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Of a certificate: what was checked, as it was read."""
 
     @property
     def holds(self) -> bool:
@@ -63,8 +70,13 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
     check_public_key(public_key)
     if anchor is not None:
         parse_anchor(anchor)
-    reader = RunReader(folder)
     result = Verification(str(folder))
+    if folder.is_dir():
+        result.problems.extend(f"folder: {one}" for one in strange_files(folder))
+    if result.problems:  # reading on might never end, or end in another folder
+        result.checked.append("folder")
+        return result
+    reader = RunReader(folder)
     try:
         with reader.snapshot():
             if is_locked(folder / LOCK_FILE):
@@ -78,6 +90,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 ("rounds", check_rounds),
                 ("history", _check_history),
                 ("models", _check_models),
+                ("models", _check_moved),
                 ("updates", check_updates),
                 ("keys", check_keys),
                 ("certificates", _check_certificates),
@@ -91,7 +104,8 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                     result.problems.extend(check(reader))
                 except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
                     result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
-                result.checked.append(name)
+                if name not in result.checked:
+                    result.checked.append(name)
                 if result.problems and name in ("database", "ledger"):
                     break  # what follows would only repeat it
             try:
@@ -121,16 +135,41 @@ def check_public_key(public_key: str | None) -> None:
 
 
 def agree(recorded: Any, recomputed: Any) -> bool:
-    """Equal, or figures (also written as text) that agree to within the tolerance."""
-    if recorded == recomputed:
-        return True
-    if isinstance(recorded, bool) or isinstance(recomputed, bool) or recorded is None or recomputed is None:
-        return False
-    try:
-        first, second = float(recorded), float(recomputed)
-    except (TypeError, ValueError):
-        return False
-    return first == second or abs(first - second) <= TOLERANCE * max(abs(first), abs(second))
+    """Equal, or figures that agree to within the tolerance; a text is no figure, true is not 1."""
+    if isinstance(recorded, bool) or isinstance(recomputed, bool):
+        return recorded is recomputed
+    if isinstance(recorded, int | float) and isinstance(recomputed, int | float):
+        if recorded == recomputed or not (math.isfinite(recorded) and math.isfinite(recomputed)):
+            return recorded == recomputed  # an infinite one is within no tolerance of any other
+        return abs(recorded - recomputed) <= TOLERANCE * max(abs(recorded), abs(recomputed))
+    return bool(type(recorded) is type(recomputed) and recorded == recomputed)
+
+
+def _figure(text: str | None) -> float | None:
+    """A Psi as the table `charges` writes it: a number, or the word for an infinite one in quotation marks."""
+    return None if text is None else float(text.strip("'"))
+
+
+ABSENT = object()
+"""What a field that is not there holds; a field that holds nothing is something else."""
+
+
+def differing(found: Any, expected: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The fields in which two JSON values differ: name, what was found, what was expected."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted(found.keys() | expected.keys()):
+            inner = f"{name}.{key}" if name else str(key)
+            yield from differing(found.get(key, ABSENT), expected.get(key, ABSENT), inner)
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+            yield from differing(one, other, f"{name}[{index}]")
+    elif isinstance(found, dict | list) or isinstance(expected, dict | list) or not agree(found, expected):
+        yield name, found, expected
+
+
+def _said(value: Any) -> str:
+    """What a field says, short enough for a line."""
+    return "nothing" if value is ABSENT else repr(value)[:200]
 
 
 def _check_history(reader: RunReader) -> Iterator[str]:
@@ -181,7 +220,37 @@ def _check_models(reader: RunReader) -> Iterator[str]:
             continue  # a file that belongs here, or one of a write that was cut short and never recorded
         if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
             continue
-        yield f"models: {path.relative_to(reader.folder)} should not be there: it is in no record, or was erased"
+        yield f"models: {path.relative_to(reader.folder)} {files.STRAY}"
+
+
+def _check_moved(reader: RunReader) -> Iterator[str]:
+    """Where a model and the one it was made from are both at hand: it moved as far as its record says.
+
+    Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws;
+    a round moves the model by g ||mean - theta||, of which `mean_shift` is an upper bound.
+    """
+    if is_locked(reader.folder / LOCK_FILE):
+        return  # its writer may erase a model that is about to be read
+    at_hand, view = reader.models(), RunView(reader)
+    # A method that promises nothing may go on from whatever it makes of the model.
+    free = {one.noise_node for one in view.requests if method_named(one.method).protection == "nothing"}
+    for row in reader.node_rows():
+        one = row.node
+        if one.kind not in ("round", "noise") or one.node in free or one.parent is None:
+            continue
+        if not {one.node, one.parent} <= at_hand.keys():
+            continue
+        model, start = (reader.load_model(node).astype(np.float64) for node in (one.node, one.parent))
+        moved = float(np.linalg.norm(model - start))
+        slack = 64.0 * float(np.finfo(reader.layout.dtype).eps) * float(np.linalg.norm(model) + np.linalg.norm(start))
+        low, high = 0.0, view.facts.server_rate * one.mean_shift * (1.0 + TOLERANCE)
+        if one.kind == "noise":
+            low, high = (one.noise_std * (math.sqrt(model.size) + far) for far in (-8.0, 8.0))
+        if not low - slack <= moved <= high + slack:
+            yield (
+                f"models: node {one.node} lies {moved:.6g} from the one it was made from; by its record it would be "
+                f"{max(low, 0.0):.6g} to {high:.6g}"
+            )
 
 
 def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
@@ -250,31 +319,14 @@ def _check_outside_files(reader: RunReader) -> Iterator[str]:
 def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
     """Name the fields in which a certificate's file differs from the recorded one."""
     try:
-        found = json.loads(path.read_bytes())
-        flat_found, flat_stored = dict(_flatten(found)), dict(_flatten(stored))
+        different = list(differing(json.loads(path.read_bytes()), stored))
     except (ValueError, RecursionError):
         yield f"certificates: the file {path.name} is not readable as JSON"
         return
-    names = [n for n in sorted(set(flat_found) | set(flat_stored)) if flat_found.get(n) != flat_stored.get(n)]
-    if not names:
+    if not different:
         yield f"certificates: the file {path.name} was changed (its fields are the same, its bytes are not)"
-    for name in names[:8]:
-        yield (
-            f"certificates: {path.name}: {name} is {flat_found.get(name)!r}, the issued certificate says "
-            f"{flat_stored.get(name)!r}"
-        )
-
-
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list):
-        yield prefix, ("length", len(value))
-        for index, inner in enumerate(value):
-            yield from _flatten(inner, f"{prefix}[{index}]")
-    else:
-        yield prefix, value
+    for name, found, issued in different[:8]:
+        yield f"certificates: {path.name}: {name} is {_said(found)}, the issued certificate says {_said(issued)}"
 
 
 @dataclass(frozen=True)
@@ -352,7 +404,7 @@ def _check_request(
     found = {key: (row.psi, row.charge) for key, row in stored_charges.items()}
     for key in sorted(set(charged) | set(found)):
         pair, expected = found.get(key, (None, None)), charged.get(key, (None, None))
-        if not (agree(pair[0], expected[0]) and agree(pair[1], expected[1])):
+        if not (agree(_figure(pair[0]), _figure(expected[0])) and agree(pair[1], expected[1])):
             yield (
                 f"{name}: the charge of subject {key[1]} is recorded as {found.get(key)}, recomputed {charged.get(key)}"
             )
@@ -468,13 +520,7 @@ def _check_statements(
             ledger=(seq, ledger.hashes[seq]),
             issued=str(body["issued"]),
         )
-        expected = dict(_flatten(json.loads(json.dumps(build(facts)))))
-        found = dict(_flatten(body))
-        for field_name in sorted(set(expected) | set(found)):
-            if not agree(found.get(field_name), expected.get(field_name)):
-                yield (
-                    f"certificate {request.request} ({form}): {field_name} says {found.get(field_name)!r}, "
-                    f"recomputed {expected.get(field_name)!r}"
-                )
+        for name, found, expected in differing(body, json.loads(json.dumps(build(facts)))):
+            yield (f"certificate {request.request} ({form}): {name} says {_said(found)}, recomputed {_said(expected)}")
         if form == "auditor" and request.level != facts.level:
             yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"

@@ -8,7 +8,6 @@ its data. It cannot tell from one model whether it was forgotten: the statements
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +81,14 @@ def audit_client(
     and labels).
     """
     checked = verify_certificate(certificate, public_key)
-    body = json.loads(Path(certificate).read_bytes())["body"]
+    body = checked.content["body"]
     problems = [f"certificate: {one}" for one in checked.problems]
-    if client not in body.get("clients", []):
-        problems.append(f"certificate: it does not name {client!r}, it names {', '.join(body.get('clients', []))}")
-    statements = [_promise(body)]
+    named = body.get("clients")
+    # A text would hold every part of it as a name.
+    if not isinstance(named, list) or client not in named:
+        problems.append(f"certificate: it does not name {client!r}, it names {str(named)[:200]}")
+    request, level, epsilon, delta, sigma = _figures(body, Path(certificate))
+    statements = [_promise(body) if checked.holds else "The certificate does not hold: it promises nothing."]
     if body.get("form") == "auditor":
         statements.append(
             "This is the auditor's copy: it holds figures that depend on the clients' data and is not meant for you."
@@ -120,25 +122,38 @@ def audit_client(
     statements += CANNOT_SHOW
     return ClientAudit(
         client,
-        str(body["request"]),
-        str(body["level"]),
-        float(body["epsilon"]),
-        float(body["delta"]),
+        request,
+        level,
+        epsilon,
+        delta,
         checked.public_key,
         samples,
         found.get("before"),
         found.get("after"),
         distance,
-        float(body["sigma"]),
+        sigma,
         committed,
         tuple(statements),
         tuple(problems),
     )
 
 
+def _figures(body: dict[str, Any], certificate: Path) -> tuple[str, str, float, float, float]:
+    """Request, level, epsilon, delta and sigma, where the file has them at all."""
+    try:
+        epsilon, delta, sigma = (float(body[name]) for name in ("epsilon", "delta", "sigma"))
+        final = body["commitments"]["final_model"]
+        if not all(isinstance(one, str) for one in (body["request"], body["level"], final)):
+            raise TypeError("a text is missing")
+        float(body.get("attacker_true_positive_rate_at_1_percent") or 0.0)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{certificate} is not a sifu certificate: {type(error).__name__} {error}") from error
+    return body["request"], body["level"], epsilon, delta, sigma
+
+
 def _promise(body: dict[str, Any]) -> str:
     rate = body.get("attacker_true_positive_rate_at_1_percent")
-    if body["level"] == "none" or rate is None:
+    if body["level"] == "none" or not isinstance(rate, float):
         return "The certificate promises nothing (level none)."
     if body["level"] == "exact":
         return "The certificate says that the model training went on from never saw your data."

@@ -160,8 +160,9 @@ def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> li
     from sifu.audit.figure import draw_audit
     from sifu.report.style import figure_bytes
     from sifu.store.files import write_atomically
+    from sifu.store.plain import private_folder
 
-    output.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(output, parents=True)
     content = {
         output / "audit.json": (json.dumps(plain_values(values), indent=2) + "\n").encode(),
         output / "audit.png": figure_bytes(draw_audit(report), "png"),

@@ -35,17 +35,17 @@ def add_client(
 
     check_names([name])
     change = {"do": "replace" if replace else "add", "name": name, "key": fingerprint_of_file(key)}
-    _apply(run, change, f"{name} takes part with the key {change['key'][:16]}...", format)
+    _apply(run, change, f"{name} takes part with the key {change['key'][:16]}", format)
 
 
 @clients.command("list")
 def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Who is on the list."""
-    from sifu.api.client_list import described, listed_clients, run_id
+    from sifu.api.client_list import described_clients, run_id
     from sifu.cli.commands import table
     from sifu.cli.output import out, print_json
 
-    found = described(listed_clients(run))
+    found = described_clients(run)
     if format is Format.json:
         print_json({"clients": found, "run_id": run_id(run)})
         return

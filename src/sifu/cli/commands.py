@@ -15,6 +15,7 @@ from sifu.api.federation import way_to_go_on
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
 from sifu.core.ledger import finite_or_text
 from sifu.methods.registry import METHODS
+from sifu.store.inbox import INBOX
 
 MOST_CLIENTS = 10
 
@@ -82,12 +83,28 @@ def show_status(run: Run, as_json: bool) -> None:
         out.print(f"\n{len(status['rejections'])} replies of clients were refused; the latest:")
         for one in status["rejections"][-3:]:
             out.print(f"  round {one['round']} of branch {one['branch']}: {escape(one['client'])}, {one['reason']}")
+    if status["refused"]:
+        out.print("\nRefused, the latest:")
+        for one in status["refused"][-3:]:
+            out.print(f"  {one['time']} {escape(one['what'])}: {escape(one['reason'])}")
+    if status["incidents"]:
+        out.print("\nWent otherwise than asked, the latest:")
+        for one in status["incidents"][-3:]:
+            # An evaluation belongs to no round; a round as a whole to no client.
+            where = f"round {one['round']} of branch {one['branch']}, " if one["round"] or one["branch"] else ""
+            out.print(f"  {one['time']} {where}{escape(one['client'] or 'all')}: {escape(one['what'])}")
     if status["inbox"]:
         named = ", ".join(f"{one['kind']} {escape(one['id'])}" for one in status["inbox"][:MOST_CLIENTS])
         out.print(
             f"\n{len(status['inbox'])} in the inbox: {named}. The process that trains takes them in; where none does, "
             "the next sifu forget or sifu request."
         )
+        for one in status["inbox"]:
+            if one["trouble"]:
+                out.print(
+                    f"[bold red]{one['kind']} {escape(one['id'])} cannot be opened ({one['trouble']})[/]: it waits in "
+                    f"{escape(str(run.folder / INBOX))} until the account that trains may read it."
+                )
     if status["requests"]:
         requests = table("request", "status", "until", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
         for one in status["requests"]:

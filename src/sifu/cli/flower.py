@@ -17,7 +17,9 @@ flower = typer.Typer(
 @flower.command("new")
 def new_app(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write the app into.")],
-    run: Annotated[Path | None, typer.Option("--run", help="Its run folder.", show_default="DIR/run")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Its run folder.", show_default="DIR-run, beside the app")
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option("--insecure-identity", help="A demo: nodes are whoever they say; caps every certificate."),
@@ -25,10 +27,10 @@ def new_app(
     format: FormatOption = Format.text,
 ) -> None:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
-    from sifu.cli.flower_app import write_app
+    from sifu.cli.flower_app import default_run, write_app
     from sifu.cli.output import out, print_json
 
-    files = write_app(folder, run or folder / "run", insecure)
+    files = write_app(folder, run or default_run(folder), insecure)
     if format is Format.json:
         print_json({"app": str(folder), "files": files})
     else:

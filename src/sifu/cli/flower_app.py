@@ -98,10 +98,21 @@ Every machine needs `pip install "sifu[flower]"`. The whole guide is docs/flower
 """
 
 
+def default_run(folder: Path) -> Path:
+    """The run folder of an app that names none: beside it, since what lies in an app travels to every node."""
+    whole = folder.resolve()
+    return whole.with_name(f"{whole.name}-run")
+
+
 def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
     """Write the app into an empty or absent folder; returns the names of its files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty: choose another folder for the app")
+    if run.resolve().is_relative_to(folder.resolve()):
+        raise InputError(
+            f"the run folder {run} lies in the app {folder}, and flwr run sends what lies in an app to every node: "
+            "choose a run folder beside it"
+        )
     base = Spec()
     spec = replace(
         base,

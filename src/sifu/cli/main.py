@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import sys
@@ -80,12 +81,21 @@ def main() -> None:
             sys.exit(2)
         if os.environ.get("SIFU_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno in WRONG_PATH and error.filename:
+            _fail(
+                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}. See that the path is right and that this "
+                "account may write there",
+                2,
+                as_json,
+            )
         _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1, as_json)
     else:
         _leave(code if isinstance(code, int) else 0, as_json)
 
 
 INTERRUPTED = 130
+WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
+"""What the system says of a path that somebody gave and that cannot be used."""
 
 
 def _leave(code: int, as_json: bool) -> None:

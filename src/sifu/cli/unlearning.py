@@ -172,6 +172,7 @@ def request(
     from rich.markup import escape
 
     from sifu.api import Run
+    from sifu.api.federation import FLOWER
     from sifu.cli.clients import read_statement
     from sifu.cli.output import names_text, out, print_json
 
@@ -195,7 +196,9 @@ def request(
     elif status == "done":
         out.print(f"Request {made} for {names_text(names)} was carried out already.")
     else:
-        out.print(f"Request {made} for {names_text(names)} is in the ledger. Next: sifu forget {escape(str(run))}")
+        on_flower = opened.spec.data.name == FLOWER
+        way = "flwr run carries it out" if on_flower else f"sifu forget {escape(str(run))}"
+        out.print(f"Request {made} for {names_text(names)} is in the ledger. Next: {way}")
 
 
 def forget(

@@ -53,7 +53,25 @@ EXACT_GUARANTEE = (
     "The model training went on from was never touched by the client's data, so the models released from it are "
     "those of training without the client under the same plan."
 )
+COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
+CONFIDENTIAL = "This copy holds figures that depend on the forgotten clients' data."
 NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
+
+COMMON_FIELDS = frozenset((
+    "format", "run", "request", "method", "clients", "level", "protection", "untouched", "unit", "scope", "epsilon",
+    "delta", "delta_reached", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
+    "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "counterfactual", "retention",
+    "guarantee", "not_covered", "commitments", "ledger", "received", "carried_out", "issued", "versions", "form",
+    "premises",
+))  # fmt: skip
+FIELDS = {
+    "public": COMMON_FIELDS | {"erased", "remains"},
+    "auditor": COMMON_FIELDS | {
+        "confidential", "psi", "psi_star", "node", "noise_node", "final_node", "rounds", "subjects",
+        "earlier_subjects", "models", "erased_nodes", "remaining_nodes",
+    },
+}  # fmt: skip
+"""What each form says, and nothing else."""
 
 Protection = Literal["noise", "training noise", "nothing"]
 """What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.
@@ -163,15 +181,47 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
     return math.ceil(true_positive_rate(1.0 / multiplier) * 1e4 - 1e-6) / 1e4
 
 
+def guarantee_of(level: Level, protection: Protection, scope: Scope) -> str:
+    """The sentence that says what is promised."""
+    if level == "exact":
+        return EXACT_GUARANTEE
+    if level == "none":
+        return NO_GUARANTEE
+    wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
+    guarantee = wording.format(scope=SCOPE_WORDS[scope])
+    if level == "conditional":
+        return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
+    return guarantee
+
+
+def not_covered_by(unit: Unit, clients: int) -> list[str]:
+    """The sentences that say what is not promised."""
+    return [*NOT_COVERED, *(EACH_BY_ITSELF if unit == "client" and clients > 1 else ())]
+
+
+def what_was_erased(retention: Retention, *, fresh: bool, replayed: bool, keeps_updates: bool) -> tuple[str, str]:
+    """What anyone may know of what was erased, and of what remains."""
+    if replayed:
+        erased = "Every model after the initial one was erased."
+        remains = "The initial model remains. What was made from stored updates may still hold the client's part."
+    elif fresh:
+        erased, remains = "Every model of the history was erased.", "No model from before this request remains."
+    elif retention == "strict":
+        erased = "Every kept model that held the client's part was erased."
+        remains = "No model that holds the client's part without noise remains."
+    else:
+        erased = "Every kept model after the point training went back to was erased."
+        remains = (
+            "Models up to that point stay with the operator, unreleased and without noise, for later requests; they "
+            "may hold the client's part."
+        )
+    if keeps_updates:
+        erased += " Every stored update of the client was erased."
+        remains += " Updates of other clients are stored with the operator, unreleased."
+    return erased, remains
+
+
 def _common(facts: CertificateFacts) -> dict[str, Any]:
-    wording = TRAINING_NOISE_GUARANTEE if facts.protection == "training noise" else GUARANTEE
-    guarantee = wording.format(scope=SCOPE_WORDS[facts.scope])
-    if facts.level == "exact":
-        guarantee = EXACT_GUARANTEE
-    elif facts.level == "none":
-        guarantee = NO_GUARANTEE
-    elif facts.level == "conditional":
-        guarantee = f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
     return {
         "format": FORMAT,
         "run": facts.run,
@@ -194,10 +244,10 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "attacker_true_positive_rate_at_1_percent": attacker_rate(facts.level, facts.multiplier),
         "accounting": facts.accounting,
         "participation": facts.participation,
-        "counterfactual": "the same schedule with the client absent and its slots not refilled",
+        "counterfactual": COUNTERFACTUAL,
         "retention": facts.retention,
-        "guarantee": guarantee,
-        "not_covered": [*NOT_COVERED, *(EACH_BY_ITSELF if facts.unit == "client" and len(facts.clients) > 1 else ())],
+        "guarantee": guarantee_of(facts.level, facts.protection, facts.scope),
+        "not_covered": not_covered_by(facts.unit, len(facts.clients)),
         "commitments": {
             "source_model": facts.source_model.commitment,
             "noised_model": facts.noised_model.commitment,
@@ -213,23 +263,9 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
-    if facts.replayed:
-        erased = "Every model after the initial one was erased."
-        remains = "The initial model remains. What was made from stored updates may still hold the client's part."
-    elif facts.fresh:
-        erased, remains = "Every model of the history was erased.", "No model from before this request remains."
-    elif facts.retention == "strict":
-        erased = "Every kept model that held the client's part was erased."
-        remains = "No model that holds the client's part without noise remains."
-    else:
-        erased = "Every kept model after the point training went back to was erased."
-        remains = (
-            "Models up to that point stay with the operator, unreleased and without noise, for later requests; they "
-            "may hold the client's part."
-        )
-    if facts.keeps_updates:
-        erased += " Every stored update of the client was erased."
-        remains += " Updates of other clients are stored with the operator, unreleased."
+    erased, remains = what_was_erased(
+        facts.retention, fresh=facts.fresh, replayed=facts.replayed, keeps_updates=facts.keeps_updates
+    )
     return _common(facts) | {
         "form": "public",
         "premises": [{"name": one.name, "status": one.status, "statement": one.statement} for one in facts.premises],
@@ -242,7 +278,7 @@ def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
     """Everything, confidential."""
     return _common(facts) | {
         "form": "auditor",
-        "confidential": "This copy holds figures that depend on the forgotten clients' data.",
+        "confidential": CONFIDENTIAL,
         "premises": [asdict(one) for one in facts.premises],
         "psi": finite_or_text(facts.psi),
         "psi_star": facts.psi_star,

@@ -23,14 +23,22 @@ LONGEST_NAME = 200
 
 
 def key_fingerprint(pem: bytes) -> str:
-    """SHA-256 of a public key in PEM (SubjectPublicKeyInfo), as hex."""
-    match = re.search(rb"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----", pem)
+    """SHA-256 of a public key in PEM (SubjectPublicKeyInfo), as hex.
+
+    One key and nothing else: beside a second block or a header, whoever checks a signature might read another key than
+    is named here, and a stranger would pass for a client.
+    """
+    match = re.fullmatch(rb"\s*-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----\s*", pem)
     if not match:
-        raise InputError(f"that is not a public key in PEM: it begins with {pem[:30]!r}")
+        raise InputError(f"that is not one public key in PEM and nothing else: it begins with {pem[:30]!r}")
+    written = b"".join(match[1].split())
     try:
-        return hashlib.sha256(base64.b64decode(b"".join(match[1].split()), validate=True)).hexdigest()
+        key = base64.b64decode(written, validate=True)
     except binascii.Error as error:
         raise InputError(f"the public key cannot be decoded: {error}") from error
+    if base64.b64encode(key) != written:
+        raise InputError(f"the public key is not written in the usual way: it begins with {written[:30]!r}")
+    return hashlib.sha256(key).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,13 @@ def check_names(names: Sequence[str]) -> None:
                 f"the client name {name[:80]!r} cannot be used: take out commas, blanks at its ends and unprintable "
                 f"characters, and keep it below {LONGEST_NAME} characters"
             )
+
+
+def check_key(key: str) -> str:
+    """Refuse what is not a fingerprint as `key_fingerprint` writes it: no node could ever have it."""
+    if not re.fullmatch(r"[0-9a-f]{64}", key):
+        raise InputError(f"a key is known by the 64 hexadecimal digits of its SHA-256, found {key[:80]!r}")
+    return key
 
 
 def with_added(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:

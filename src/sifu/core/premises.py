@@ -109,19 +109,13 @@ def collect_premises(
             )
             for what in facts.outside
         ),
-        Premise(
-            "accounting",
-            "met" if accounting == "round" else "failed",
-            "Weights are those of the rounds that really happened."
-            if accounting == "round"
-            else "Population accounting under-states sensitivity; it can be compared, never certified.",
-        ),
-        _counterfactual_premise(facts),
+        accounting_premise(accounting),
+        counterfactual_premise(facts.participation.independent),
         *replies_premise(left_out),
         *record_premise(gaps),
-        _calibration_premise(calibration, epsilon),
+        calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
-        _noise_premise(noise),
+        noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
         *identity_premises(facts),
@@ -172,10 +166,10 @@ def training_noise_premises(
             f"Over all rounds the clients took part in, training reached epsilon {reached}"
             + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
         ),
-        _counterfactual_premise(facts),
+        counterfactual_premise(facts.participation.independent),
         *replies_premise(left_out),
         *record_premise(gaps),
-        _noise_premise(noise),
+        noise_premise(noise),
         preprocessing_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
         *identity_premises(facts),
@@ -198,8 +192,17 @@ def heuristic_premise(method: str) -> Premise:
     )
 
 
-def _counterfactual_premise(facts: TrainingFacts) -> Premise:
-    if facts.participation.independent:
+def accounting_premise(accounting: Accounting) -> Premise:
+    """Only weights of rounds that happened bound anything."""
+    if accounting == "round":
+        return Premise("accounting", "met", "Weights are those of the rounds that really happened.")
+    statement = "Population accounting under-states sensitivity; it can be compared, never certified."
+    return Premise("accounting", "failed", statement)
+
+
+def counterfactual_premise(independent: bool) -> Premise:
+    """Whether the same schedule without the client is the law of training without it."""
+    if independent:
         return Premise(
             "counterfactual",
             "met",
@@ -243,7 +246,8 @@ def record_premise(gaps: int) -> tuple[Premise, ...]:
     )
 
 
-def _noise_premise(noise: NoiseSource) -> Premise:
+def noise_premise(noise: NoiseSource) -> Premise:
+    """Whether nobody can draw the noise again."""
     if noise == "system":
         statement = "The noise was drawn from the operating system's entropy and added in float64."
         return Premise("noise", "met", statement)
@@ -305,7 +309,8 @@ def preprocessing_premise(facts: TrainingFacts) -> Premise:
     )
 
 
-def _calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
+def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
+    """Whether the noise is as large as (epsilon, delta) needs."""
     if calibration == "exact":
         return Premise("calibration", "met", "Exact calibration of the Gaussian mechanism (Balle & Wang 2018).")
     if epsilon < 1.0:

@@ -93,9 +93,14 @@ class RequestTerms:
         return noise_multiplier(self.epsilon, self.delta, self.calibration)
 
 
+def is_request_id(request: object) -> bool:
+    """Whether this can be a request's id, which becomes a file name."""
+    return isinstance(request, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request))
+
+
 def check_request_id(request: str) -> str:
     """A request id becomes a file name: letters, digits, dot, dash and underscore, at most 64 of them."""
-    if not isinstance(request, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request):
+    if not is_request_id(request):
         raise InputError(
             f"request id {request!r} is not usable: write 1 to 64 letters, digits, dots, dashes or underscores"
         )

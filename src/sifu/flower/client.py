@@ -103,13 +103,16 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
 def add_profile(
     app: ClientApp,
-    name: str,
-    samples: int,
+    name: str | Callable[[Context], str],
+    samples: int | Callable[[Context], int],
     local_steps: int = 1,
     smoothness: float | None = None,
     curvature: float | None = None,
 ) -> ClientApp:
-    """Make a ClientApp that answers Flower's usual messages a tracked one: it also says who it is and can mask."""
+    """Make a ClientApp that answers Flower's usual messages a tracked one: it also says who it is and can mask.
+
+    The same app runs on every node: where name and samples differ, give functions of the node's context.
+    """
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:
         usual = copy(message)  # its content is shared, its kind is the usual one
@@ -121,7 +124,9 @@ def add_profile(
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:
-        return profile_reply(WireProfile(name, samples, local_steps, smoothness, curvature), message)
+        who = name(context) if callable(name) else name
+        count = samples(context) if callable(samples) else samples
+        return profile_reply(WireProfile(who, count, local_steps, smoothness, curvature), message)
 
     return app
 

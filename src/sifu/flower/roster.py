@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from sifu.core.errors import InputError
 from sifu.core.identity import key_fingerprint
 
 if TYPE_CHECKING:
@@ -36,13 +37,21 @@ class KeyRoster:
         """The node of each of `names` that is online; a key that two nodes hold is not trusted."""
         found: dict[str, list[int]] = {}
         for node in self._grid.get_nodes():
-            fingerprint = key_fingerprint(bytes(node.public_key)) if node.public_key else "no key"
+            fingerprint = _fingerprint(bytes(node.public_key or b""))
             name = self.names.get(fingerprint)
             if name is None:
                 self.strangers.add(fingerprint)
             else:
                 found.setdefault(name, []).append(int(node.node_id))
         return {name: found[name][0] for name in names if len(found.get(name, ())) == 1}
+
+
+def _fingerprint(public_key: bytes) -> str:
+    """The fingerprint of a node's key; SuperLink lets nodes register whatever it can read as one."""
+    try:
+        return key_fingerprint(public_key)
+    except InputError:
+        return f"not a key: {public_key[:30]!r}"
 
 
 class ClaimedRoster:

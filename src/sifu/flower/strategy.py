@@ -16,15 +16,20 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
+from sifu.core.errors import InputError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.retention import crosses_a_level, level_ladder
 from sifu.core.sensitivity import client_increments
 from sifu.flower.averaging import average_replies
-from sifu.flower.wire import SAMPLES, arrays_of
+from sifu.flower.wire import arrays_of
 from sifu.store.files import model_bytes, write_atomically
+from sifu.store.plain import private_folder
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+
+ROUNDS_FILE = "rounds.jsonl"
 
 
 class TrackedFedAvg(FedAvg):
@@ -46,7 +51,9 @@ class TrackedFedAvg(FedAvg):
     ) -> None:
         super().__init__(**fedavg)
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if (self._folder / ROUNDS_FILE).exists():  # Psi would begin at zero again, and say too little
+            raise InputError(f"{folder} holds the record of another training: give each one a folder of its own")
+        private_folder(self._folder, parents=True)
         self._factor = factor
         self._levels = level_ladder(lowest, highest, ratio)
         self._psi: dict[int, float] = {}
@@ -83,7 +90,12 @@ class TrackedFedAvg(FedAvg):
         nodes = [one.metadata.src_node_id for one in replies]
         records = [next(r for r in one.content.values() if isinstance(r, ArrayRecord)) for one in replies]
         metrics = [next(r for r in one.content.values() if isinstance(r, MetricRecord)) for one in replies]
-        samples = np.array([int(one[SAMPLES]) for one in metrics], dtype=np.int64)  # type: ignore[arg-type]
+        weights = np.array([float(one[self.weighted_by_key]) for one in metrics])  # type: ignore[arg-type]
+        samples = weights.astype(np.int64)
+        if (samples != weights).any():
+            raise InputError(
+                f"{self.weighted_by_key} must be whole numbers to be tracked, found {weights[samples != weights][0]}"
+            )
         rows = [layout.flatten(arrays_of(one)) for one in records]
         found = average_replies(rows, start.astype(np.float64), samples, False)
         increments = client_increments(samples, found.drifts, int(samples.sum()), found.mean_shift, 1.0)
@@ -102,5 +114,5 @@ class TrackedFedAvg(FedAvg):
             "drifts": found.drifts.tolist(),
             "mean_shift": found.mean_shift,
         }
-        with (self._folder / "rounds.jsonl").open("a", encoding="utf-8") as stream:
+        with (self._folder / ROUNDS_FILE).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sifu.core.errors import InputError
 from sifu.report.collect import collect
+from sifu.store.plain import private_folder
 
 PAGE = "index.html"
 
@@ -27,7 +28,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     page = page_path(Path(run_folder), None if output is None else Path(output))
     prefix = "" if page.name == PAGE else f"{page.stem}-"
     try:
-        page.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(page.parent, parents=True)
         drawings = {}
         for one in FIGURES:
             figure = one.draw(data)

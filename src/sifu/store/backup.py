@@ -24,6 +24,7 @@ from sifu.core.ledger import canonical_json
 from sifu.store.database import DATABASE
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
 from sifu.store.keys import KEY_FILE
+from sifu.store.plain import create_private, private_folder
 from sifu.store.reader import CERTIFICATES, HEAD_FILE, RunReader
 from sifu.store.standing import STANDING_FILE
 from sifu.store.updates import UPDATES
@@ -47,7 +48,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
     with room_to_write(target):
         try:
             for path in (temporary, copied):
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+                os.close(create_private(path))
             copy = sqlite3.connect(copied)
             try:
                 reader.connection.backup(copy)
@@ -89,7 +90,7 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
     if staged.exists():
         shutil.rmtree(staged)
     try:
-        staged.mkdir(mode=0o700)
+        private_folder(staged)
         with room_to_write(folder):
             _unpack(file, staged)
         yield staged
@@ -104,7 +105,7 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
 
 def _unpack(file: Path, staged: Path) -> None:
     for name in ("models", UPDATES, CERTIFICATES):
-        (staged / name).mkdir(mode=0o700)
+        private_folder(staged / name)
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()

@@ -14,6 +14,8 @@ from pathlib import Path
 from sifu.core.errors import InputError, NoSpaceError, RunDamagedError
 
 DATABASE = "run.db"
+CLIENTS_FILE = "clients.json"
+"""The operator's list of clients, written before there is a run; the ledger holds it from then on."""
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
 SCHEMA_VERSION = 3
@@ -44,6 +46,10 @@ def open_database(folder: Path) -> sqlite3.Connection:
     """The database of an existing run, checked to be one and of a schema this version knows."""
     path = folder / DATABASE
     if not path.is_file():
+        if (folder / CLIENTS_FILE).is_file():
+            raise InputError(
+                f"{folder} has a list of clients and no run yet: flwr run makes it when they are all there"
+            )
         raise InputError(
             f"{folder} is not a run folder: it has no {DATABASE}. Start one with: sifu train SPEC.toml --run {folder}"
         )
@@ -94,16 +100,17 @@ def schema_problems(connection: sqlite3.Connection) -> list[str]:
     """Tables, views, triggers and indices that are not as we make them; of an older run its two other tables."""
     found, wanted = _definitions(connection), _expected_definitions()
     if is_older_schema(connection):
-        wanted.pop("rejections")
-        found["requests"] = wanted["requests"]  # without a deadline; what it holds is compared with the ledger
+        wanted.pop(("table", "rejections"))
+        # Without a deadline; what it holds is compared with the ledger.
+        found["table", "requests"] = wanted["table", "requests"]
     return [
         f"{name[:60]!r} is not as sifu makes it, or should not be there"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name)
+        for kind, name in sorted(found.keys() | wanted.keys())
+        if found.get((kind, name)) != wanted.get((kind, name))
     ]
 
 
-def _expected_definitions() -> dict[str, str]:
+def _expected_definitions() -> dict[tuple[str, str], list[str]]:
     made = sqlite3.connect(":memory:")
     try:
         made.executescript(files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8"))
@@ -112,13 +119,19 @@ def _expected_definitions() -> dict[str, str]:
         made.close()
 
 
-def _definitions(connection: sqlite3.Connection) -> dict[str, str]:
-    """What SQLite remembers of each thing in the file; its own indices have no text, its own tables are left out."""
+def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:
+    """What SQLite remembers of each thing in the file, by type and name; its own indices have no text.
+
+    All of it: a trigger may have the name of a table, and one name may be written into the file twice.
+    """
     try:
         rows = connection.execute("SELECT name, type, tbl_name, sql FROM main.sqlite_master").fetchall()
     except UNUSABLE as error:
         raise RunDamagedError(f"the run's database cannot be used: {error}") from error
-    return {str(name): " ".join(f"{kind} {table} {sql}".split()) for name, kind, table, sql in rows}
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, kind, table, sql in rows:
+        found.setdefault((str(kind), str(name)), []).append(" ".join(f"{table} {sql}".split()))
+    return found
 
 
 def is_older_schema(connection: sqlite3.Connection) -> bool:

@@ -14,8 +14,14 @@ import numpy as np
 
 from sifu.core.errors import NoSpaceError, RunDamagedError
 from sifu.core.layout import ModelLayout, Vector
+from sifu.store.plain import create_private, read_plain
 
 TEMPORARY_PREFIX = ".tmp-"
+STRAY = (
+    "should not be there: it is in no record, or was erased. If a process was killed while it erased, the next command "
+    "that writes to the run (sifu purge, sifu train, flwr run) takes it away"
+)
+"""What is said of a file that `remove_strays` would delete."""
 
 
 @contextmanager
@@ -41,9 +47,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, content: bytes, flags: int) -> None:
-    """Write a private file and wait until its content is on disk; `flags` say what to do where it exists."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a new private file and wait until its content is on disk."""
+    descriptor = create_private(path)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
         stream.flush()
@@ -55,7 +61,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(TEMPORARY_PREFIX + path.name)
     with room_to_write(path):
         try:
-            write_durably(temporary, content, os.O_TRUNC)
+            write_durably(temporary, content)
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -81,7 +87,7 @@ def read_model(path: Path, layout: ModelLayout, digest: str | None = None) -> Ve
     from safetensors.numpy import load
 
     try:
-        content = path.read_bytes()
+        content = read_plain(path)
     except OSError as error:
         raise RunDamagedError(f"the model file {path.name} cannot be read: {error.strerror}") from error
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:

@@ -2,14 +2,17 @@
 
 Whoever cannot have the writer's lock posts a letter; the writer turns it into an event of the ledger and only then
 takes the file away. A kill in between leaves the file, and taking it in again changes nothing: what a letter
-asks for has an id. So a letter is never lost and never counts twice, whoever dies when.
+asks for has an id. So a letter is never lost and never counts twice, whoever dies when. Only plain files are letters:
+folders, links, pipes and devices are left alone, since to open one may wait for ever or never end.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,17 @@ from sifu.core.errors import InputError
 from sifu.core.ledger import canonical_json
 from sifu.core.terms import check_request_id
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder, write_durably
+from sifu.store.plain import private_folder
 
 INBOX = "inbox"
 LARGEST_LETTER_BYTES = 1 << 20
+LETTER_NAME = re.compile(r".*\..*\.json", re.DOTALL)
+"""The kind, the id and an ending; both are looked at when the letter is opened."""
 
 
 @dataclass(frozen=True)
 class Letter:
-    """What is asked for (`kind`, `content`) under which id; a file that cannot be read has no content."""
+    """What is asked for (`kind`, `content`) under which id; a file that holds no letter has no content."""
 
     kind: str
     id: str
@@ -33,13 +39,15 @@ class Letter:
     path: Path
     posted: float = 0.0
     """When it was posted, in seconds since 1970."""
+    trouble: str = ""
+    """Why its file cannot be opened (permissions, a failing disk); it stays until it can."""
 
 
 def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     """Put a letter into the inbox, durable when this returns; the same one again changes nothing."""
     check_request_id(id)
     inbox = folder / INBOX
-    inbox.mkdir(mode=0o700, exist_ok=True)
+    private_folder(inbox)
     try:
         body = canonical_json(content)
     except (ValueError, RecursionError) as error:
@@ -48,7 +56,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     temporary = inbox / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     with room_to_write(path):
         try:
-            write_durably(temporary, body, os.O_EXCL)
+            write_durably(temporary, body)
             # A link, unlike a rename, never replaces what is there.
             os.link(temporary, path)
         except FileExistsError:
@@ -66,23 +74,31 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
 
 def letters(folder: Path) -> list[Letter]:
     """The letters that wait, in the order they came."""
-    inbox = folder / INBOX
     found = []
-    for path in inbox.glob("*.*.json") if inbox.is_dir() else ():
+    for entry in _entries(folder):
         try:
-            found.append((path.stat().st_mtime_ns, path.name, path))
+            posted = entry.stat(follow_symlinks=False).st_mtime_ns
+            found.append((posted, entry.name, _read(Path(entry.path), posted / 1e9)))
         except FileNotFoundError:
-            continue
-    return [_read(path, posted / 1e9) for posted, _, path in sorted(found)]
+            continue  # it was taken in this instant
+    return [letter for _, _, letter in sorted(found, key=lambda one: one[:2])]
 
 
 def any_letters(folder: Path) -> bool:
     """Whether somebody wrote; cheap enough to be asked between rounds."""
+    return any(True for _ in _entries(folder))
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """The plain files of the inbox that are named like letters."""
     try:
         with os.scandir(folder / INBOX) as entries:
-            return any(one.name.endswith(".json") and not one.name.startswith(TEMPORARY_PREFIX) for one in entries)
-    except FileNotFoundError:
-        return False
+            for one in entries:
+                named = LETTER_NAME.fullmatch(one.name) and not one.name.startswith(TEMPORARY_PREFIX)
+                if named and one.is_file(follow_symlinks=False):
+                    yield one
+    except (FileNotFoundError, NotADirectoryError):
+        return
 
 
 def discard(letter: Letter) -> None:
@@ -93,13 +109,26 @@ def discard(letter: Letter) -> None:
 
 def _read(path: Path, posted: float) -> Letter:
     kind, _, rest = _printable(path.name).partition(".")
+    content, trouble = None, ""
     try:
-        text = path.read_bytes() if path.stat().st_size <= LARGEST_LETTER_BYTES else b""
-        content = json.loads(text)
+        text = _first_bytes(path)
+        content = json.loads(text) if len(text) <= LARGEST_LETTER_BYTES else None
         canonical_json(content)  # what cannot be written into the ledger (NaN, half a character) was not read
-    except (OSError, ValueError, RecursionError):
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        trouble = error.strerror or type(error).__name__
+    except (ValueError, RecursionError):
         content = None
-    return Letter(kind, rest.removesuffix(".json"), content if isinstance(content, dict) else None, path, posted)
+    content = content if isinstance(content, dict) else None
+    return Letter(kind, rest.removesuffix(".json"), content, path, posted, trouble)
+
+
+def _first_bytes(path: Path) -> bytes:
+    """As much of a letter as one may hold and a byte more; what took its file's place meanwhile is not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as stream:
+        return stream.read(LARGEST_LETTER_BYTES + 1)
 
 
 def _printable(name: str) -> str:

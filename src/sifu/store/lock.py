@@ -15,7 +15,7 @@ class WriterLock:
     """Held from construction to `release`; a second writer is refused at once with a sentence."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             _take(self._descriptor)
         except OSError as error:
@@ -58,7 +58,7 @@ def _take(descriptor: int) -> None:
 def is_locked(path: Path) -> bool:
     """Whether a writer holds the lock right now."""
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

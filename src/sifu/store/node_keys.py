@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.errors import InputError
+from sifu.core.identity import key_fingerprint
 from sifu.core.ledger import canonical_json
 
 
@@ -28,19 +29,22 @@ def sign_statement(key_file: Path, body: dict[str, Any]) -> dict[str, Any]:
     return {"body": body, "key": pem.decode(), "signature": signature.hex()}
 
 
-def statement_holds(statement: dict[str, Any]) -> bool:
-    """Whether the signature is that of the key named, over the body."""
+def signer_of(statement: dict[str, Any]) -> str | None:
+    """The fingerprint of the key that signed the body, or None where the signature does not hold.
+
+    It is taken of the very key that the signature was checked with, not of the text that named it.
+    """
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
     try:
         key = load_pem_public_key(str(statement["key"]).encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            return False
+            return None
         signature = bytes.fromhex(str(statement["signature"]))
         key.verify(signature, canonical_json(statement["body"]), ec.ECDSA(SHA256()))
     except (InvalidSignature, UnsupportedAlgorithm, KeyError, ValueError, TypeError):
-        return False
-    return True
+        return None
+    return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))

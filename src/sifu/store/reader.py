@@ -18,6 +18,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
 from sifu.store import files
 from sifu.store.database import UNUSABLE, open_database, transaction
+from sifu.store.plain import read_plain
 from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
 from sifu.store.updates import UpdatesRow, read_updates
 
@@ -490,6 +491,14 @@ class RunReader:
         )
         return [RejectionRow(a, b, c, d, e, bool(f)) for a, b, c, d, e, f in rows]
 
+    def latest_events(self, kinds: Sequence[str], most: int) -> list[tuple[str, str, dict[str, Any]]]:
+        """Time, kind and payload of the latest events of some kinds, in their order."""
+        marks = ", ".join("?" * len(kinds))
+        rows = self.query(
+            f"SELECT time, kind, payload FROM events WHERE kind IN ({marks}) ORDER BY seq DESC LIMIT ?", (*kinds, most)
+        )
+        return [(str(a), str(b), json.loads(c)) for a, b, c in reversed(list(rows))]
+
     def certificates(self, request: str | None = None) -> dict[tuple[str, str], str]:
         """The signed certificates as JSON text, by (request, form): all of them, or those of one request."""
         where, values = ("", ()) if request is None else (" WHERE request = ?", (request,))
@@ -510,7 +519,7 @@ class RunReader:
                 yield f"the file {HEAD_FILE} speaks of event {seq[:12]}, which the database has not, or another"
         for certificate in sorted((self.folder / CERTIFICATES).glob("*.json")):
             try:
-                ledger = json.loads(certificate.read_bytes())["body"]["ledger"]
+                ledger = json.loads(read_plain(certificate))["body"]["ledger"]
                 seq_number, head = int(ledger["seq"]), str(ledger["head"])
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # verification names what is wrong with it

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sifu.core.engine import Evaluation
 from sifu.core.ledger import canonical_json
 from sifu.store.files import sync_folder, write_atomically
+from sifu.store.plain import read_plain
 
 STANDING_FILE = "standing.json"
 
@@ -53,7 +54,7 @@ def write_standing(folder: Path, node: int, evaluation: Evaluation) -> None:
 def read_standing(folder: Path) -> Standing | None:
     """The last one written; None where there is none that makes sense."""
     try:
-        content = json.loads((folder / STANDING_FILE).read_bytes())
+        content = json.loads(read_plain(folder / STANDING_FILE))
         columns = [np.array(content[name], dtype=np.int64) for name in ("clients", "samples", "correct")]
         clients, samples, correct = columns
         made = Standing(int(content["node"]), clients, samples, correct)

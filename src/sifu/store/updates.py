@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sifu.core.errors import RunDamagedError
 from sifu.core.participation import ClientIndices
+from sifu.store.plain import read_plain
 
 UPDATES = "updates"
 FILE_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors")
@@ -72,7 +73,9 @@ def tensor_digest(values: NDArray[np.floating]) -> str:
 
 
 def updates_path(folder: Path, file: str) -> Path:
-    """Where a file of updates lies."""
+    """Where a file of updates lies; a database from a stranger may name any."""
+    if not FILE_NAME.fullmatch(file):
+        raise RunDamagedError(f"{folder} is damaged: it names the file of updates {file[:80]!r}")
     return folder / UPDATES / file
 
 
@@ -82,7 +85,7 @@ def read_updates(folder: Path, row: UpdatesRow) -> dict[int, NDArray[np.floating
     from safetensors.numpy import load
 
     try:
-        content = updates_path(folder, row.file).read_bytes()
+        content = read_plain(updates_path(folder, row.file))
     except OSError as error:
         raise RunDamagedError(f"the updates file {row.file} cannot be read: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != row.digest:

@@ -22,8 +22,10 @@ from sifu.core.errors import InputError, RunBusyError, RunDamagedError
 from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
+from sifu.core.terms import is_request_id
 from sifu.store import files
 from sifu.store.database import (
+    CLIENTS_FILE,
     DATABASE,
     OLDER_SCHEMA,
     SCHEMA_VERSION,
@@ -36,6 +38,7 @@ from sifu.store.database import (
 )
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import WriterLock
+from sifu.store.plain import private_folder, strange_files
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import CERTIFICATES, HEAD_FILE, EvaluationRow, RunReader
 from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
@@ -43,8 +46,6 @@ from sifu.store.standing import read_standing, remove_standing
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 
 LOCK_FILE = "lock"
-CLIENTS_FILE = "clients.json"
-"""The operator's list of clients, written before there is a run; the ledger holds it from then on."""
 SCRUB_FILE = "scrub"
 """Lies in the folder from before something is erased for good until no page and no log of the database holds it."""
 REPORT = "report"
@@ -109,7 +110,7 @@ class RunWriter(RunReader):
         allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in found else {LOCK_FILE})
         if (folder.exists() and not folder.is_dir()) or found - allowed:
             raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder, parents=True)
         folder.chmod(0o700)
         lock = WriterLock(folder / LOCK_FILE)
         try:
@@ -121,11 +122,11 @@ class RunWriter(RunReader):
             (folder / _CREATING).touch(mode=0o600)
             files.sync_folder(folder)
             for name in _FOLDERS:
-                (folder / name).mkdir(mode=0o700)
+                private_folder(folder / name)
             public_key = create_key(folder)
             # The database appears under its name only when it is whole: until then the folder is no run.
             staging = folder / _STAGING
-            staging.mkdir(mode=0o700)
+            private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
             writer._begin(asked, spec, layout, clients, facts, versions, public_key, initial_model)
             with transaction(writer.connection, None):
@@ -187,6 +188,9 @@ class RunWriter(RunReader):
     @classmethod
     def open(cls, folder: Path, constants: dict[Any, Any] | None = None) -> RunWriter:
         """Take the lock of an existing run and clear away what a crash may have left."""
+        strange = next(strange_files(folder), None) if folder.is_dir() else None
+        if strange:
+            raise RunDamagedError(f"{folder} was changed by hand: {strange}. Nothing was done; see sifu verify")
         connection = open_database(folder)
         try:
             lock = WriterLock(folder / LOCK_FILE)
@@ -205,7 +209,7 @@ class RunWriter(RunReader):
             if is_older_schema(connection):
                 writer._migrate()
             for name in _FOLDERS:
-                (folder / name).mkdir(mode=0o700, exist_ok=True)
+                private_folder(folder / name)
             models = {files.model_path(folder, node).name for node in writer.models()}
             files.remove_strays(folder / "models", files.MODEL_NAME, models)
             files.remove_strays(folder / UPDATES, FILE_NAME, set(writer.updates()))
@@ -446,5 +450,7 @@ def _finish_creation(folder: Path) -> None:
 
 
 def certificate_path(folder: Path, request: str, form: str) -> Path:
-    """Where a certificate lies as a file."""
+    """Where a certificate lies as a file; a database from a stranger may name any."""
+    if not is_request_id(request) or form not in ("auditor", "public"):
+        raise RunDamagedError(f"{folder} is damaged: it has a certificate {request[:80]!r} ({form[:20]!r})")
     return folder / CERTIFICATES / f"{request}.{form}.json"

@@ -1,0 +1,74 @@
+"""Nothing in a run folder but plain files and folders, where we read, write or erase.
+
+A link leads elsewhere: writing through it changes somebody else's file, deleting it leaves what it names, which may be
+a model that was to be erased. A pipe makes whoever reads it wait for ever. A folder under a file's name stops whoever
+clears it away. None of them is ever made by us, but a folder from a stranger may hold any.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDERS = ("models", "updates", "certificates", "inbox", "report")
+FILES = re.compile(
+    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|scrub|lock|clients\.json|\.tmp-.*|\.creating",
+    re.DOTALL,
+)
+
+
+def strange_files(folder: Path) -> Iterator[str]:
+    """What has one of our names, or lies in one of our folders, and is no plain file or folder; letters aside."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda one: one.name)
+    for one in found:
+        if one.name in FOLDERS and not one.is_dir(follow_symlinks=False):
+            yield f"{one.name} is no folder, or a link to one"
+        if FILES.fullmatch(one.name) and not one.is_file(follow_symlinks=False):
+            yield f"{one.name} is no plain file, or a link to one"
+    for name in ("models", "updates", "certificates"):
+        if (folder / name).is_dir():
+            with os.scandir(folder / name) as entries:
+                inside = sorted(one.name for one in entries if not one.is_file(follow_symlinks=False))
+            for inner in inside:
+                yield f"{name}/{inner} is no plain file, or a link to one"
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a plain file; anything else is an error at once, never a wait."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(descriptor)
+
+
+def create_private(path: Path) -> int:
+    """A descriptor of a new file, private from its first instant; whatever had its name is taken away, never followed.
+
+    Writing over what is there would write into a file that somebody else made, and may hold open.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        path.unlink()
+        return os.open(path, flags, 0o600)
+
+
+def private_folder(path: Path, parents: bool = False) -> None:
+    """A folder for its owner only, under any umask; one that is there stays as it is."""
+    try:
+        path.mkdir(mode=0o700, parents=parents)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    path.chmod(0o700)
