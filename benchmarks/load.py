@@ -28,6 +28,7 @@ from sifu.core.layout import ModelLayout
 from sifu.core.participation import Participation
 
 SIZE = 8
+SHIFT = 1e-3
 USUAL = {"clients": 10_000, "rounds": 1_000, "participants": 100, "requests": 100}
 FULL = {"clients": 100_000, "rounds": 10_000, "participants": 100, "requests": 1_000}
 
@@ -51,8 +52,10 @@ class MadeUpFederation:
         rng = np.random.default_rng((self._seed, position.branch, position.round))
         if who.size == 0:
             return RoundResult(model, who, np.zeros(0, dtype=np.int64), np.zeros(0), 0.0, 0.0)
-        drifts = rng.uniform(1e-4, 1e-3, who.size)
-        return RoundResult(model + rng.normal(size=SIZE) * 1e-3, who, np.full(who.size, 10), drifts, 1e-3, 0.0)
+        drifts, way = rng.uniform(1e-4, 1e-3, who.size), rng.normal(size=SIZE)
+        # As far as it says: verification compares the models of two kept nodes with the record of the way between them.
+        step = way * (SHIFT / np.linalg.norm(way))
+        return RoundResult(model + step, who, np.full(who.size, 10), drifts, SHIFT * (1.0 + 1e-6), 0.0)
 
     def local_updates(self, model: Any, position: Position, clients: Any, steps: int) -> Any:
         return np.zeros((len(clients), SIZE))
