@@ -18,8 +18,7 @@ DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "tf32x3")
 """As in `sifu.sim.lanes`, which loads torch: a wrong one is refused before."""
 WORTH_A_GPU = 2**22
-"""Values in the samples of all clients of a linear model from which on `auto` takes the GPU: below, a round takes less
-time on a CPU than starting the GPU takes for all of them."""
+"""Values in the samples of all clients of a linear model from which on `auto` takes the GPU: a guess, not measured."""
 GPU = "cuda"
 
 
