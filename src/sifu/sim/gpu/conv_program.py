@@ -7,7 +7,7 @@ the local training. `run` takes every lane `rounds` rounds ahead; the models aft
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -315,7 +315,9 @@ class ConvProgram:
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(
+        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
+    ) -> tuple[Tensor, Tensor]:
         """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss."""
         lanes, samples = rows.shape
         correct = torch.zeros((lanes, samples), dtype=torch.int32, device=self.device)
