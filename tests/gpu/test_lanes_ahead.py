@@ -107,6 +107,12 @@ def test_running_ahead_changes_no_bit(
     assert ahead[0] != ahead[1]
 
 
+def test_a_network_has_the_same_bits_alone_and_in_company(make_federation: Any) -> None:
+    federation, data = make_federation(NETWORK, seed=1, clients=3, samples=4)
+    (alone,) = everything(lane_engines([federation], [data], DEVICE))
+    assert everything(two_lanes(make_federation))[0] == alone
+
+
 @pytest.mark.parametrize("taken", [1, 2, 3])
 def test_a_stream_may_be_left_anywhere_and_gone_on_from(make_federation: Any, taken: int) -> None:
     """In the middle of a chunk and at its end; what was run ahead is dropped."""

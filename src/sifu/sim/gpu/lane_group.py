@@ -36,6 +36,8 @@ AHEAD = 2
 """Chunks of a stream at most: one that is being looked at, one that is being run."""
 PATIENCE = 0.02
 """Seconds after which those who wait are run by an idle device, however few."""
+HALF_PATIENCE = 0.004
+"""The same if they are half of all lanes: threads begin and end a chunk together, so the others may be close."""
 GLANCE = 0.002
 """Seconds between two looks at a device that is busy."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
@@ -158,6 +160,7 @@ class LaneGroup:
         self._changed = threading.Condition()
         self._device_lock = threading.RLock()
         self._streams: list[LaneStream] = []
+        self._feeding = False
         self._open = set(range(len(seeds)))
         self._worker = threading.Thread(target=self._work, name="lanes", daemon=True)
         self._worker.start()
@@ -188,6 +191,10 @@ class LaneGroup:
             chunk = stream.chunks.popleft()
             stream.held = True
         chunk.ready.synchronize()
+        with self._changed:
+            # Threads share one interpreter: whoever begins to look now would hold up the one that feeds the device.
+            while self._feeding:
+                self._changed.wait()
         return chunk
 
     def end(self, stream: LaneStream) -> None:
@@ -259,11 +266,13 @@ class LaneGroup:
                     self._last = self.queue.mark()
             except BaseException as error:  # handed to every thread that waits
                 with self._changed:
+                    self._feeding = False
                     for stream in streams:
                         stream.error = error
                     self._changed.notify_all()
                 continue
             with self._changed:
+                self._feeding = False
                 for stream, chunk in zip(streams, chunks, strict=True):
                     if stream in self._streams:
                         stream.model = chunk.models[chunk.rounds]
@@ -273,14 +282,15 @@ class LaneGroup:
                 self._changed.notify_all()
 
     def _gather(self) -> list[LaneStream] | None:
-        """The streams to run next: everyone's, or those at hand when the device is idle and half are, or it was idle
-        for a while; None when all lanes are closed."""
+        """The streams to run next: everyone's, or those at hand when the device was idle for a while; None when all
+        lanes are closed."""
         idle_since: float | None = None
         with self._changed:
             while self._open:
                 streams = [one for one in self._streams if one.wants]
                 lanes = len({one.lane for one in streams})
                 if streams and lanes >= len(self._open):
+                    self._feeding = True
                     return streams
                 if not streams:
                     idle_since = None
@@ -289,7 +299,8 @@ class LaneGroup:
                 if self._last.query():
                     now = time.monotonic()
                     idle_since = now if idle_since is None else idle_since
-                    if 2 * lanes >= len(self._open) or now - idle_since > PATIENCE:
+                    if now - idle_since > (HALF_PATIENCE if 2 * lanes >= len(self._open) else PATIENCE):
+                        self._feeding = True
                         return streams
                 self._changed.wait(GLANCE)
         return None
