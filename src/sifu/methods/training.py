@@ -33,8 +33,8 @@ from sifu.core.terms import RequestTerms
 from sifu.core.tracking import summarise_round
 from sifu.methods.rehearsal import rehearse
 from sifu.methods.view import ACTIVE, RunView
-from sifu.store.reader import EvaluationRow
 from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.small_tables import EvaluationRow
 from sifu.store.standing import write_standing
 from sifu.store.updates import NewUpdates
 from sifu.store.writer import NewModel, NewRows, RunWriter
