@@ -20,8 +20,8 @@ from sifu.audit import audit_client
 from sifu.core.certificate import FIELDS
 from sifu.core.errors import InputError
 from sifu.methods.registry import METHODS
+from sifu.store.certificate_path import certificate_path
 from sifu.store.keys import sign
-from sifu.store.writer import certificate_path
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -11,8 +11,7 @@ import pytest
 from sifu.api.client_list import ask_for_change, listed_clients
 from sifu.core.errors import InputError, RunBusyError
 from sifu.store.database import CLIENTS_FILE
-from sifu.store.lock import WriterLock
-from sifu.store.writer import LOCK_FILE
+from sifu.store.lock import LOCK_FILE, WriterLock
 
 
 def add(folder: Path, name: str, key: str) -> bool:

@@ -18,10 +18,10 @@ import pytest
 from run_tools import connect
 from sifu.api import verify_run
 from sifu.core.ledger import GENESIS, canonical_json, seal
+from sifu.store.certificate_path import certificate_path
 from sifu.store.keys import create_key, sign
 from sifu.store.reader import RunReader
 from sifu.store.rows import clients_digest, rows_digest
-from sifu.store.writer import certificate_path
 
 Edit = Callable[[str, dict[str, Any]], None]
 

@@ -20,11 +20,12 @@ from test_forgeries import execute, rebuild_chain, replace_certificate, resign_e
 import sifu
 from run_tools import connect, query, small_spec
 from sifu.api import verify_run
-from sifu.api.verification import agree, differing
+from sifu.api.agreement import agree, differing
 from sifu.core.errors import RunDamagedError
 from sifu.methods.view import RunView
+from sifu.store.certificate_path import certificate_path
 from sifu.store.keys import sign
-from sifu.store.writer import RunWriter, certificate_path
+from sifu.store.writer import RunWriter
 
 
 def problems(folder: Path) -> str:

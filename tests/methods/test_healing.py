@@ -22,7 +22,7 @@ from sifu.methods.forecast import Forecast
 from sifu.methods.healing import Healing
 from sifu.methods.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
 from sifu.methods.view import RunView
-from sifu.store.reader import EvaluationRow
+from sifu.store.small_tables import EvaluationRow
 
 SPEC = small_spec(
     data={"clients": 60, "samples_per_client": 12}, local={"steps": 5}, stop={"target": 0.96, "max_rounds": 300}

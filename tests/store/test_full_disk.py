@@ -15,7 +15,7 @@ import sifu
 from run_tools import Command, dump, small_spec, state
 from sifu.core.errors import SifuError
 from sifu.methods import training
-from sifu.store import database, files, reader, writer
+from sifu.store import connection, database, files, writer
 
 
 class FullDisk:
@@ -81,12 +81,12 @@ def limit_pages(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
     opened: Callable[[Path], sqlite3.Connection] = database.open_database
 
     def limited(folder: Path) -> sqlite3.Connection:
-        connection = opened(folder)
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages + extra}")
-        return connection
+        made = opened(folder)
+        pages = made.execute("PRAGMA page_count").fetchone()[0]
+        made.execute(f"PRAGMA max_page_count = {pages + extra}")
+        return made
 
-    monkeypatch.setattr(reader, "open_database", limited)
+    monkeypatch.setattr(connection, "open_database", limited)
     monkeypatch.setattr(writer, "open_database", limited)
 
 

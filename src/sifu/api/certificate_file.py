@@ -8,7 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from sifu.api.verification import TOLERANCE, Verification, agree, check_public_key
+from sifu.api.agreement import TOLERANCE, agree
+from sifu.api.verification import Verification, check_public_key
 from sifu.core.calibration import hidden_sensitivity, noise_multiplier
 from sifu.core.certificate import (
     COMMON_FIELDS,

@@ -20,7 +20,8 @@ from sifu.core.retention import Retention, depths_to_erase
 from sifu.core.rollback import Exposure, Subject, charge
 from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import RequestRow
 from sifu.store.updates import UpdatesRow
 
 EventOfRequest = Literal["rolled back", "request done"]

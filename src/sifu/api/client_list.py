@@ -31,10 +31,10 @@ from sifu.methods.view import RunView
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import write_atomically
 from sifu.store.inbox import post
-from sifu.store.lock import WriterLock
+from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.plain import private_folder
 from sifu.store.reader import RunReader
-from sifu.store.writer import LOCK_FILE, RunWriter
+from sifu.store.writer import RunWriter
 
 ADMITTED = "admitted"
 """The key of the run table that holds the list."""

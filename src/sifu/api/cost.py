@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.api.certification import payload_of_request
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import RequestRow
 
 
 @dataclass(frozen=True)

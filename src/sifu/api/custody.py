@@ -16,7 +16,8 @@ from sifu.methods.view import RunView
 from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
 from sifu.store.database import transaction
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import RequestRow
 from sifu.store.writer import RunWriter
 
 ROTATED, BACKED_UP, RESTORED = "key rotated", "backup made", "restored"

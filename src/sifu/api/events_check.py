@@ -16,6 +16,7 @@ import numpy as np
 
 from sifu.core.ledger import Event
 from sifu.core.terms import is_request_id
+from sifu.store.certificate_path import FORMS
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.updates import FILE_NAME
 
@@ -77,10 +78,6 @@ KINDS: Mapping[str, May] = {
 """Every kind of event there is."""
 
 
-FORMS = {"auditor", "public"}
-"""The certificates that a request which is done has."""
-
-
 @dataclass
 class _Sofar:
     """What the events up to here made: files that exist (models with their digests), files that went, the current
@@ -131,7 +128,7 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
         named = FILE_NAME.fullmatch(str(one["file"]))
         if named is None or (int(named[1]), int(named[2])) != (one["node"], one["part"]):
             yield f"names the file of updates {str(one['file'])[:80]!r}, which is not that of its node and part"
-    if event.kind == "request done" and set(content.get("certificates", {})) != FORMS:
+    if event.kind == "request done" and sorted(content.get("certificates", {})) != sorted(FORMS):
         yield f"issues the certificates {sorted(content.get('certificates', {}))}, not those of {sorted(FORMS)}"
 
 

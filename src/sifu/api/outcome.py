@@ -8,7 +8,8 @@ from sifu.api.certification import RecordedRequest
 from sifu.api.cost import Cost, cost_of
 from sifu.core.calibration import hidden_sensitivity
 from sifu.core.composition import TrainingNoise
-from sifu.store.reader import EvaluationRow, RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import EvaluationRow, RequestRow
 
 
 @dataclass(frozen=True)

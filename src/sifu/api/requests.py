@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 from sifu.core.errors import InputError
 from sifu.methods.training import uninterrupted
 from sifu.store.actor import actor_name
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import RequestRow
 from sifu.store.writer import RunWriter
 
 Decision = Literal["verified", "refused", "withdrawn"]

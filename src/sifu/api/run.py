@@ -39,7 +39,8 @@ from sifu.store.actor import actor_name
 from sifu.store.database import DATABASE
 from sifu.store.files import model_bytes, write_atomically
 from sifu.store.inbox import post
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import RequestRow
 from sifu.store.writer import RunWriter
 
 

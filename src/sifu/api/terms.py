@@ -12,7 +12,7 @@ from sifu.core.spec import Spec
 from sifu.core.terms import RequestTerms, SigmaChoice
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
-from sifu.store.reader import RequestRow
+from sifu.store.small_tables import RequestRow
 
 LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
 

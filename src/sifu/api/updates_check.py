@@ -16,11 +16,10 @@ from sifu.methods.method import RoundUpdates
 from sifu.methods.replay import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.methods.view import RunView
 from sifu.store import files
-from sifu.store.lock import is_locked
+from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.updates import FILE_NAME, UPDATES, UpdatesRow, read_updates, updates_path
-from sifu.store.writer import LOCK_FILE
 
 
 def check_updates(reader: RunReader) -> Iterator[str]:

@@ -30,7 +30,8 @@ from sifu.core.spec import Spec
 from sifu.methods.registry import method_named
 from sifu.methods.training import retrain_unrecorded
 from sifu.methods.view import RunView
-from sifu.store.reader import EvaluationRow, RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import EvaluationRow, RequestRow
 
 MOST_HELD_OUT = 2000
 

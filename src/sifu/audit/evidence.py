@@ -16,7 +16,8 @@ from sifu.core.rollback import Subject
 from sifu.methods.coupled import NoisedModel, recorded_noise, recorded_psi, replay_worlds
 from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
-from sifu.store.reader import RequestRow, RunReader
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import RequestRow
 
 Floats = NDArray[np.float64]
 RARE = 1e-6

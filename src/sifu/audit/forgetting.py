@@ -11,7 +11,7 @@ from sifu.audit.scoring import Samples, Scorer
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
-from sifu.store.reader import EvaluationRow
+from sifu.store.small_tables import EvaluationRow
 
 RELEARN_BRANCH = 1 << 40
 """Positions that no run uses, so that relearning draws its own participants and batches."""

@@ -19,6 +19,7 @@ from sifu.core.errors import RoundRejectedError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.spec import StopSpec
+from sifu.core.upward import norm
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
@@ -109,7 +110,7 @@ def stream_rounds(
             result.drifts,
             result.mean_shift,
             result.rounding,
-            float(np.linalg.norm(model.astype(np.float64) - wanted.origin)),
+            norm(model.astype(np.float64) - wanted.origin),
             lambda model=model: model,  # type: ignore[misc]
             engine.evaluate(model, active) if is_evaluated(wanted.stop, start + 1) else None,
             result.gram,

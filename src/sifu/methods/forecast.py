@@ -43,7 +43,7 @@ from sifu.methods.healing import Healing
 from sifu.methods.learning_curve import ErrorCurve, Floats, LearningCurve
 from sifu.methods.rehearsal import healed_noise, rehearsed_noises
 from sifu.methods.view import ACTIVE, RunView
-from sifu.store.reader import EvaluationRow
+from sifu.store.small_tables import EvaluationRow
 from sifu.store.standing import read_standing
 
 HARM_OF_ERRORS, HARM_OF_LOSS = 0.7, 1.8

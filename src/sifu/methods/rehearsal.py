@@ -28,7 +28,7 @@ from sifu.core.errors import NobodyAnsweredError, RoundRejectedError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.randomness import keyed_generator
-from sifu.store.reader import EvaluationRow
+from sifu.store.small_tables import EvaluationRow
 
 REHEARSED = "noise:"
 """Evaluations of noised copies have this subset, followed by sigma."""

@@ -29,8 +29,9 @@ from sifu.core.rollback import Exposure, Subject
 from sifu.core.spec import Spec
 from sifu.core.terms import RequestTerms
 from sifu.core.tracking import SensitivityTracker, summarise_round
-from sifu.store.reader import ModelRow, RequestRow, RunReader, readable
+from sifu.store.reader import RunReader, readable
 from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.small_tables import ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
 
 Floats = NDArray[np.float64]

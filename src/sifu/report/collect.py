@@ -15,8 +15,9 @@ from sifu.methods.registry import method_named
 from sifu.methods.view import RunView
 from sifu.report.data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
 from sifu.report.psi import psi_panel
-from sifu.store.reader import EvaluationRow, RequestRow, RunReader
+from sifu.store.reader import RunReader
 from sifu.store.rows import ParticipationRows
+from sifu.store.small_tables import EvaluationRow, RequestRow
 
 MOST_PANELS = 6
 MOST_SUBJECTS = 24

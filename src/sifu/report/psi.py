@@ -10,7 +10,8 @@ from sifu.core.calibration import hidden_sensitivity, noise_multiplier
 from sifu.core.rollback import Subject
 from sifu.methods.view import RunView
 from sifu.report.data import PsiPanel
-from sifu.store.reader import RequestRow, RunReader, SubjectRow
+from sifu.store.reader import RunReader
+from sifu.store.small_tables import RequestRow, SubjectRow
 
 MOST_POINTS = 400
 

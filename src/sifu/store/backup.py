@@ -21,11 +21,13 @@ from typing import Any
 
 from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.ledger import canonical_json
+from sifu.store.certificate_path import CERTIFICATES
 from sifu.store.database import DATABASE
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
+from sifu.store.head import HEAD_FILE
 from sifu.store.keys import KEY_FILE
 from sifu.store.plain import create_private, private_folder
-from sifu.store.reader import CERTIFICATES, HEAD_FILE, RunReader
+from sifu.store.reader import RunReader
 from sifu.store.standing import STANDING_FILE
 from sifu.store.updates import UPDATES
 

@@ -10,6 +10,8 @@ from types import TracebackType
 
 from sifu.core.errors import RunBusyError
 
+LOCK_FILE = "lock"
+
 
 class WriterLock:
     """Held from construction to `release`; a second writer is refused at once with a sentence."""

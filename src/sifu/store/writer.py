@@ -22,8 +22,8 @@ from sifu.core.errors import InputError, RunBusyError, RunDamagedError
 from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
-from sifu.core.terms import is_request_id
 from sifu.store import files
+from sifu.store.certificate_path import CERTIFICATES, certificate_path
 from sifu.store.database import (
     CLIENTS_FILE,
     DATABASE,
@@ -36,16 +36,17 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
+from sifu.store.head import signs_of_an_older_database, write_head
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
-from sifu.store.lock import WriterLock
+from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.plain import private_folder, strange_files
 from sifu.store.projection import KEYS, Change, changes
-from sifu.store.reader import CERTIFICATES, HEAD_FILE, EvaluationRow, RunReader
+from sifu.store.reader import RunReader
 from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
+from sifu.store.small_tables import EvaluationRow
 from sifu.store.standing import read_standing, remove_standing
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 
-LOCK_FILE = "lock"
 SCRUB_FILE = "scrub"
 """Lies in the folder from before something is erased for good until no page and no log of the database holds it."""
 REPORT = "report"
@@ -201,7 +202,7 @@ class RunWriter(RunReader):
         try:
             _finish_creation(folder)
             # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
-            outdated = next(iter(writer.signs_of_an_older_database()), None)
+            outdated = next(signs_of_an_older_database(writer), None)
             if outdated:
                 raise RunDamagedError(
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
@@ -227,10 +228,7 @@ class RunWriter(RunReader):
         with transaction(self.connection):
             migrate(self.connection)
             event = self._record("migrated", {"from": OLDER_SCHEMA, "to": SCHEMA_VERSION}, NewRows(), (), self.layout)
-        self._write_head(event)
-
-    def _write_head(self, event: Event) -> None:
-        files.write_atomically(self.folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
+        write_head(self.folder, event)
 
     def close(self) -> None:
         """Close the database and let go of the lock."""
@@ -295,7 +293,7 @@ class RunWriter(RunReader):
             for file in {one.file for one in updates} - files_before:
                 updates_path(self.folder, file).unlink(missing_ok=True)
             raise
-        self._write_head(event)
+        write_head(self.folder, event)
         for node in dropped_models:
             files.model_path(self.folder, node).unlink(missing_ok=True)
         if dropped_models:
@@ -447,10 +445,3 @@ def _finish_creation(folder: Path) -> None:
         files.sync_folder(folder)
         (folder / _CREATING).unlink(missing_ok=True)
         files.sync_folder(folder)
-
-
-def certificate_path(folder: Path, request: str, form: str) -> Path:
-    """Where a certificate lies as a file; a database from a stranger may name any."""
-    if not is_request_id(request) or form not in ("auditor", "public"):
-        raise RunDamagedError(f"{folder} is damaged: it has a certificate {request[:80]!r} ({form[:20]!r})")
-    return folder / CERTIFICATES / f"{request}.{form}.json"

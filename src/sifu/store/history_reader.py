@@ -1,0 +1,156 @@
+"""Reading the three large tables: nodes, participations and Gram matrices."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from sifu.core.errors import RunDamagedError
+from sifu.store.connection import RunConnection, Version
+from sifu.store.database import UNUSABLE
+from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
+
+
+@dataclass(frozen=True)
+class _Everyone:
+    """All participations as they were at a version; `settled` if none of them was still in a transaction."""
+
+    version: Version
+    settled: bool
+    rows: ParticipationRows
+
+
+class HistoryReader(RunConnection):
+    """Every model there ever was and who took part in it; rows are only ever added, so only new ones are read."""
+
+    def __init__(
+        self, folder: Path, connection: sqlite3.Connection | None = None, constants: dict[Any, Any] | None = None
+    ) -> None:
+        super().__init__(folder, connection, constants)
+        self._nodes: tuple[Version, dict[int, NodeRow]] | None = None
+        self._path: tuple[list[NodeRow], dict[int, int]] = ([], {})
+        self._everyone: _Everyone | None = None
+
+    def take_over(self, earlier: Self) -> None:
+        """Use what another reader worked out; the caller knows that nothing was written since."""
+        super().take_over(earlier)
+        self._nodes = None if earlier._nodes is None else (self._version(), earlier._nodes[1])
+        self._everyone = None if earlier._everyone is None else replace(earlier._everyone, version=self._version())
+
+    @property
+    def tip(self) -> int:
+        """The node of the current model."""
+        return int(self.value("tip"))
+
+    def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
+        """Nodes by number, the cut ones too; those of all times are read once."""
+        if first > 0 or last is not None:
+            return self._read_nodes(first, 2**62 if last is None else last)
+        return list(self.nodes_by_number().values())
+
+    def nodes_by_number(self) -> dict[int, NodeRow]:
+        """Every node by its number, in order; not to be changed by the caller."""
+        version = self._version()
+        if self._nodes is None or self._nodes[0] != version:
+            known = {} if self._nodes is None else self._nodes[1]
+            count, largest = self.query(
+                "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(known),)
+            )[0]
+            if known and (count != len(known) or largest != count - 1):
+                known, self._path = {}, ([], {})  # not what was only added to: read all of it
+            known = known | {row.node.node: row for row in self._read_nodes(len(known), 2**62)}
+            self._nodes = (version, known)
+        return self._nodes[1]
+
+    def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
+        rows = self.query(
+            "SELECT node, parent, kind, branch, position, samples, request_order, factor_sum, factor_max, "
+            "averagedness_sum, averagedness_max, mean_shift, rounding, noise_std, distance FROM nodes "
+            "WHERE node BETWEEN ? AND ? ORDER BY node",
+            (first, last),
+        )
+        return [NodeRow.of(row) for row in rows]
+
+    def path(self, tip: int | None = None) -> list[NodeRow]:
+        """The nodes from the initial model to `tip` (the current model by default)."""
+        by_number = self.nodes_by_number()
+        known, depths = self._path
+        result: list[NodeRow] = []
+        current: int | None = self.tip if tip is None else tip
+        while current is not None and current not in depths:
+            if current not in by_number or len(result) > len(by_number):
+                raise RunDamagedError(f"the history is broken: node {current} is missing or repeated")
+            row = by_number[current]
+            result.append(row)
+            current = row.node.parent
+        # Most paths go on from one that was walked before: a node's parent never changes.
+        path = ([] if current is None else known[: depths[current] + 1]) + result[::-1]
+        if result:
+            self._path = (path, {row.node.node: depth for depth, row in enumerate(path)})
+        return list(path)
+
+    def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
+        """Who took part, by (node, client): of some clients, or of all; from node `first` on."""
+        sql = "SELECT node, client, samples, drift FROM participation"
+        if clients is not None:
+            sql += f" WHERE client IN ({','.join(str(int(client)) for client in clients)})"
+        elif first is not None:
+            sql += f" WHERE node >= {int(first)}"
+        try:
+            # Straight into an array: as tuples a million rows would take hundreds of megabytes.
+            found = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
+        except UNUSABLE as error:
+            raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
+        return ParticipationRows(
+            found["node"].astype(np.int64),
+            found["client"].astype(np.int64),
+            found["samples"].astype(np.int64),
+            found["drift"].astype(np.float64),
+        ).sorted()
+
+    def everyone(self) -> ParticipationRows:
+        """All participations by (node, client); rows are only ever added, so only new ones are read."""
+        version = self._version()
+        known = self._everyone
+        if known is not None and known.version == version:
+            return known.rows
+        # Another connection may have changed what was there, and what was read in a transaction may be taken back.
+        earlier = known.rows if known and known.settled and known.version[0] == version[0] else None
+        first = int(earlier.nodes[-1]) + 1 if earlier is not None and earlier.nodes.size else None
+        rows = self.participation(first=first)
+        if earlier is not None and first is not None:
+            rows = ParticipationRows.concatenate([earlier, rows])
+        self._everyone = _Everyone(version, not self.connection.in_transaction, rows)
+        return rows
+
+    def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
+        """Of each client, sum over these rounds of n_c / (N - n_c) drift_c; a round it was alone in adds nothing.
+
+        Summed by the database, a million rows in a fraction of a second; not rounded up, so for forecasts only.
+        """
+        if not nodes:
+            return []
+        chosen = "" if len(nodes) == nodes[-1] - nodes[0] + 1 else f" AND node IN ({','.join(map(str, nodes))})"
+        return [
+            (int(client), float(total))
+            for client, total in self.query(
+                "SELECT p.client, SUM(p.drift * p.samples / (n.samples - p.samples)) FROM participation p "
+                "JOIN nodes n USING (node) WHERE node BETWEEN ? AND ? AND n.samples > p.samples"
+                f"{chosen} GROUP BY p.client",
+                (int(nodes[0]), int(nodes[-1])),
+            )
+        ]
+
+    def grams(self, first: int = 0, last: int = 2**62) -> list[tuple[int, bytes]]:
+        """Gram matrices that were kept, as little-endian float64 bytes."""
+        return [
+            (int(node), bytes(matrix))
+            for node, matrix in self.query(
+                "SELECT node, matrix FROM grams WHERE node BETWEEN ? AND ? ORDER BY node", (first, last)
+            )
+        ]
