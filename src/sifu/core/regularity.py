@@ -224,6 +224,8 @@ class RoundRegularity:
 
     def absent(self, server_rate: float) -> float:
         """L for whoever did not take part."""
+        if server_rate <= 1.0 and self.all_one:
+            return 1.0
         nobody = np.zeros(1)
         return float(self.without(nobody, nobody, nobody, server_rate)[0])
 

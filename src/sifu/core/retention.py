@@ -35,7 +35,7 @@ def level_ladder(lowest: float, highest: float, ratio: float) -> Floats:
 
 def crosses_a_level(levels: Floats, before: Floats, after: Floats) -> bool:
     """Whether some client goes from at most a level to above it: Psi(n) <= level < Psi(n+1)."""
-    return bool(np.any(np.searchsorted(levels, after, side="left") > np.searchsorted(levels, before, side="left")))
+    return bool((levels.searchsorted(after) > levels.searchsorted(before)).any())
 
 
 def thin(depths: Sequence[int], protected: set[int], limit: int) -> list[int]:

@@ -66,10 +66,10 @@ def lane_engines(
         )
     data = _gather(clients, max(one.samples for federation in federations for one in federation.clients))
     if isinstance(first.model, LinearModel):
-        source, entries = _linear_source(federations, first.model, data, device)
+        source = _linear_source(federations, first.model, data, device)
         outside: tuple[str, ...] = ()
     else:
-        source, entries = _conv_source(federations, _network(first), data, device, precision)
+        source = _conv_source(federations, _network(first), data, device, precision)
         outside = (f"products in {precision}",) if precision != "float32" else ()
     group = LaneGroup(
         source,
@@ -78,7 +78,7 @@ def lane_engines(
         [one.seed for one in federations],
         [(one.facts.clip, one.facts.noise) for one in federations],
     )
-    return [LaneEngine(one, group, lane, entries, outside) for lane, one in enumerate(federations)]
+    return [LaneEngine(one, group, lane, outside) for lane, one in enumerate(federations)]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _shared(
 
 def _conv_source(
     federations: Sequence[SimulatedFederation], network: ConvNet, data: _LaneData, device: str, precision: str
-) -> tuple[LaneSource, NDArray[np.int64]]:
+) -> LaneSource:
     import torch
 
     from sifu.sim.gpu.conv_program import ConvProgram
@@ -146,12 +146,12 @@ def _conv_source(
 
     layers = len(network.hidden) if network.dropout else 0
     drawing = Drawing(slots, participation, batch, training.steps, layers)
-    return LaneSource(drawing, layout.size, make), layout.entries
+    return LaneSource(drawing, layout.size, layout.entries, make)
 
 
 def _linear_source(
     federations: Sequence[SimulatedFederation], model: LinearModel, data: _LaneData, device: str
-) -> tuple[LaneSource, NDArray[np.int64]]:
+) -> LaneSource:
     import torch
 
     from sifu.sim.gpu.lane_group import LaneSource
@@ -181,7 +181,7 @@ def _linear_source(
         )  # fmt: skip
 
     drawing = Drawing(slots, participation, batch, training.steps, 0)
-    return LaneSource(drawing, layout.size, make), np.arange(layout.size, dtype=np.int64)
+    return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
 
 
 def slots_for(participation: Participation, clients: int) -> int:

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
 from sifu.core.errors import InputError, RoundRejectedError
@@ -26,6 +24,11 @@ NEVER = StopSpec(target=0.0, min_rounds=0, max_rounds=2**62, evaluate_every=2**6
 """A stop rule that looks at nothing."""
 
 
+def _own_copy(model: NDArray[np.floating]) -> NDArray[np.floating]:
+    """A copy that does not keep the chunk alive; made in one go, without handing the interpreter to another thread."""
+    return np.frombuffer(bytearray(model), dtype=model.dtype)
+
+
 class LaneEngine:
     """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
 
@@ -34,7 +37,6 @@ class LaneEngine:
         federation: SimulatedFederation,
         group: LaneGroup,
         lane: int,
-        entries: NDArray[np.int64],
         outside: tuple[str, ...] = (),
     ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
@@ -42,10 +44,7 @@ class LaneEngine:
         self._queue = DeviceQueue(group.device)
         # What this device does otherwise than the embedded engine stands in every certificate.
         self._facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
-        self._places = entries
-        self._entries = torch.from_numpy(entries).to(group.device)
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
+        self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([one.samples for one in federation.clients], dtype=np.int64)
 
     @property
@@ -189,7 +188,8 @@ class LaneEngine:
                 evaluation = self._evaluation(chunk.evaluated[ahead + 1], np.asarray(active))
             updates = None
             if chunk.updates is not None and ahead + 1 == chunk.rounds:
-                updates = self._from_device(chunk.updates)[: participants.size]
+                with self._queue.here():
+                    updates = chunk.updates[: participants.size, self._entries].cpu().numpy()
             yield StreamedRound(
                 participants,
                 samples[ahead, mine],
@@ -197,7 +197,7 @@ class LaneEngine:
                 shift,
                 self._federation.rounding_allowance(length, participants),
                 distance,
-                functools.partial(self._from_device, chunk.models[ahead + 1]),
+                functools.partial(_own_copy, chunk.models[ahead]),
                 evaluation,
                 None,
                 updates,
@@ -220,8 +220,3 @@ class LaneEngine:
         flat = np.zeros(self._group.size, dtype=dtype)
         flat[self._places] = model
         return flat
-
-    def _from_device(self, model: Tensor) -> NDArray[np.floating]:
-        with self._queue.here():
-            found: NDArray[np.floating] = model[..., self._entries].cpu().numpy()
-        return found

@@ -40,6 +40,8 @@ HALF_PATIENCE = 0.004
 """The same if they are half of all lanes: threads begin and end a chunk together, so the others may be close."""
 GLANCE = 0.002
 """Seconds between two looks at a device that is busy."""
+CHUNK_BYTES = 2**28
+"""Bytes that the models of a chunk take on the host; fewer rounds are run at once where models are large."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 """Numbers of lanes a program is made for; lanes beyond the streams at hand stay empty."""
 
@@ -73,24 +75,28 @@ class LaneSource:
 
     drawing: Drawing
     size: int
+    entries: NDArray[np.int64]
+    """Where each entry of a model's own vector lies in its `size` entries on the device."""
     make_program: Callable[[int, int], Program]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rounds of a stream: their scalars once `ready` is reached, and where their models lie.
+    """Rounds of a stream: their scalars and models, once `ready` is reached.
 
     `participants` and `measured` are (rounds, slots) and (rounds, slots + 3): drifts, then ||mean - theta||,
     ||next - origin|| and ||theta||. `drawn` is how many clients each round drew; more than slots were not all trained.
-    `models` is (rounds + 1, size) on the device. `evaluated` holds correct predictions and losses of every client
-    after some of the rounds, counted from 1.
+    `models` is (rounds, parameters), in the model's own order. `tip`, the last of them, stays on the device, in its
+    order; so do `updates`, those of the last round's participants if they are wanted. `evaluated` holds correct
+    predictions and losses of every client after some of the rounds, counted from 1.
     """
 
     start: int
     participants: NDArray[np.int64]
     drawn: NDArray[np.int64]
     measured: NDArray[np.float64]
-    models: Tensor
+    models: NDArray[np.floating]
+    tip: Tensor
     evaluated: dict[int, Evaluated]
     updates: Tensor | None
     ready: Mark
@@ -153,7 +159,8 @@ class LaneGroup:
         self._programs: dict[int, Program] = {}
         self._drawers: dict[int, ScheduleDrawer] = {}
         self._chunk = LONE_CHUNK if len(seeds) == 1 else CHUNK
-        self.queue = DeviceQueue(self.device)
+        self.queue, self._copies = DeviceQueue(self.device), DeviceQueue(self.device)
+        self.entries = torch.from_numpy(source.entries).to(self.device)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # what was made above went into another queue
         self._last = self.queue.mark()
@@ -216,6 +223,7 @@ class LaneGroup:
         if last:
             self._worker.join()
             self.queue.synchronize()
+            self._copies.synchronize()
             self._programs.clear()
             self._drawers.clear()
 
@@ -275,7 +283,7 @@ class LaneGroup:
                 self._feeding = False
                 for stream, chunk in zip(streams, chunks, strict=True):
                     if stream in self._streams:
-                        stream.model = chunk.models[chunk.rounds]
+                        stream.model = chunk.tip
                         stream.position = Position(stream.position.branch, stream.position.round + chunk.rounds)
                         stream.left -= chunk.rounds
                         stream.chunks.append(chunk)
@@ -310,7 +318,9 @@ class LaneGroup:
         count = len(streams)
         capacity = next((one for one in CAPACITIES if one >= count), count)
         program, drawer = self._program(capacity), self._drawers[capacity]
-        rounds = min(self._chunk, max(one.left for one in streams))
+        a_round = program.history[0, :count]
+        room = CHUNK_BYTES // (a_round.numel() * a_round.element_size())
+        rounds = max(1, min(self._chunk, room, max(one.left for one in streams)))
         if any(one.single for one in streams):
             rounds = 1
         # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
@@ -346,7 +356,9 @@ class LaneGroup:
 
     def _read(self, program: Program, schedule: Schedule, streams: list[LaneStream], rounds: int) -> list[Chunk]:
         count, slots = len(streams), self.source.drawing.slots
-        models = program.history[: rounds + 1, :count].clone()  # the program writes there again
+        # The program writes there again: what is needed of it later is copied.
+        history = program.history[: rounds + 1, :count]
+        tips, models = history[rounds].clone(), history[1:].index_select(2, self.entries)
         own = [min(rounds, one.left) for one in streams]
         wanted = [
             own[place] == rounds and one.want_updates(one.position.round + rounds - 1)
@@ -361,12 +373,12 @@ class LaneGroup:
                 if ahead <= own[place] and is_evaluated(one.stop, one.position.round + ahead)
             ]
             if looked:
-                chosen = models[ahead].index_select(0, self.queue.upload(np.array(looked)))
+                chosen = history[ahead].index_select(0, self.queue.upload(np.array(looked)))
                 found = self._evaluate(self.queue, program, chosen, [streams[place].lane for place in looked])
                 for place, one in zip(looked, found, strict=True):
                     evaluated[place][ahead] = one
         mine = [
-            updates[place * slots : (place + 1) * slots] - models[rounds - 1, place]
+            updates[place * slots : (place + 1) * slots] - history[rounds - 1, place]
             if updates is not None and wanted[place]
             else None
             for place in range(count)
@@ -374,11 +386,17 @@ class LaneGroup:
         measured = self.queue.download(program.measured[:rounds, :count])
         participants = self.queue.download(schedule.participants[:rounds, :count])
         drawn = self.queue.download(schedule.drawn[:rounds, :count])
-        ready = self.queue.mark()
+        # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then wait
+        # for its turn in the interpreter again.
+        self._copies.after(self.queue)
+        with self._copies.here():
+            fetched: NDArray[Any] = self._copies.download(models)
+        ready = self._copies.mark()
         return [
             Chunk(
                 stream.position.round, participants[: own[place], place], drawn[: own[place], place],
-                measured[: own[place], place], models[: own[place] + 1, place], evaluated[place], mine[place], ready,
+                measured[: own[place], place], fetched[: own[place], place], tips[place], evaluated[place],
+                mine[place], ready,
             )
             for place, stream in enumerate(streams)
         ]  # fmt: skip

@@ -54,6 +54,11 @@ class DeviceQueue:
             with torch.cuda.stream(self._stream):
                 yield
 
+    def after(self, other: DeviceQueue) -> None:
+        """What is handed in from now on waits for what `other` was handed in so far."""
+        if self._stream is not None and other._stream is not None:
+            self._stream.wait_stream(other._stream)
+
     def mark(self) -> Mark:
         """A mark behind everything handed in so far."""
         if self._stream is None:
@@ -77,4 +82,5 @@ class DeviceQueue:
             return values.numpy().copy()
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
+        values.record_stream(self._stream)  # it may have been made in another queue, which must not reuse it yet
         return host.numpy()
