@@ -7,9 +7,10 @@ the local training. `run` takes every lane `rounds` rounds ahead; the models aft
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -154,6 +155,7 @@ class ConvProgram:
             for form, one in zip(self.forms, self.layout.convolutions, strict=True)
         ]
         self._buffers = self._make_buffers(make)
+        self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._rounds = CapturedRounds(self._round, self.counter, self.history)
 
     def _make_buffers(self, make: Callable[..., Tensor]) -> _Buffers:
@@ -271,11 +273,16 @@ class ConvProgram:
                 BO=min(64, _power(place.outputs)), num_warps=4, num_stages=2, **flags,
             )  # fmt: skip
         for number in reversed(range(len(layout.convolutions))):
-            one = layout.convolutions[number]
-            if number:
-                self._input_gradient(one, number)
             source = self.images if number == 0 else buffers.outputs[number - 1]
-            self._weight_step(one, source, rows, number, first)
+            # Sums of one layer's weights run beside what flows back to the layer before it.
+            with self._beside():
+                self._sum_weight_gradient(number, source, rows)
+            if number:
+                self._input_gradient(layout.convolutions[number], number)
+            # The step changes weights that the input's gradient is made with.
+            with self._beside():
+                self._weight_step(number, source, rows, first)
+        self._together()
 
     def _convolve(
         self, number: int, source: Tensor, rows: Tensor, params: Tensor, out: Tensor, winner: Tensor | None
@@ -326,7 +333,8 @@ class ConvProgram:
         dropout = bool(self.network.dropout) and step is not None
         keys = self._now_dropout[step, number] if dropout else self.counter
         tall = min(_power(batch), 64)
-        wide = 32
+        # How wide a tile is changes no sum: every output has its own.
+        wide = 16 if groups * place.outputs < 2 * ENOUGH_PROGRAMS else 32
         kernels.hidden_layer[(-(-place.outputs // wide), -(-batch // tall), groups)](
             source, params, out, keys,
             self.layout.size, batch, place.weight_at, place.bias_at, self._keep_scale, self._dropped_below,
@@ -352,47 +360,70 @@ class ConvProgram:
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
-    def _weight_step(self, one: ConvolutionPlace, source: Tensor, rows: Tensor, number: int, first: bool) -> None:
-        """A convolution's weight gradient, and the step it makes."""
-        form, partial, training = self.forms[number], self._partials[number], self.training
-        sgd = (training.rate, training.momentum, training.weight_decay)
-        size, groups, length = self.layout.size, self.groups, self._length(one)
-        upstream, winner = self._buffers.gradients[number], self._buffers.winners[number]
-        shape = {
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Kernels inside run after all before them, and beside those that follow, until `_together`."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _together(self) -> None:
+        """What follows waits for everything that runs beside."""
+        if self._side is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
+
+    def _gradient_shape(self, one: ConvolutionPlace) -> dict[str, Any]:
+        return {
             "BATCH": self.batch, "H": one.height + 2 * one.padding, "W": one.width + 2 * one.padding,
             "CI": one.channels_in, "CO": one.channels_out, "PH": one.out_height, "PW": one.out_width,
             "BN": _power(one.channels_out), "PRECISION": self.precision,
         }  # fmt: skip
-        inputs, bias_at = 9 * one.channels_in, one.bias_at - one.weight_at
+
+    def _sum_weight_gradient(self, number: int, source: Tensor, rows: Tensor) -> None:
+        """The partial sums of a convolution's weight gradient, if it has any."""
+        one, form, partial = self.layout.convolutions[number], self.forms[number], self._partials[number]
         if partial is None:
-            kernels.descend_by_weight_gradient[(-(-inputs // 64), groups)](
-                source, rows, upstream, winner, self.params, self.velocities,
-                rows.stride(0), size, one.weight_at, one.bias_at, *sgd,
-                GATHER=number == 0, FIRST=first, NESTEROV=training.nesterov, BKW=64, BR=32, num_warps=4, num_stages=1,
-                **shape,
-            )  # fmt: skip
             return
+        arguments = (
+            source, rows, self._buffers.gradients[number], self._buffers.winners[number], partial,
+            rows.stride(0), self.groups, self._length(one), one.bias_at - one.weight_at,
+        )  # fmt: skip
+        flags = {"GATHER": number == 0, "PARTS": form.parts, **self._gradient_shape(one)}
         if form.kind == "block":
-            kernels.block_weight_gradient[(form.parts, groups)](
-                source, rows, upstream, winner, partial, rows.stride(0), groups, length, bias_at,
-                GATHER=number == 0, PARTS=form.parts, BR=32, num_warps=2, num_stages=2, **shape,
-            )  # fmt: skip
+            kernels.block_weight_gradient[(form.parts, self.groups)](
+                *arguments, BR=32, num_warps=2, num_stages=2, **flags
+            )
         elif form.kind == "row":
             wide = min(one.channels_in, 32)
-            kernels.row_weight_gradient[(3 * one.channels_in // wide, form.parts, groups)](
-                source, rows, upstream, winner, partial, rows.stride(0), groups, length, bias_at,
-                GATHER=number == 0, PARTS=form.parts, BC=wide, BR=16, num_warps=2, num_stages=2, **shape,
-            )  # fmt: skip
+            kernels.row_weight_gradient[(3 * one.channels_in // wide, form.parts, self.groups)](
+                *arguments, BC=wide, BR=16, num_warps=2, num_stages=2, **flags
+            )
         else:
             tiles = self.tiles("weight", number)
-            kernels.convolution_weight_gradient[(-(-inputs // tiles.rows), form.parts, groups)](
-                source, rows, upstream, winner, partial, rows.stride(0), groups, length, bias_at,
-                POOL=one.pool, GATHER=number == 0, PARTS=form.parts, BKW=tiles.rows, BR=tiles.inner,
-                num_warps=tiles.warps, num_stages=tiles.stages, **shape,
+            kernels.convolution_weight_gradient[(-(-9 * one.channels_in // tiles.rows), form.parts, self.groups)](
+                *arguments, POOL=one.pool, BKW=tiles.rows, BR=tiles.inner, num_warps=tiles.warps,
+                num_stages=tiles.stages, **flags,
             )  # fmt: skip
+
+    def _weight_step(self, number: int, source: Tensor, rows: Tensor, first: bool) -> None:
+        """One step of a convolution's weights, by the partial sums or by the gradient itself."""
+        one, partial, training = self.layout.convolutions[number], self._partials[number], self.training
+        sgd = (training.rate, training.momentum, training.weight_decay)
+        size, groups, length = self.layout.size, self.groups, self._length(one)
+        flags = {"FIRST": first, "NESTEROV": training.nesterov}
+        if partial is None:
+            kernels.descend_by_weight_gradient[(-(-9 * one.channels_in // 64), groups)](
+                source, rows, self._buffers.gradients[number], self._buffers.winners[number], self.params,
+                self.velocities, rows.stride(0), size, one.weight_at, one.bias_at, *sgd,
+                GATHER=number == 0, BKW=64, BR=32, num_warps=4, num_stages=1, **flags, **self._gradient_shape(one),
+            )  # fmt: skip
+            return
         kernels.descend_convolution[(-(-length // 256), groups)](
             partial, self.params, self.velocities, groups, size, length, one.weight_at, *sgd,
-            PARTS=form.stored, FIRST=first, NESTEROV=training.nesterov, BLOCK=256, num_warps=2,
+            PARTS=self.forms[number].stored, BLOCK=256, num_warps=2, **flags,
         )  # fmt: skip
 
     # -- evaluation ----------------------------------------------------------------------------------------------

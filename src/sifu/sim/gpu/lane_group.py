@@ -35,9 +35,7 @@ LONE_CHUNK = 60
 AHEAD = 2
 """Chunks of a stream at most: one that is being looked at, one that is being run."""
 PATIENCE = 0.02
-"""Seconds after which those who wait are run by an idle device, however few."""
-HALF_PATIENCE = 0.004
-"""The same if they are half of all lanes: threads begin and end a chunk together, so the others may be close."""
+"""Seconds that an idle device waits for a lane that was there the last time: few lanes take almost as long as many."""
 GLANCE = 0.002
 """Seconds between two looks at a device that is busy."""
 CHUNK_BYTES = 2**28
@@ -168,6 +166,7 @@ class LaneGroup:
         self._device_lock = threading.RLock()
         self._streams: list[LaneStream] = []
         self._feeding = False
+        self._away: set[int] = set()
         self._open = set(range(len(seeds)))
         self._worker = threading.Thread(target=self._work, name="lanes", daemon=True)
         self._worker.start()
@@ -290,28 +289,28 @@ class LaneGroup:
                 self._changed.notify_all()
 
     def _gather(self) -> list[LaneStream] | None:
-        """The streams to run next: everyone's, or those at hand when the device was idle for a while; None when all
-        lanes are closed."""
+        """The streams to run next: all that are expected, or those at hand when an idle device has waited for a while;
+        None when all lanes are closed."""
         idle_since: float | None = None
         with self._changed:
             while self._open:
                 streams = [one for one in self._streams if one.wants]
-                lanes = len({one.lane for one in streams})
-                if streams and lanes >= len(self._open):
+                missing = self._expected() - {one.lane for one in streams}
+                now = time.monotonic()
+                idle_since = (idle_since or now) if streams and self._last.query() else None
+                if streams and (not missing or (idle_since is not None and now - idle_since > PATIENCE)):
+                    # Whoever did not come in time is not waited for again until it has come back.
+                    self._away = (self._away | missing) - {one.lane for one in streams}
                     self._feeding = True
                     return streams
-                if not streams:
-                    idle_since = None
-                    self._changed.wait()
-                    continue
-                if self._last.query():
-                    now = time.monotonic()
-                    idle_since = now if idle_since is None else idle_since
-                    if now - idle_since > (HALF_PATIENCE if 2 * lanes >= len(self._open) else PATIENCE):
-                        self._feeding = True
-                        return streams
-                self._changed.wait(GLANCE)
+                self._changed.wait(GLANCE if streams else None)
         return None
+
+    def _expected(self) -> set[int]:
+        """Lanes that will want rounds soon: not those that are away, or whose last rounds have been handed out."""
+        ending = {one.lane for one in self._streams if one.left <= 0}
+        going = {one.lane for one in self._streams if one.left > 0}
+        return self._open - self._away - (ending - going)
 
     def _run(self, streams: list[LaneStream]) -> list[Chunk]:
         """Hand the device the next rounds of some streams, and all that will be read of them."""
@@ -386,8 +385,8 @@ class LaneGroup:
         measured = self.queue.download(program.measured[:rounds, :count])
         participants = self.queue.download(schedule.participants[:rounds, :count])
         drawn = self.queue.download(schedule.drawn[:rounds, :count])
-        # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then wait
-        # for its turn in the interpreter again.
+        # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then
+        # wait for its turn in the interpreter again.
         self._copies.after(self.queue)
         with self._copies.here():
             fetched: NDArray[Any] = self._copies.download(models)
