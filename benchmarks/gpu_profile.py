@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from sifu.core.engine import Engine
 from sifu.core.participation import Participation
 from sifu.sim import ModuleModel, SimulatedFederation
-from sifu.sim.gpu.conv_program import WeightForm
+from sifu.sim.gpu.conv_program import PRECISIONS, WeightForm
 from sifu.sim.gpu.device_layout import DeviceLayout
 from sifu.sim.lanes import lane_engines
 
@@ -39,7 +39,7 @@ WEIGHT_KERNELS = {
 }
 
 
-def operations() -> dict[str, float]:
+def operations(precision: str) -> dict[str, float]:
     """Floating-point operations of a round of one lane by the kernel that does them, padding not counted."""
     layout, found = DeviceLayout.of(CIFAR10), defaultdict(float)
     batch = B.batch_size or 0
@@ -49,7 +49,7 @@ def operations() -> dict[str, float]:
         # Pooling looks at four positions for each output.
         positions = one.out_height * one.out_width * (4 if one.pool else 1)
         products = 2.0 * images * positions * 9 * channels * one.channels_out
-        form = WeightForm.of(one, batch, CLIENTS_A_ROUND)
+        form = WeightForm.of(one, batch, CLIENTS_A_ROUND, precision)
         found["convolve_block" if form.kind == "block" else "convolve"] += products
         found[WEIGHT_KERNELS[form.kind]] += products
         if number:
@@ -112,7 +112,7 @@ def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
         name = one.name if not one.name.startswith(("void", "at::")) else "torch: schedules, copies between buffers"
         kernels[name][0] += 1
         kernels[name][1] += one.time_range.end - one.time_range.start
-    work = operations()
+    work = operations(PRECISIONS[precision])
     rows = [
         {
             "kernel": name,

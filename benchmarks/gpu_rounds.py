@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -159,15 +160,21 @@ def main() -> None:
     parser.add_argument("--data", help="folder with cifar10.npz; random data otherwise")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--rounds", type=int, default=1200)
+    parser.add_argument("--commit", help="what to record as the commit")
     asked = parser.parse_args()
     clients = real_clients(asked.data) if asked.data else random_clients(100, 100, (3, 32, 32), 10, "float32")
-    figures: dict[str, float | str] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    figures: dict[str, float | str] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": date.today().isoformat(),
+        "commit": asked.commit or "see the file's history",
+    }
     for precision in ("tf32", "float32"):
         for lanes in (1, 10):
             for tracked in (True, False) if precision == "tf32" else (True,):
                 name = f"B, {lanes} lane{'s' if lanes > 1 else ''}, {precision}, tracking {'on' if tracked else 'off'}"
                 figures[f"{name}: ms a round and lane"] = conv_milliseconds(
-                    clients, lanes, precision, tracked, asked.rounds // (1 if lanes == 1 else 4)
+                    clients, lanes, precision, tracked, asked.rounds // (1 if lanes == 1 or precision == "tf32" else 6)
                 )
                 print(name, figures[f"{name}: ms a round and lane"], flush=True)
     for samples in (10, 60):

@@ -7,15 +7,17 @@ from collections.abc import Callable
 import torch
 
 
-def capture(device: torch.device, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Record `work`, which is run once before to compile what it needs, and leaves its results where it put them.
+def capture(
+    device: torch.device, work: Callable[[], None], first: Callable[[], None] | None = None
+) -> torch.cuda.CUDAGraph:
+    """Record `work`; it (or `first`, if that does) is run once before, to compile what it needs.
 
     Threads of other lanes may use the device meanwhile, so only this thread's calls are held to the rules of capture.
     """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        work()
+        (first or work)()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -23,7 +25,7 @@ def capture(device: torch.device, work: Callable[[], None]) -> torch.cuda.CUDAGr
     return graph
 
 
-SEVERAL = 10
+SEVERAL = 5
 """Rounds that one graph does where there are as many: the host has less to do."""
 
 
@@ -52,12 +54,12 @@ class CapturedRounds:
                 self._graphs[length].replay()
 
     def _capture(self, length: int) -> None:
-        saved = self._history[: length + 1].clone()
+        saved = self._history[:2].clone()
         self._counter.zero_()
 
         def work() -> None:
             for _ in range(length):
                 self._one_round()
 
-        self._graphs[length] = capture(self._counter.device, work)
-        self._history[: length + 1] = saved
+        self._graphs[length] = capture(self._counter.device, work, self._one_round)
+        self._history[:2] = saved

@@ -65,8 +65,10 @@ class WeightForm:
         return {"block": 4 * self.parts, "whole": 0}.get(self.kind, self.parts)
 
     @staticmethod
-    def of(one: ConvolutionPlace, batch: int, slots: int) -> WeightForm:
-        """The form measured to be good on an H200."""
+    def of(one: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
+        """The form measured to be good on an H200; without tensor cores it is the one with the least arithmetic."""
+        if precision == "ieee":
+            return WeightForm("patch", _parts(64 // slots, 8))
         channels, outputs = one.channels_in, batch * one.out_height * one.out_width
         if one.pool and channels in BLOCK_CHANNELS:
             return WeightForm("block", _parts(outputs // 32, 80 // slots, 16))
@@ -127,7 +129,7 @@ class ConvProgram:
         self._keep_scale = 1.0 / (1.0 - network.dropout) if network.dropout else 1.0
         self._dropped_below = math.ceil(network.dropout * 2.0**53)
         size, groups = self.layout.size, self.groups
-        self.forms = [WeightForm.of(one, batch, slots) for one in self.layout.convolutions]
+        self.forms = [WeightForm.of(one, batch, slots, self.precision) for one in self.layout.convolutions]
         self._blocks = -(-size // _BLOCK)
 
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -300,7 +302,7 @@ class ConvProgram:
             "GATHER": number == 0, "KEEP_WINNER": winner is not None, "BN": _power(one.channels_out),
             "PRECISION": self.precision,
         }  # fmt: skip
-        if one.pool and one.channels_in in BLOCK_CHANNELS:
+        if self.forms[number].kind == "block":
             tall = 64
             several = 4 if -(-pixels // tall) * groups > ENOUGH_PROGRAMS else 1
             kernels.convolve_block[(-(-pixels // (tall * several)), groups)](
@@ -317,6 +319,8 @@ class ConvProgram:
         """Block sizes measured to be good on an H200."""
         one = self.layout.convolutions[number]
         if kernel == "convolve":
+            if one.channels_in <= 4:
+                return Tiles(64, 16, 4, 3)
             if not one.pool and 9 * one.channels_in % 64 == 0:
                 return Tiles(32, 64, 4, 3)
             return Tiles(32, 32, 4, 3) if 9 * one.channels_in % 32 == 0 else Tiles(64, 16, 4, 3)
@@ -324,6 +328,8 @@ class ConvProgram:
             return Tiles(128, 32, 4, 3) if one.channels_out >= 32 else Tiles(128, 16, 4, 4)
         if not one.pool:
             return Tiles(64, 64, 4, 2)
+        if one.channels_in <= 4:
+            return Tiles(16 if one.channels_in == 1 else 64, 32, 2, 2)
         return Tiles(32, 32 if one.channels_in >= 32 else 64, 2, 2)
 
     def _hidden(

@@ -291,14 +291,15 @@ class LaneGroup:
     def _gather(self) -> list[LaneStream] | None:
         """The streams to run next: all that are expected, or those at hand when an idle device has waited for a while;
         None when all lanes are closed."""
-        idle_since: float | None = None
+        since, last_count = time.monotonic(), 0
         with self._changed:
             while self._open:
                 streams = [one for one in self._streams if one.wants]
                 missing = self._expected() - {one.lane for one in streams}
                 now = time.monotonic()
-                idle_since = (idle_since or now) if streams and self._last.query() else None
-                if streams and (not missing or (idle_since is not None and now - idle_since > PATIENCE)):
+                if len(streams) != last_count or not self._last.query():
+                    since, last_count = now, len(streams)  # one more has come, so others may be close behind
+                if streams and (not missing or now - since > PATIENCE):
                     # Whoever did not come in time is not waited for again until it has come back.
                     self._away = (self._away | missing) - {one.lane for one in streams}
                     self._feeding = True
