@@ -90,6 +90,8 @@ def stream_rounds(
     if isinstance(engine, StreamingEngine):
         yield from engine.run_rounds(model, position, active, wanted)
         return
+    active = np.array(active)
+    active.flags.writeable = False  # an engine may rely on it from round to round
     for start in range(position.round, wanted.stop.max_rounds):
         result = engine.run_round(
             model,
