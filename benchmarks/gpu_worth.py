@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_worth.py [--out FILE.json]
 
-Softmax regression in float64, K = 10 steps on all samples of a client, tracking on, everyone taking part or ten clients a
-round. `sifu.api.devices.WORTH_A_GPU` is taken from here: values (samples times features) that the participants of a
+Softmax regression in float64, K = 10 steps on all samples of a client, tracking on, everyone taking part or ten clients
+a round. `sifu.api.devices.WORTH_A_GPU` is taken from here: values (samples times features) that the participants of a
 round have between them.
 """
 
@@ -30,7 +30,7 @@ from sifu.sim.lanes import lane_engines
 SAMPLES = 20
 SETTINGS = [
     (features, clients, participation)
-    for features, counts in ((64, (20, 100, 500, 2500)), (784, (5, 20, 80, 320, 1280)))
+    for features, counts in ((100, (20, 100, 500, 2500)), (784, (5, 20, 80, 320, 1280)))
     for clients in counts
     for participation in ("all", "fixed(10)")
     if participation == "all" or clients > 10

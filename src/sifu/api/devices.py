@@ -18,7 +18,7 @@ DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "tf32x3")
 """As in `sifu.sim.lanes`, which loads torch: a wrong one is refused before."""
 WORTH_A_GPU = 2**22
-"""Values in the samples of all clients of a linear model from which on `auto` takes the GPU: a guess, not measured."""
+"""Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model."""
 GPU = "cuda"
 
 
@@ -80,4 +80,6 @@ def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
 
     if not isinstance(cast("SimulatedFederation", engine).model, LinearModel):
         return True
-    return sum(one.x.size for one in clients) >= WORTH_A_GPU
+    rule = engine.facts.participation
+    share = {"all": 1.0, "fixed": rule.count / len(clients), "poisson": rule.rate}[rule.kind]
+    return min(share, 1.0) * sum(one.x.size for one in clients) >= WORTH_A_GPU

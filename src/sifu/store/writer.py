@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import secrets
 import shutil
@@ -53,6 +54,8 @@ REPORT = "report"
 _STAGING = ".new"
 _CREATING = ".creating"
 _FOLDERS = ("models", CERTIFICATES, UPDATES)
+_ROWS_TOGETHER = 200
+"""Participations in one statement: between two of them other threads may run, which costs more than a row."""
 _OWN_FILES = {LOCK_FILE, *_FOLDERS, KEY_FILE, _STAGING, _CREATING, files.TEMPORARY_PREFIX + KEY_FILE}
 
 
@@ -389,16 +392,12 @@ class RunWriter(RunReader):
             f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", [row.values() for row in rows.nodes]
         )
         part = rows.participation
-        self.connection.executemany(
-            "INSERT INTO participation VALUES (?, ?, ?, ?)",
-            zip(
-                part.nodes.tolist(),
-                part.clients.tolist(),
-                part.samples.tolist(),
-                part.drifts.tolist(),
-                strict=True,
-            ),
-        )
+        columns = (part.nodes.tolist(), part.clients.tolist(), part.samples.tolist(), part.drifts.tolist())
+        values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
+        for first in range(0, len(values), 4 * _ROWS_TOGETHER):
+            together = values[first : first + 4 * _ROWS_TOGETHER]
+            marks = ", ".join(["(?, ?, ?, ?)"] * (len(together) // 4))
+            self.connection.execute(f"INSERT INTO participation VALUES {marks}", together)
         self.connection.executemany("INSERT INTO grams VALUES (?, ?)", rows.grams)
 
     def _apply(self, change: Change) -> None:
