@@ -11,7 +11,6 @@ from typing import Any
 
 from sifu.api.agreement import differing, said
 from sifu.api.certification import RecordedRequest, payload_of_request
-from sifu.api.integrity import payload_of
 from sifu.core.certificate import auditor_form, public_form
 from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
@@ -28,7 +27,7 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
     signed_with: dict[tuple[str, str], str] = {}
     public_key = ""
     for event in reader.events():
-        content = payload_of(event)
+        content = event.content
         public_key = content.get("run", {}).get("public_key", public_key)
         for form, digest in content.get("certificates", {}).items():
             recorded[(content["request"], form)] = digest
@@ -87,7 +86,7 @@ class LedgerFacts:
         """Of each event its hash and the current model; of each node's model, whose bytes never change, its digest."""
         hashes, written, tips, tip = {}, {}, {}, 0
         for event in reader.events():
-            content = payload_of(event)
+            content = event.content
             tip = int(content.get("run", {}).get("tip", tip))
             hashes[event.seq], tips[event.seq] = event.hash.hex(), tip
             written.update({one["node"]: one["digest"] for one in content.get("models", [])})

@@ -319,13 +319,14 @@ class Run:
     def request_signed(self, statement: dict[str, Any]) -> str:
         """Take in a request that a client signed with its node's key; what does not count is refused and recorded."""
         request = id_of_signed(statement)
-        post(self.folder, "signed", request, statement)
         try:
             writer = RunWriter.open(self.folder, self._constants)
         except RunBusyError:
+            post(self.folder, "signed", request, statement)
             self._check_signed(statement, request)
             return request  # the server takes it in
         try:
+            post(self.folder, "signed", request, statement)
             refused = [one for one in take_in(writer) if one.startswith(f"signed {request}: ")]
         finally:
             writer.close()
@@ -386,6 +387,7 @@ class Run:
             raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
         writer = RunWriter.open(self.folder, self._constants)
         try:
+            check_integrity(writer)
             take_in(writer)
             view = RunView(writer)
             known = {one.request: one for one in view.requests}
@@ -401,7 +403,6 @@ class Run:
                 check_new(view, asked, request)
             elif not any(_is_open(one) for one in view.requests) and request is None:
                 return []
-            check_integrity(writer)
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
             lifecycle = Lifecycle(writer, self.engine(), progress, Mailbox(writer))
             resumed = lifecycle.finish_running()

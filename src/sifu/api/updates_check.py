@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from sifu.api.certification import RecordedRequest, updates_to_erase
-from sifu.api.integrity import payload_of
 from sifu.core.errors import RunDamagedError
 from sifu.methods.method import RoundUpdates
 from sifu.methods.replay import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
@@ -38,7 +37,7 @@ def check_updates(reader: RunReader) -> Iterator[str]:
     yield from _check_replayed_model(reader, view)
     if busy:
         return
-    ever = {one["file"] for event in reader.events() for one in payload_of(event).get("updates", [])}
+    ever = {one["file"] for event in reader.events() for one in event.content.get("updates", [])}
     recorded = {row.node.node for row in reader.node_rows()}
     for path in sorted((reader.folder / UPDATES).rglob("*")):
         named = FILE_NAME.fullmatch(path.name)
@@ -60,7 +59,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
         return
     made = view.path.nodes[depth].node
     parts = [row for row in view.stored_updates if row.node == made]
-    written = [one for event in reader.events() for one in payload_of(event).get("updates", []) if one["node"] == made]
+    written = [one for event in reader.events() for one in event.content.get("updates", []) if one["node"] == made]
     if {row.file for row in parts} != {one["file"] for one in written}:
         return  # a later request went on from this model, and the updates of its clients were erased
     model = initial_model(view).astype(np.float64)
@@ -79,7 +78,7 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
     digests: dict[tuple[int, int], dict[str, str]] = {}
     kept: set[int] = set()
     for event in reader.events():
-        for one in payload_of(event).get("updates", []):
+        for one in event.content.get("updates", []):
             place, node = (int(one["node"]), int(one["part"])), nodes[int(one["node"])]
             first = digests.setdefault(place, one["clients"])
             if any(first.get(client) != digest for client, digest in one["clients"].items()):

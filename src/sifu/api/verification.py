@@ -11,18 +11,19 @@ from typing import Any
 from sifu.api.certificates_check import check_certificates, check_no_other_certificates
 from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
 from sifu.api.erasure import check_purges
-from sifu.api.events_check import check_events
 from sifu.api.history_check import check_history
-from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables
+from sifu.api.integrity import check_clients, check_rounds
 from sifu.api.models_check import check_models, check_moved
 from sifu.api.requests import check_lifecycles
 from sifu.api.requests_check import check_requests
 from sifu.api.updates_check import check_updates
 from sifu.core.errors import InputError
+from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.head import signs_of_an_older_database
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.plain import strange_files
 from sifu.store.reader import RunReader
+from sifu.store.record_check import check_database, check_ledger, check_tables
 
 
 @dataclass
@@ -73,7 +74,9 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 ("database", check_database),
                 ("ledger", check_ledger),
                 ("events", check_events),
+                ("events", check_recorded_nodes),
                 ("tables", check_tables),
+                ("tables", check_clients),
                 ("rounds", check_rounds),
                 ("history", check_history),
                 ("models", check_models),
