@@ -25,6 +25,7 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
     stored = reader.certificates()
     recorded: dict[tuple[str, str], str] = {}
     signed_with: dict[tuple[str, str], str] = {}
+    unwritten = _issued_last(reader)
     public_key = ""
     for event in reader.events():
         content = event.content
@@ -42,12 +43,29 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
         if not signature_holds(json.loads(stored[key]), signed_with[key]):
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
-        if not path.is_file() and is_locked(reader.folder / LOCK_FILE):
-            continue  # it is being written
+        if not path.is_file() and (is_locked(reader.folder / LOCK_FILE) or key in unwritten):
+            continue  # it is being written, or was to be
         if not path.is_file():
             yield f"certificates: the file {path.name} is missing"
         elif path.read_text(encoding="utf-8", errors="replace") != stored[key]:
             yield from _differences(path, json.loads(stored[key]))
+
+
+def _issued_last(reader: RunReader) -> set[tuple[str, str]]:
+    """The certificates of the last event: if its process was killed they are in the database, but not yet in files."""
+    last = reader.events()[-1].content
+    return {(last["request"], form) for form in last.get("certificates", {})}
+
+
+def unwritten_notes(reader: RunReader) -> Iterator[str]:
+    """Files that the last event's process was killed before it wrote; their certificates were checked all the same."""
+    for key in sorted(_issued_last(reader)):
+        path = certificate_path(reader.folder, *key)
+        if not path.is_file():
+            yield (
+                f"the file {path.name} is not there yet: the process that issued it was interrupted, or it was deleted. "
+                "The next command that writes to the run writes it"
+            )
 
 
 def check_no_other_certificates(reader: RunReader) -> Iterator[str]:

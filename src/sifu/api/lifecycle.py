@@ -34,7 +34,7 @@ from sifu.store.actor import actor_name
 from sifu.store.rows import NodeRow
 from sifu.store.standing import remove_standing
 from sifu.store.updates import NewUpdates, only_clients
-from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
+from sifu.store.writer import SCRUB_FILE, NewModel, NewRows, RunWriter, utc_now
 
 DEADLINE_DAYS = 30
 """A month from the request, unless it says otherwise."""
@@ -279,6 +279,8 @@ class Lifecycle:
         evaluations = [evaluation_row(final, subset, after)] if wanted else []
         with uninterrupted():
             self.writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
+            if (self.writer.folder / SCRUB_FILE).exists():  # somebody read the run while it was to be erased for good
+                self.writer.scrub()
 
     def compare_scratch(self, request: str) -> None:
         """How many rounds Scratch takes for the same request, by doing it beside the run."""

@@ -14,11 +14,10 @@ from sifu.core.errors import RunDamagedError
 from sifu.methods.method import RoundUpdates
 from sifu.methods.replay import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.methods.view import RunView
-from sifu.store import files
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
-from sifu.store.updates import FILE_NAME, UPDATES, UpdatesRow, read_updates, updates_path
+from sifu.store.updates import UpdatesRow, read_updates, updates_path
 
 
 def check_updates(reader: RunReader) -> Iterator[str]:
@@ -35,21 +34,6 @@ def check_updates(reader: RunReader) -> Iterator[str]:
             yield f"updates: {row.file} holds an update of {view.clients[client].name}, which was forgotten"
     yield from _check_recorded_updates(reader, view)
     yield from _check_replayed_model(reader, view)
-    if busy:
-        return
-    ever = {one["file"] for event in reader.events() for one in event.content.get("updates", [])}
-    recorded = {row.node.node for row in reader.node_rows()}
-    for path in sorted((reader.folder / UPDATES).rglob("*")):
-        named = FILE_NAME.fullmatch(path.name)
-        # A file that belongs here, or one of a write that was cut short and never recorded.
-        unfinished = named and path.name not in ever and (
-            int(named[1]) not in recorded or int(named[3]) == view.next_order
-        )  # fmt: skip
-        if path.parent.name == UPDATES and (path.name in rows or unfinished):
-            continue
-        if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
-            continue
-        yield f"updates: {path.relative_to(reader.folder)} {files.STRAY}"
 
 
 def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:

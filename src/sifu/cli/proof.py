@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,7 @@ def verify(
                 "public_key": result.public_key,
                 "checked": result.checked,
                 "notes": result.notes,
+                "leftovers": [asdict(one) for one in result.leftovers],
                 "problems": result.problems,
             }
         )
