@@ -72,6 +72,7 @@ class Rounds:
     def __init__(self, federation: SimulatedFederation, tracked: bool = False) -> None:
         self.federation, self.tracked = federation, tracked
         self.active = np.arange(len(federation.clients))
+        self.active.flags.writeable = False  # as `stream_rounds` hands it over
         self.model, self.done = federation.initial_model(0), 0
         regularities = [local_regularity(one, federation.facts, 1.0) for one in federation.clients]
         self.factors = np.array([one.factor for one in regularities])

@@ -15,6 +15,7 @@ from sifu.core.participation import ClientIndices
 from sifu.core.retention import crosses_a_level, thin
 from sifu.core.spec import ModelSpec, Spec
 from sifu.core.tracking import SensitivityTracker, summarise_round
+from sifu.core.upward import norm
 from sifu.data import ClientData
 from sifu.methods.training import levels_to_keep
 from sifu.methods.view import Regularities
@@ -105,7 +106,7 @@ class Tracking:
             self.kept[depth] = before.copy()
             for gone in thin(list(self.kept), {0}, self._limit):
                 del self.kept[gone]
-        self.distances.append(float(np.linalg.norm(result.model.astype(np.float64) - self._root)))
+        self.distances.append(norm(result.model.astype(np.float64) - self._root))
 
 
 class Ours:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sifu.core.draws import base_key, fraction_limit, fractions, place_key, scores, scores_below, smallest_scores
+from sifu.core.draws import (
+    Places,
+    base_key,
+    fraction_limit,
+    fractions,
+    place_key,
+    scores,
+    scores_below,
+    smallest_scores,
+)
 from sifu.core.participation import Participation
 
 WORD = 2**64
@@ -45,12 +54,12 @@ def test_the_short_cut_finds_exactly_what_is_below(seed: int, count: int, fracti
     index = np.arange(count) * 3 + 1
     key = place_key(base_key(seed, "participation"), 0, seed)
     drawn = scores(key, index)
-    places, found = scores_below(key, index, fraction_limit(fraction))
+    places, found = scores_below(key, Places.of(index), fraction_limit(fraction))
     assert (places == np.flatnonzero(fractions(drawn) < fraction)).all()
     assert (found == drawn[places]).all()
     for limit in (0, 1, int(drawn[0]), int(drawn[0]) + 1, WORD - 1, WORD):
         expected = [place for place, one in enumerate(drawn.tolist()[:300]) if one < limit]
-        assert scores_below(key, index[:300], limit)[0].tolist() == expected
+        assert scores_below(key, Places.of(index[:300]), limit)[0].tolist() == expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,7 +68,7 @@ def test_the_smallest_are_the_smallest(seed: int, size: int, count: int) -> None
     index = np.arange(size) * 2
     key = place_key(base_key(seed, "participation"), 1, 2)
     expected = sorted(np.argsort(scores(key, index), kind="stable")[:count].tolist())
-    assert smallest_scores(key, index, count).tolist() == expected
+    assert smallest_scores(key, Places.of(index), count).tolist() == expected
     assert Participation("fixed", count=count).draw(index, key).tolist() == [2 * place for place in expected]
 
 
@@ -67,9 +76,9 @@ def test_when_too_few_are_below_everybody_is_looked_at(monkeypatch: pytest.Monke
     import sifu.core.draws as draws
 
     index, key = np.arange(1000), place_key(base_key(0, "participation"), 0, 0)
-    expected = smallest_scores(key, index, 100)
+    expected = smallest_scores(key, Places.of(index), 100)
     monkeypatch.setattr(draws, "fraction_limit", lambda fraction: 1)
-    assert (smallest_scores(key, index, 100) == expected).all()
+    assert (smallest_scores(key, Places.of(index), 100) == expected).all()
 
 
 def test_golden_participants() -> None:
@@ -81,3 +90,13 @@ def test_golden_participants() -> None:
     assert Participation("fixed", count=5).draw(everyone, key).tolist() == sorted(ranked[:5])
     below = [index for index in range(1000) if (score(int(key), index) >> 11) * 2.0**-53 < 0.01]
     assert Participation("poisson", rate=0.01).draw(everyone, key).tolist() == below
+
+
+def test_places_are_copied_and_give_the_same_draws() -> None:
+    index, key = np.arange(0, 3000, 3), place_key(base_key(3, "participation"), 0, 9)
+    places = Places.of(index)
+    for rule in (Participation("all"), Participation("fixed", count=20), Participation("poisson", rate=0.1)):
+        expected = rule.draw(index, key)
+        assert rule.draw(places, key).tolist() == expected.tolist() == rule.draw(index[::-1], key).tolist()
+    index[:] = 0
+    assert places.index[-1] == 2997

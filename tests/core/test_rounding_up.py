@@ -15,7 +15,7 @@ from sifu.core.engine import ClientProfile, TrainingFacts
 from sifu.core.participation import Participation
 from sifu.core.regularity import LocalRegularity, RoundRegularity, contraction, local_regularity, step_factor
 from sifu.core.sensitivity import client_increments, set_increment_bound, set_increment_exact
-from sifu.core.upward import down, norm_up, up
+from sifu.core.upward import down, norm, norm_up, up
 
 
 def is_upper_bound_of_norm(found: float, vector: np.ndarray) -> bool:
@@ -238,3 +238,12 @@ def test_averagedness_of_several_steps() -> None:
     found = local_regularity(ClientProfile("c", 5, 2, 1.0, 0.0), facts(1.0), None)
     assert found == LocalRegularity(1.0, pytest.approx(2 / 3, rel=1e-12))
     assert found.averagedness >= 2 / 3
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 20_000])
+def test_the_plain_norm_is_numpys(size):
+    """Also beyond the length where BLAS would use threads, for float32 and for several axes."""
+    vector = np.random.default_rng(size).standard_normal(size)
+    assert norm(vector) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-13)
+    assert norm(vector.astype(np.float32)) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-6)
+    assert norm(vector.reshape(size, 1)) == norm(vector)

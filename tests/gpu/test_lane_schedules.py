@@ -90,7 +90,7 @@ def test_more_participants_than_slots_are_counted() -> None:
     drawing = Drawing(2, Participation("all"), 2, 2, 0)
     everyone = torch.ones((2, CLIENTS), dtype=torch.bool)
     zero = torch.zeros(2, dtype=torch.int64)
-    assert int(draw_schedule(tables(), everyone, ~everyone, zero, zero, 1, drawing).most) == CLIENTS
+    assert int(draw_schedule(tables(), everyone, ~everyone, zero, zero, 1, drawing).drawn.max()) == CLIENTS
 
 
 def test_the_hash_is_that_of_core() -> None:

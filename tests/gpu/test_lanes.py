@@ -92,10 +92,13 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
     [
         ConvNet((2, 6, 6), (Convolution(3, 1),), (5,), 3, dropout=0.2),
         ConvNet((3, 5, 5), (Convolution(4, 1, pool=False), Convolution(5, 0)), (), 2),
+        ConvNet((1, 6, 6), (Convolution(16, 1), Convolution(3, 1)), (), 2),
+        ConvNet((1, 5, 5), (Convolution(3, 1), Convolution(2, 1)), (), 2),
     ],
-    ids=["pooled, dropout", "padded, no hidden layer"],
+    ids=["pooled, dropout", "padded, no hidden layer", "many channels", "odd channels"],
 )
 def test_networks(make_federation: Any, network: ConvNet) -> None:
+    """Between them they take every form of a weight gradient, with images and with activations."""
     made = [make_federation(network, seed=seed) for seed in (1, 2)]
     compare([one for one, _ in made], [data for _, data in made], 2, 1e-5, updates_every=2)
 
@@ -239,9 +242,9 @@ def test_a_lane_is_summed_alike_whoever_runs_beside_it(slots: int) -> None:
     """Otherwise two runs of one seed would differ by the pace of their neighbours' threads."""
     network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
 
-    def parts(lanes: int) -> int:
+    def forms(lanes: int) -> tuple[Any, ...]:
         images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
         made = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=lanes, slots=slots, batch=2, chunk=1)
-        return made.parts
+        return (*made.forms, *(made.tiles(kernel, 0) for kernel in ("convolve", "input", "weight")))
 
-    assert len({parts(lanes) for lanes in (1, 3, 10)}) == 1
+    assert len({forms(lanes) for lanes in (1, 3, 10)}) == 1

@@ -207,3 +207,28 @@ def test_active_clients_that_change_in_place_are_looked_at_again(make_federation
     active[2] = 99
     with pytest.raises(InputError, match=r"indices in 0\.\.4"):
         federation.run_round(start, Position(0, 0), active)
+
+
+def test_constant_active_clients_are_known_by_themselves_until_others_are_asked_for(make_federation):
+    federation = make_federation()
+    start = federation.initial_model(0)
+
+    def constant(*clients: int) -> np.ndarray:
+        array = np.array(clients)
+        array.flags.writeable = False
+        return array
+
+    def drawn(active: np.ndarray) -> list[int]:
+        return federation.run_round(start, Position(0, 0), active).participants.tolist()
+
+    some, others, view = constant(0, 1, 2), constant(1, 3), np.arange(5)
+    for active in (some, some, others, some, others):
+        assert drawn(active) == active.tolist()
+    federation.evaluate(start, np.array([4, 0]))  # not in order: leaves what is known as it is
+    assert drawn(others) == [1, 3]
+    # Not writable through this name, but through another: compared again every time.
+    window = view[1:3]
+    window.flags.writeable = False
+    assert drawn(window) == [1, 2]
+    view[1:3] = [0, 4]
+    assert drawn(window) == [0, 4]

@@ -18,6 +18,7 @@ from sifu.core.ledger import NONCE_BYTES, finite_or_text
 from sifu.core.noise import noise_rounding
 from sifu.core.premises import Level
 from sifu.core.terms import RequestTerms, check_request_id
+from sifu.core.upward import norm
 from sifu.methods.method import Start
 from sifu.methods.plan import Plan
 from sifu.methods.registry import method_named
@@ -164,7 +165,7 @@ class Lifecycle:
         cut_after = -1 if fresh else plan.source_depth
         erased = nodes_to_erase(view, set(on_disk), exposures, cut_after, plan.terms.retention)
         root = start if fresh else self.writer.load_model(view.rows[0].node.node)
-        distance = float(np.linalg.norm(start.astype(np.float64) - root.astype(np.float64)))
+        distance = norm(start.astype(np.float64) - root.astype(np.float64))
         psi_max = 1e300 if replayed else 0.0
         if not fresh and not replayed:
             at_source = RunView(self.writer, tip=plan.source_node).tracker()

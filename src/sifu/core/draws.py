@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import typing
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -98,28 +99,41 @@ _FEW = 512
 """So few scores are sorted as they are."""
 
 
-def scores_below(key: ArrayLike, index: NDArray[np.int64], limit: int) -> tuple[NDArray[np.int64], Scores]:
-    """Places in `index` whose score under `key` is below `limit` (0..2^64), in order, and their scores.
+@dataclass(frozen=True)
+class Places:
+    """Places that are drawn for again and again: their numbers j, and G (j+1), which no key changes."""
+
+    index: NDArray[np.int64]
+    steps: Scores
+
+    @staticmethod
+    def of(index: NDArray[np.int64]) -> Places:
+        """The places `index`, which are copied."""
+        own = np.array(index, dtype=np.int64)
+        with np.errstate(over="ignore"):
+            return Places(own, (own.view(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
+
+
+def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[NDArray[np.int64], Scores]:
+    """Which of `places` have a score under `key` below `limit` (0..2^64), in order, and their scores.
 
     One pass without the last shift of `mix` leaves only what may be below; a score is finished for those alone.
     """
-    if limit <= 0 or index.size == 0:
+    size = places.index.size
+    if limit <= 0 or size == 0:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
-    first = np.uint64((int(np.asarray(key, dtype=np.uint64)) + GOLDEN) % 2**64)
+    whole = np.asarray(key, dtype=np.uint64)
     # The first 31 bits of a score are final after `_stir`: whatever is below the limit is at most this as well.
     rough = np.uint64((((limit - 1) >> 33) << 33) + 2**33 - 1)
-    numbers = np.ascontiguousarray(index, dtype=np.int64).view(np.uint64)
-    values, scratch = np.empty((2, min(_PIECE, index.size)), dtype=np.uint64)
-    places, found = [], []
-    for start in range(0, index.size, _PIECE):
-        piece = numbers[start : start + _PIECE]
-        stirred = np.multiply(piece, np.uint64(GOLDEN), out=values[: piece.size])
-        stirred += first
-        near = np.flatnonzero(_stir(stirred, scratch[: piece.size]) <= rough)
-        drawn = _finish(stirred[near])
-        places.append(near + start)
-        found.append(drawn)
-    everywhere, drawn = np.concatenate(places), np.concatenate(found)
+    values, scratch = np.empty((2, min(_PIECE, size)), dtype=np.uint64)
+    near, found = [], []
+    for start in range(0, size, _PIECE):
+        piece = places.steps[start : start + _PIECE]
+        stirred = _stir(np.add(piece, whole, out=values[: piece.size]), scratch[: piece.size])
+        rather = np.flatnonzero(stirred <= rough)
+        near.append(rather + start)
+        found.append(_finish(stirred[rather]))
+    everywhere, drawn = np.concatenate(near), np.concatenate(found)
     below = drawn <= np.uint64(limit - 1)
     return everywhere[below], drawn[below]
 
@@ -129,18 +143,19 @@ def fraction_limit(fraction: float) -> int:
     return math.ceil(fraction * 2.0**53) << 11
 
 
-def smallest_scores(key: ArrayLike, index: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Places in `index` of the `count` smallest scores under `key`, in order; ties go to the earlier place.
+def smallest_scores(key: ArrayLike, places: Places, count: int) -> NDArray[np.int64]:
+    """Which of `places` have the `count` smallest scores under `key`, in order; ties go to the earlier one.
 
     So few of many are found among the scores below a limit that leaves a few more than `count`: eight standard
     deviations more, so that a second look at everybody is next to never needed.
     """
-    if count >= index.size:
-        return np.arange(index.size)
-    if index.size <= _FEW:
-        return np.sort(np.argsort(scores(key, index), kind="stable")[:count])
+    size = places.index.size
+    if count >= size:
+        return np.arange(size)
+    if size <= _FEW:
+        return np.sort(np.argsort(scores(key, places.index), kind="stable")[:count])
     expected = count + 8.0 * math.sqrt(count) + 16.0
-    places, drawn = scores_below(key, index, fraction_limit(min(1.0, expected / index.size)))
-    if places.size < count:
-        places, drawn = scores_below(key, index, 2**64)
-    return np.sort(places[np.argsort(drawn, kind="stable")[:count]])
+    near, drawn = scores_below(key, places, fraction_limit(min(1.0, expected / size)))
+    if near.size < count:
+        near, drawn = scores_below(key, places, 2**64)
+    return np.sort(near[np.argsort(drawn, kind="stable")[:count]])

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sifu.core.draws import fraction_limit, scores_below, smallest_scores
+from sifu.core.draws import Places, fraction_limit, scores_below, smallest_scores
 from sifu.core.errors import InputError
 
 ClientIndices = NDArray[np.int64]
@@ -64,18 +64,17 @@ class Participation:
         """Whether a client's presence says nothing about the others': the certified default."""
         return self.kind != "fixed"
 
-    def draw(self, active: ClientIndices, key: ArrayLike, *, increasing: bool = False) -> ClientIndices:
+    def draw(self, active: ClientIndices | Places, key: ArrayLike) -> ClientIndices:
         """The participants of one round, sorted, among the `active` clients (indices among all known ones).
 
         Client i has score_i under the round's `key` (`sifu.core.draws`): `poisson` takes whoever's fraction is below
         the rate, `fixed` the `count` smallest scores, ties by index. A client's score depends on nobody else, so
-        a Poisson draw does not move when another client leaves. `increasing` says that `active` is known to be sorted.
+        a Poisson draw does not move when another client leaves. Whoever draws among the same clients again and again
+        hands them over as `Places`, in increasing order.
         """
-        active = np.asarray(active, dtype=np.int64)
-        if not increasing and not bool((active[1:] > active[:-1]).all()):
-            active = np.sort(active)
+        places = active if isinstance(active, Places) else Places.of(np.sort(np.asarray(active, dtype=np.int64)))
         if self.kind == "all":
-            return active.copy()
+            return places.index.copy()
         if self.kind == "poisson":
-            return active[scores_below(key, active, fraction_limit(self.rate))[0]]
-        return active[smallest_scores(key, active, self.count)]
+            return places.index[scores_below(key, places, fraction_limit(self.rate))[0]]
+        return places.index[smallest_scores(key, places, self.count)]

@@ -19,6 +19,7 @@ from sifu.core.errors import RoundRejectedError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.spec import StopSpec
+from sifu.core.upward import norm
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
@@ -89,6 +90,8 @@ def stream_rounds(
     if isinstance(engine, StreamingEngine):
         yield from engine.run_rounds(model, position, active, wanted)
         return
+    active = np.array(active)
+    active.flags.writeable = False  # an engine may rely on it from round to round
     for start in range(position.round, wanted.stop.max_rounds):
         result = engine.run_round(
             model,
@@ -109,7 +112,7 @@ def stream_rounds(
             result.drifts,
             result.mean_shift,
             result.rounding,
-            float(np.linalg.norm(model.astype(np.float64) - wanted.origin)),
+            norm(model.astype(np.float64) - wanted.origin),
             lambda model=model: model,  # type: ignore[misc]
             engine.evaluate(model, active) if is_evaluated(wanted.stop, start + 1) else None,
             result.gram,

@@ -25,7 +25,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.replies import Reply, ReplyGate, ReplyRules, vector_refusal
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
-from sifu.core.upward import norm_up, up
+from sifu.core.upward import norm, norm_up, up
 from sifu.flower.averaging import average_replies
 from sifu.flower.exchange import Exchange, Incident
 from sifu.flower.masked_rounds import OUTSIDE, masked_round
@@ -289,7 +289,7 @@ class FlowerFederation:
                 done.drifts,
                 done.mean_shift,
                 done.rounding,
-                float(np.linalg.norm(model.astype(np.float64) - wanted.origin)),
+                norm(model.astype(np.float64) - wanted.origin),
                 lambda model=model: model,  # type: ignore[misc]
                 evaluation,
                 done.gram,

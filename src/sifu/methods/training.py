@@ -31,6 +31,7 @@ from sifu.core.spec import Spec, StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated, should_stop, stream_rounds
 from sifu.core.terms import RequestTerms
 from sifu.core.tracking import summarise_round
+from sifu.core.upward import norm
 from sifu.methods.rehearsal import rehearse
 from sifu.methods.view import ACTIVE, RunView
 from sifu.store.rows import NodeRow, ParticipationRows
@@ -279,7 +280,7 @@ class RecordedTraining:
 
     def finish(self) -> None:
         """Record that the first training is done; and what noise would do to its model, and how each client stands."""
-        distance = float(np.linalg.norm(self.model.astype(np.float64) - self._root))
+        distance = norm(self.model.astype(np.float64) - self._root)
         tip, seed = self._tip, self.view.spec.seed
         position = Position(tip.branch, tip.position)
         rehearsed = rehearse(self.engine, self.model, distance, tip.node, self.active, seed, position)

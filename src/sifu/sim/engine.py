@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sifu.core.draws import base_key, place_key
+from sifu.core.draws import Places, base_key, place_key
 from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
 from sifu.core.errors import InputError, RoundRejectedError
 from sifu.core.layout import ModelLayout, Vector
@@ -89,7 +89,8 @@ class SimulatedFederation:
         self._training = training
         self._seed = int(seed)
         self._participation_key = base_key(self._seed, "participation")
-        self._last_checked: ClientIndices = np.zeros(0, dtype=np.int64)
+        self._last_given: ClientIndices | None = None
+        self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
         """Clients in increasing order that were asked for last."""
         self._layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
@@ -210,9 +211,8 @@ class SimulatedFederation:
         start = self._checked_model(model)
         chosen = self._checked_clients(active, "active")
         participants = self._facts.participation.draw(
-            chosen,
+            self._last_checked if chosen is self._last_checked.index else chosen,
             place_key(self._participation_key, position.branch, position.round),
-            increasing=chosen is self._last_checked,
         )
         if absent is not None:
             participants = np.setdiff1d(participants, absent)
@@ -384,22 +384,29 @@ class SimulatedFederation:
         return vector
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
-        """`clients` as indices of known clients, none of them twice; the argument is never kept."""
+        """`clients` as indices of known clients, none of them twice; an argument that may change is never kept."""
+        if clients is self._last_given:
+            return self._last_checked.index
         chosen = np.asarray(clients, dtype=np.int64).reshape(-1)
-        last = self._last_checked
-        if np.array_equal(chosen, last):  # mostly they are those of the last round
-            return last
-        # Clients in increasing order, the usual case, are seen to differ in one pass.
-        increasing = bool((chosen[1:] > chosen[:-1]).all())
-        ends = chosen[[0, -1]] if increasing and chosen.size else chosen
-        lowest, highest = ends.min(initial=0), ends.max(initial=0)
-        if lowest < 0 or highest >= len(self._clients):
-            raise InputError(
-                f"{what} clients must be indices in 0..{len(self._clients) - 1}, found {lowest}..{highest}"
-            )
-        if not increasing and np.unique(chosen).size != chosen.size:
-            raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
-        if increasing:
-            self._last_checked = chosen.copy()
-            return self._last_checked
-        return chosen
+        if not np.array_equal(chosen, self._last_checked.index):
+            # Clients in increasing order, the usual case, are seen to differ in one pass.
+            increasing = bool((chosen[1:] > chosen[:-1]).all())
+            ends = chosen[[0, -1]] if increasing and chosen.size else chosen
+            lowest, highest = ends.min(initial=0), ends.max(initial=0)
+            if lowest < 0 or highest >= len(self._clients):
+                raise InputError(
+                    f"{what} clients must be indices in 0..{len(self._clients) - 1}, found {lowest}..{highest}"
+                )
+            if not increasing and np.unique(chosen).size != chosen.size:
+                raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
+            if not increasing:
+                return chosen
+            self._last_checked = Places.of(chosen)
+        # An array that nobody can write to is known by itself the next time, however long it is.
+        self._last_given = clients if isinstance(clients, np.ndarray) and _is_constant(clients) else None
+        return self._last_checked.index
+
+
+def _is_constant(array: np.ndarray) -> bool:
+    """Whether an array owns its values and they cannot be written to."""
+    return array.base is None and not array.flags.writeable

@@ -23,23 +23,41 @@ def capture(device: torch.device, work: Callable[[], None]) -> torch.cuda.CUDAGr
     return graph
 
 
+SEVERAL = 10
+"""Rounds that one graph does where there are as many: the host has less to do."""
+
+
 class CapturedRounds:
-    """Rounds that move a device counter and write history[counter]: run one by one, on a GPU by replaying one graph."""
+    """Rounds that move a device counter and write history[counter]: run one by one, on a GPU by replaying graphs."""
 
     def __init__(self, one_round: Callable[[], None], counter: torch.Tensor, history: torch.Tensor) -> None:
         self._one_round, self._counter, self._history = one_round, counter, history
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def run(self, rounds: int) -> None:
         """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
-        if self._counter.device.type == "cuda" and self._graph is None:
-            saved = self._history[:2].clone()
+        if self._counter.device.type != "cuda":
             self._counter.zero_()
-            self._graph = capture(self._counter.device, self._one_round)
-            self._history[:2] = saved
-        self._counter.zero_()
-        for _ in range(rounds):
-            if self._graph is None:
+            for _ in range(rounds):
                 self._one_round()
-            else:
-                self._graph.replay()
+            return
+        several, single = divmod(rounds, SEVERAL)
+        wanted = ((SEVERAL, several), (1, single))
+        for length, times in wanted:
+            if times and length not in self._graphs:
+                self._capture(length)
+        self._counter.zero_()
+        for length, times in wanted:
+            for _ in range(times):
+                self._graphs[length].replay()
+
+    def _capture(self, length: int) -> None:
+        saved = self._history[: length + 1].clone()
+        self._counter.zero_()
+
+        def work() -> None:
+            for _ in range(length):
+                self._one_round()
+
+        self._graphs[length] = capture(self._counter.device, work)
+        self._history[: length + 1] = saved

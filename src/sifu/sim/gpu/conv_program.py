@@ -7,8 +7,9 @@ the local training. `run` takes every lane `rounds` rounds ahead; the models aft
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ from sifu.sim.networks import ConvNet
 PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 EVALUATED_AT_ONCE = 2**31
 """Bytes of the largest activation tensor in evaluation."""
+BLOCK_CHANNELS = (1, 2, 4)
+"""Input channels for which a pooled convolution looks at blocks of 4 x 4 pixels; others would fill no matrix."""
+ENOUGH_PROGRAMS = 1024
+"""Programs that keep the chip busy: with more of them, one may do several tiles."""
 _BLOCK = 1024
 
 
@@ -38,6 +43,42 @@ class Tiles:
     inner: int
     warps: int
     stages: int
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """How a convolution's weight gradient is summed.
+
+    `block` and `row` are for pooled convolutions of few and of many channels, `whole` for unpooled ones of few
+    outputs, `patch` for any other. Sums over samples are split into `parts`, since few slots leave most of the chip
+    idle otherwise; `stored` of them lie in memory until the step. All of this decides how sums are rounded, so it must
+    not depend on how many lanes happen to run together: a lane's results are its own.
+    """
+
+    kind: Literal["block", "row", "whole", "patch"]
+    parts: int
+
+    @property
+    def stored(self) -> int:
+        """Partial sums of each weight; 0 where the step is taken at once."""
+        return {"block": 4 * self.parts, "whole": 0}.get(self.kind, self.parts)
+
+    @staticmethod
+    def of(one: ConvolutionPlace, batch: int, slots: int) -> WeightForm:
+        """The form measured to be good on an H200."""
+        channels, outputs = one.channels_in, batch * one.out_height * one.out_width
+        if one.pool and channels in BLOCK_CHANNELS:
+            return WeightForm("block", _parts(outputs // 32, 80 // slots, 16))
+        if one.pool and channels >= 16 and channels == _power(channels):
+            return WeightForm("row", _parts(outputs // 32, 64 // slots, 8))
+        if not one.pool and outputs <= 512:
+            return WeightForm("whole", 1)
+        return WeightForm("patch", _parts(outputs // 32, 64 // slots, 8))
+
+
+def _parts(*limits: int) -> int:
+    """The largest power of two within all limits, at least 1."""
+    return 1 << max(0, min(limits).bit_length() - 1)
 
 
 @dataclass
@@ -85,9 +126,7 @@ class ConvProgram:
         self._keep_scale = 1.0 / (1.0 - network.dropout) if network.dropout else 1.0
         self._dropped_below = math.ceil(network.dropout * 2.0**53)
         size, groups = self.layout.size, self.groups
-        # Few slots leave most of the chip idle unless sums over samples are split. The split decides how sums are
-        # rounded, so it must not depend on how many lanes happen to run together: a lane's results are its own.
-        self.parts = 1 << max(0, min(3, (64 // slots).bit_length() - 1))
+        self.forms = [WeightForm.of(one, batch, slots) for one in self.layout.convolutions]
         self._blocks = -(-size // _BLOCK)
 
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -110,7 +149,10 @@ class ConvProgram:
         self._real_entries = make(size)
         self._real_entries[torch.from_numpy(self.layout.entries).to(self.device)] = 1.0
         self._norm_partial = make(groups, self._blocks, dtype=torch.float64)
-        self._conv_partial = make(self.parts, groups, max(self.layout.convolution_size, 1))
+        self._partials = [
+            make(form.stored, groups, self._length(one)) if form.stored else None
+            for form, one in zip(self.forms, self.layout.convolutions, strict=True)
+        ]
         self._buffers = self._make_buffers(make)
         self._rounds = CapturedRounds(self._round, self.counter, self.history)
 
@@ -129,6 +171,11 @@ class ConvProgram:
             ],
             [make(rows, width) for width in widths],
         )
+
+    @staticmethod
+    def _length(one: ConvolutionPlace) -> int:
+        """Entries of a convolution's weights and bias together."""
+        return one.bias_at - one.weight_at + one.channels_out
 
     def _border(self, number: int) -> int:
         """The zeros around the output of a convolution: the next one's padding."""
@@ -228,13 +275,7 @@ class ConvProgram:
             if number:
                 self._input_gradient(one, number)
             source = self.images if number == 0 else buffers.outputs[number - 1]
-            self._weight_gradient(one, source, rows, number)
-        if layout.convolutions:
-            kernels.descend_convolutions[(-(-layout.convolution_size // _BLOCK), groups)](
-                self._conv_partial, self.params, self.velocities,
-                groups, size, layout.convolution_size, *sgd,
-                PARTS=self.parts, FIRST=first, NESTEROV=training.nesterov, BLOCK=_BLOCK,
-            )  # fmt: skip
+            self._weight_step(one, source, rows, number, first)
 
     def _convolve(
         self, number: int, source: Tensor, rows: Tensor, params: Tensor, out: Tensor, winner: Tensor | None
@@ -242,29 +283,40 @@ class ConvProgram:
         one = self.layout.convolutions[number]
         groups, batch = rows.shape
         pixels = batch * one.out_height * one.out_width
-        tiles = self.tiles("convolve", number)
-        kernels.convolve[(-(-pixels // tiles.rows), groups)](
+        arguments = (
             source, rows, params, out, winner if winner is not None else out,
             rows.stride(0), self.layout.size, batch, one.weight_at, one.bias_at,
-            H=one.height + 2 * one.padding, W=one.width + 2 * one.padding, CI=one.channels_in, CO=one.channels_out,
-            POOL=one.pool, PH=one.out_height, PW=one.out_width, BORDER=self._border(number), GATHER=number == 0,
-            KEEP_WINNER=winner is not None, BM=tiles.rows, BN=_power(one.channels_out), BK=tiles.inner,
-            PRECISION=self.precision, num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        flags = {
+            "H": one.height + 2 * one.padding, "W": one.width + 2 * one.padding, "CI": one.channels_in,
+            "CO": one.channels_out, "PH": one.out_height, "PW": one.out_width, "BORDER": self._border(number),
+            "GATHER": number == 0, "KEEP_WINNER": winner is not None, "BN": _power(one.channels_out),
+            "PRECISION": self.precision,
+        }  # fmt: skip
+        if one.pool and one.channels_in in BLOCK_CHANNELS:
+            tall = 64
+            several = 4 if -(-pixels // tall) * groups > ENOUGH_PROGRAMS else 1
+            kernels.convolve_block[(-(-pixels // (tall * several)), groups)](
+                *arguments, BM=tall, TILES=several, num_warps=4, num_stages=1, **flags
+            )
+            return
+        tiles = self.tiles("convolve", number)
+        kernels.convolve[(-(-pixels // tiles.rows), groups)](
+            *arguments, POOL=one.pool, BM=tiles.rows, BK=tiles.inner, num_warps=tiles.warps, num_stages=tiles.stages,
+            **flags,
         )  # fmt: skip
 
     def tiles(self, kernel: str, number: int) -> Tiles:
         """Block sizes measured to be good on an H200."""
         one = self.layout.convolutions[number]
         if kernel == "convolve":
-            if one.channels_in <= 4:
-                return Tiles(64, 16, 4, 3)
+            if not one.pool and 9 * one.channels_in % 64 == 0:
+                return Tiles(32, 64, 4, 3)
             return Tiles(32, 32, 4, 3) if 9 * one.channels_in % 32 == 0 else Tiles(64, 16, 4, 3)
         if kernel == "input":
             return Tiles(128, 32, 4, 3) if one.channels_out >= 32 else Tiles(128, 16, 4, 4)
         if not one.pool:
             return Tiles(64, 64, 4, 2)
-        if one.channels_in <= 4:
-            return Tiles(16 if one.channels_in == 1 else 64, 32, 2, 2)
         return Tiles(32, 32 if one.channels_in >= 32 else 64, 2, 2)
 
     def _hidden(
@@ -300,22 +352,54 @@ class ConvProgram:
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
-    def _weight_gradient(self, one: ConvolutionPlace, source: Tensor, rows: Tensor, number: int) -> None:
-        buffers = self._buffers
-        inputs = 9 * one.channels_in
-        tiles = self.tiles("weight", number)
-        kernels.convolution_weight_gradient[(-(-inputs // tiles.rows), self.parts, self.groups)](
-            source, rows, buffers.gradients[number], buffers.winners[number], self._conv_partial,
-            rows.stride(0), self.groups, self.layout.convolution_size, one.weight_at, one.bias_at,
-            BATCH=self.batch, H=one.height + 2 * one.padding, W=one.width + 2 * one.padding, CI=one.channels_in,
-            CO=one.channels_out, POOL=one.pool, PH=one.out_height, PW=one.out_width, GATHER=number == 0,
-            PARTS=self.parts, BKW=tiles.rows, BN=_power(one.channels_out), BR=tiles.inner, PRECISION=self.precision,
-            num_warps=tiles.warps, num_stages=tiles.stages,
+    def _weight_step(self, one: ConvolutionPlace, source: Tensor, rows: Tensor, number: int, first: bool) -> None:
+        """A convolution's weight gradient, and the step it makes."""
+        form, partial, training = self.forms[number], self._partials[number], self.training
+        sgd = (training.rate, training.momentum, training.weight_decay)
+        size, groups, length = self.layout.size, self.groups, self._length(one)
+        upstream, winner = self._buffers.gradients[number], self._buffers.winners[number]
+        shape = {
+            "BATCH": self.batch, "H": one.height + 2 * one.padding, "W": one.width + 2 * one.padding,
+            "CI": one.channels_in, "CO": one.channels_out, "PH": one.out_height, "PW": one.out_width,
+            "BN": _power(one.channels_out), "PRECISION": self.precision,
+        }  # fmt: skip
+        inputs, bias_at = 9 * one.channels_in, one.bias_at - one.weight_at
+        if partial is None:
+            kernels.descend_by_weight_gradient[(-(-inputs // 64), groups)](
+                source, rows, upstream, winner, self.params, self.velocities,
+                rows.stride(0), size, one.weight_at, one.bias_at, *sgd,
+                GATHER=number == 0, FIRST=first, NESTEROV=training.nesterov, BKW=64, BR=32, num_warps=4, num_stages=1,
+                **shape,
+            )  # fmt: skip
+            return
+        if form.kind == "block":
+            kernels.block_weight_gradient[(form.parts, groups)](
+                source, rows, upstream, winner, partial, rows.stride(0), groups, length, bias_at,
+                GATHER=number == 0, PARTS=form.parts, BR=32, num_warps=2, num_stages=2, **shape,
+            )  # fmt: skip
+        elif form.kind == "row":
+            wide = min(one.channels_in, 32)
+            kernels.row_weight_gradient[(3 * one.channels_in // wide, form.parts, groups)](
+                source, rows, upstream, winner, partial, rows.stride(0), groups, length, bias_at,
+                GATHER=number == 0, PARTS=form.parts, BC=wide, BR=16, num_warps=2, num_stages=2, **shape,
+            )  # fmt: skip
+        else:
+            tiles = self.tiles("weight", number)
+            kernels.convolution_weight_gradient[(-(-inputs // tiles.rows), form.parts, groups)](
+                source, rows, upstream, winner, partial, rows.stride(0), groups, length, bias_at,
+                POOL=one.pool, GATHER=number == 0, PARTS=form.parts, BKW=tiles.rows, BR=tiles.inner,
+                num_warps=tiles.warps, num_stages=tiles.stages, **shape,
+            )  # fmt: skip
+        kernels.descend_convolution[(-(-length // 256), groups)](
+            partial, self.params, self.velocities, groups, size, length, one.weight_at, *sgd,
+            PARTS=form.stored, FIRST=first, NESTEROV=training.nesterov, BLOCK=256, num_warps=2,
         )  # fmt: skip
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(
+        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
+    ) -> tuple[Tensor, Tensor]:
         """Whether each of `rows` (lanes, samples) is classified rightly by its lane's model, and its loss."""
         lanes, samples = rows.shape
         correct = torch.zeros((lanes, samples), dtype=torch.int32, device=self.device)

@@ -80,7 +80,8 @@ class DeviceLayout:
         convolutions = []
         for one in network.convolution_layers:
             own = one.weight_at + np.arange(math.prod(one.weight_shape)).reshape(one.weight_shape)
-            channels = stored_channels(one.channels_in)
+            # Only images get further channels; activations have those their layer made.
+            channels = one.channels_in if convolutions else stored_channels(one.channels_in)
             weights = np.full((3, 3, channels, one.channels_out), -1, dtype=np.int64)
             weights[:, :, : one.channels_in] = own.transpose(2, 3, 1, 0)
             spot = add(weights), add(one.bias_at + np.arange(one.channels_out))

@@ -102,9 +102,73 @@ def convolve(
 
 
 @triton.jit
+def convolve_block(
+    images, rows, models, out, winner,
+    row_stride, size, BATCH, weight_at, bias_at,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, GATHER: tl.constexpr, KEEP_WINNER: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`convolve` with pooling of a few channels: the 4 x 4 pixels that a pooled output sees are one row of a product.
+
+    Each of the four positions has a matrix of its own, the 3x3 taps shifted within 4x4 and zeros around them: more
+    arithmetic than a patch for every position, but a quarter of the loads. A program does TILES tiles one by one.
+    """
+    g = tl.program_id(1).to(tl.int64)
+    k = tl.arange(0, 16 * CI)
+    u = k // (4 * CI)
+    v = (k % (4 * CI)) // CI
+    offset = u * (W * CI) + k % (4 * CI)
+    co = tl.arange(0, BN)
+    weights = models + g * size + weight_at + (k % CI)[:, None] * CO + co[None, :]
+    real_co = co[None, :] < CO
+    tap0 = (u * 3 + v) * (CI * CO)
+    low_u = u < 3
+    low_v = v < 3
+    w0 = tl.load(weights + tap0[:, None], mask=(low_u & low_v)[:, None] & real_co, other=0.0)
+    w1 = tl.load(weights + (tap0 - CI * CO)[:, None], mask=(low_u & (v > 0))[:, None] & real_co, other=0.0)
+    w2 = tl.load(weights + (tap0 - 3 * CI * CO)[:, None], mask=((u > 0) & low_v)[:, None] & real_co, other=0.0)
+    w3 = tl.load(weights + (tap0 - 4 * CI * CO)[:, None], mask=((u > 0) & (v > 0))[:, None] & real_co, other=0.0)
+    bias = tl.load(models + g * size + bias_at + co, mask=co < CO, other=0.0)
+    for tile in range(TILES):
+        m = (tl.program_id(0) * TILES + tile) * BM + tl.arange(0, BM)
+        real = m < BATCH * PH * PW
+        inner = tl.where(real, m, 0)
+        n = inner // (PH * PW)
+        py = (inner % (PH * PW)) // PW
+        px = inner % PW
+        if GATHER:
+            sample = tl.maximum(tl.load(rows + g * row_stride + n).to(tl.int64), 0)
+        else:
+            sample = g * BATCH + n
+        corner = images + sample * (H * W * CI) + (py * 2 * W + px * 2) * CI
+        x = tl.load(corner[:, None] + offset[None, :])
+        zero = tl.zeros((BM, BN), dtype=tl.float32)
+        acc0 = tl.dot(x, w0, zero, input_precision=PRECISION)
+        acc1 = tl.dot(x, w1, zero, input_precision=PRECISION)
+        acc2 = tl.dot(x, w2, zero, input_precision=PRECISION)
+        acc3 = tl.dot(x, w3, zero, input_precision=PRECISION)
+        best = acc0
+        won = tl.zeros((BM, BN), dtype=tl.int32)
+        won = tl.where(acc1 > best, 1, won)
+        best = tl.maximum(acc1, best)
+        won = tl.where(acc2 > best, 2, won)
+        best = tl.maximum(acc2, best)
+        won = tl.where(acc3 > best, 3, won)
+        best = tl.maximum(acc3, best)
+        best += bias[None, :]
+        inside = real[:, None] & real_co
+        row = ((g * BATCH + n) * (PH + 2 * BORDER) + py + BORDER) * (PW + 2 * BORDER) + px + BORDER
+        tl.store(out + row[:, None] * CO + co[None, :], tl.maximum(best, 0.0), mask=inside)
+        if KEEP_WINNER:
+            spot = (g * BATCH * PH * PW + m)[:, None] * CO + co[None, :]
+            tl.store(winner + spot, tl.where(best > 0.0, won, DEAD).to(tl.int8), mask=inside)
+
+
+@triton.jit
 def convolution_weight_gradient(
     images, rows, upstream, winner, partial,
-    row_stride, slots, conv_size, weight_at, bias_at,
+    row_stride, slots, length, bias_at,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, POOL: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
     BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
@@ -119,7 +183,7 @@ def convolution_weight_gradient(
     co = tl.arange(0, BN)
     STRIDE: tl.constexpr = 2 if POOL else 1
     acc = tl.zeros((BKW, BN), dtype=tl.float32)
-    bias = tl.zeros((BN,), dtype=tl.float32)
+    bias = tl.zeros((BR, BN), dtype=tl.float32)
     TOTAL: tl.constexpr = BATCH * PH * PW
     PART_STEPS: tl.constexpr = (TOTAL + PARTS * BR - 1) // (PARTS * BR)
     for step in range(PART_STEPS):
@@ -136,7 +200,7 @@ def convolution_weight_gradient(
         inside = real[:, None] & (co[None, :] < CO)
         gradient = tl.load(upstream + spot, mask=inside, other=0.0)
         won = tl.load(winner + spot, mask=inside, other=4)
-        bias += tl.sum(tl.where(won < DEAD, gradient, 0.0), axis=0)
+        bias += tl.where(won < DEAD, gradient, 0.0)
         at = corner[None, :] + offset[:, None]
         taps = in_k[:, None]
         part0 = tl.where(won == 0, gradient, 0.0)
@@ -148,10 +212,196 @@ def convolution_weight_gradient(
             acc = tl.dot(_patch(at + W * CI, taps, CI, BKW), part2, acc, input_precision=PRECISION)
             part3 = tl.where(won == 3, gradient, 0.0)
             acc = tl.dot(_patch(at + (W + 1) * CI, taps, CI, BKW), part3, acc, input_precision=PRECISION)
-    target = partial + (part * slots + g) * conv_size
-    tl.store(target + weight_at + k[:, None] * CO + co[None, :], acc, mask=in_k[:, None] & (co[None, :] < CO))
+    target = partial + (part * slots + g) * length
+    tl.store(target + k[:, None] * CO + co[None, :], acc, mask=in_k[:, None] & (co[None, :] < CO))
     if tl.program_id(0) == 0:
-        tl.store(target + bias_at + co, bias, mask=co < CO)
+        tl.store(target + bias_at + co, tl.sum(bias, axis=0), mask=co < CO)
+
+
+@triton.jit
+def _store_shifted(target, gradient, dy, dx, ci, co, CI: tl.constexpr, CO: tl.constexpr):
+    """Store the rows of a transposed 4x4 block that are taps of a position."""
+    inside = (dy >= 0) & (dy < 3) & (dx >= 0) & (dx < 3)
+    at = target + ((dy * 3 + dx) * CI + ci)[None, :] * CO + co[:, None]
+    tl.store(at, gradient, mask=inside[None, :] & (co < CO)[:, None])
+
+
+@triton.jit
+def block_weight_gradient(
+    images, rows, upstream, winner, partial,
+    row_stride, slots, length, bias_at,
+    BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
+    BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The weight gradient to `convolve_block`: partial[4 part + s] is what position s of the four adds."""
+    part = tl.program_id(0)
+    g = tl.program_id(1).to(tl.int64)
+    K: tl.constexpr = 16 * CI
+    k = tl.arange(0, K)
+    offset = k // (4 * CI) * (W * CI) + k % (4 * CI)
+    co = tl.arange(0, BN)
+    acc0 = tl.zeros((BN, K), dtype=tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    bias = tl.zeros((BR, BN), dtype=tl.float32)
+    TOTAL: tl.constexpr = BATCH * PH * PW
+    PART_STEPS: tl.constexpr = (TOTAL + PARTS * BR - 1) // (PARTS * BR)
+    for step in range(PART_STEPS):
+        r = (part * PART_STEPS + step) * BR + tl.arange(0, BR)
+        real = r < TOTAL
+        inner = tl.where(real, r, 0)
+        n = inner // (PH * PW)
+        if GATHER:
+            sample = tl.maximum(tl.load(rows + g * row_stride + n).to(tl.int64), 0)
+        else:
+            sample = g * BATCH + n
+        corner = images + sample * (H * W * CI) + (((inner % (PH * PW)) // PW) * W + inner % PW) * (2 * CI)
+        spot = (g * TOTAL + inner)[:, None] * CO + co[None, :]
+        inside = real[:, None] & (co[None, :] < CO)
+        gradient = tl.load(upstream + spot, mask=inside, other=0.0)
+        won = tl.load(winner + spot, mask=inside, other=4)
+        bias += tl.where(won < DEAD, gradient, 0.0)
+        x = tl.load(corner[:, None] + offset[None, :])
+        g0 = tl.where(won == 0, gradient, 0.0)
+        g1 = tl.where(won == 1, gradient, 0.0)
+        g2 = tl.where(won == 2, gradient, 0.0)
+        g3 = tl.where(won == 3, gradient, 0.0)
+        acc0 = tl.dot(tl.trans(g0), x, acc0, input_precision=PRECISION)
+        acc1 = tl.dot(tl.trans(g1), x, acc1, input_precision=PRECISION)
+        acc2 = tl.dot(tl.trans(g2), x, acc2, input_precision=PRECISION)
+        acc3 = tl.dot(tl.trans(g3), x, acc3, input_precision=PRECISION)
+    u = k // (4 * CI)
+    v = (k % (4 * CI)) // CI
+    ci = k % CI
+    first = part * 4 * slots + g
+    _store_shifted(partial + first * length, acc0, u, v, ci, co, CI, CO)
+    _store_shifted(partial + (first + slots) * length, acc1, u, v - 1, ci, co, CI, CO)
+    _store_shifted(partial + (first + 2 * slots) * length, acc2, u - 1, v, ci, co, CI, CO)
+    _store_shifted(partial + (first + 3 * slots) * length, acc3, u - 1, v - 1, ci, co, CI, CO)
+    # The bias is in the first of the four; the others' stays at the zeros it was made with.
+    tl.store(partial + first * length + bias_at + co, tl.sum(bias, axis=0), mask=co < CO)
+
+
+@triton.jit
+def row_weight_gradient(
+    images, rows, upstream, winner, partial,
+    row_stride, slots, length, bias_at,
+    BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
+    BC: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The weight gradient of a row of taps of a pooled convolution, for BC of its channels.
+
+    A pixel is loaded once for the two positions side by side that see it. `partial` is as in
+    `convolution_weight_gradient`.
+    """
+    dy = tl.program_id(0) // (CI // BC)
+    part = tl.program_id(1)
+    g = tl.program_id(2).to(tl.int64)
+    ci = tl.program_id(0) % (CI // BC) * BC + tl.arange(0, BC)
+    co = tl.arange(0, BN)
+    acc0 = tl.zeros((BC, BN), dtype=tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    bias = tl.zeros((BR, BN), dtype=tl.float32)
+    TOTAL: tl.constexpr = BATCH * PH * PW
+    PART_STEPS: tl.constexpr = (TOTAL + PARTS * BR - 1) // (PARTS * BR)
+    for step in range(PART_STEPS):
+        r = (part * PART_STEPS + step) * BR + tl.arange(0, BR)
+        real = r < TOTAL
+        inner = tl.where(real, r, 0)
+        n = inner // (PH * PW)
+        if GATHER:
+            sample = tl.maximum(tl.load(rows + g * row_stride + n).to(tl.int64), 0)
+        else:
+            sample = g * BATCH + n
+        py = (inner % (PH * PW)) // PW
+        corner = images + (sample * (H * W) + (py * 2 + dy) * W + inner % PW * 2) * CI
+        spot = (g * TOTAL + inner)[:, None] * CO + co[None, :]
+        inside = real[:, None] & (co[None, :] < CO)
+        gradient = tl.load(upstream + spot, mask=inside, other=0.0)
+        won = tl.load(winner + spot, mask=inside, other=4)
+        bias += tl.where(won < DEAD, gradient, 0.0)
+        at = corner[None, :] + ci[:, None]
+        for a in tl.static_range(2):
+            left = tl.where(won == 2 * a, gradient, 0.0)
+            right = tl.where(won == 2 * a + 1, gradient, 0.0)
+            x0 = tl.load(at + a * (W * CI))
+            x1 = tl.load(at + a * (W * CI) + CI)
+            x2 = tl.load(at + a * (W * CI) + 2 * CI)
+            x3 = tl.load(at + a * (W * CI) + 3 * CI)
+            acc0 = tl.dot(x0, left, acc0, input_precision=PRECISION)
+            acc0 = tl.dot(x1, right, acc0, input_precision=PRECISION)
+            acc1 = tl.dot(x1, left, acc1, input_precision=PRECISION)
+            acc1 = tl.dot(x2, right, acc1, input_precision=PRECISION)
+            acc2 = tl.dot(x2, left, acc2, input_precision=PRECISION)
+            acc2 = tl.dot(x3, right, acc2, input_precision=PRECISION)
+    target = partial + (part * slots + g) * length
+    spot = target + (dy * 3 * CI + ci)[:, None] * CO + co[None, :]
+    inside = (co < CO)[None, :]
+    tl.store(spot, acc0, mask=inside)
+    tl.store(spot + CI * CO, acc1, mask=inside)
+    tl.store(spot + 2 * CI * CO, acc2, mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(target + bias_at + co, tl.sum(bias, axis=0), mask=co < CO)
+
+
+@triton.jit
+def descend_by_weight_gradient(
+    images, rows, upstream, winner, models, velocities,
+    row_stride, size, weight_at, bias_at, rate, momentum, decay,
+    BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
+    BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The whole weight gradient of an unpooled convolution of few outputs, and the step it makes."""
+    g = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BKW + tl.arange(0, BKW)
+    in_k = k < 9 * CI
+    tap = k // CI
+    offset = ((tap // 3) * W + tap % 3) * CI + k % CI
+    co = tl.arange(0, BN)
+    acc = tl.zeros((BKW, BN), dtype=tl.float32)
+    biases = tl.zeros((BR, BN), dtype=tl.float32)
+    TOTAL: tl.constexpr = BATCH * PH * PW
+    for start in range(0, TOTAL, BR):
+        r = start + tl.arange(0, BR)
+        real = r < TOTAL
+        inner = tl.where(real, r, 0)
+        n = inner // (PH * PW)
+        if GATHER:
+            sample = tl.maximum(tl.load(rows + g * row_stride + n).to(tl.int64), 0)
+        else:
+            sample = g * BATCH + n
+        corner = images + sample * (H * W * CI) + (((inner % (PH * PW)) // PW) * W + inner % PW) * CI
+        spot = (g * TOTAL + inner)[:, None] * CO + co[None, :]
+        inside = real[:, None] & (co[None, :] < CO)
+        gradient = tl.load(upstream + spot, mask=inside, other=0.0)
+        won = tl.load(winner + spot, mask=inside, other=4)
+        gradient = tl.where(won < DEAD, gradient, 0.0)
+        biases += gradient
+        at = corner[None, :] + offset[:, None]
+        acc = tl.dot(_patch(at, in_k[:, None], CI, BKW), gradient, acc, input_precision=PRECISION)
+    real = in_k[:, None] & (co[None, :] < CO)
+    at = g * size + weight_at + k[:, None] * CO + co[None, :]
+    weight = tl.load(models + at, mask=real, other=0.0)
+    velocity = weight
+    if not FIRST:
+        velocity = tl.load(velocities + at, mask=real, other=0.0)
+    weight, velocity = _descend(weight, velocity, acc, rate, momentum, decay, FIRST, NESTEROV)
+    tl.store(models + at, weight, mask=real)
+    tl.store(velocities + at, velocity, mask=real)
+    if tl.program_id(0) == 0:
+        at_b = g * size + bias_at + co
+        bias = tl.load(models + at_b, mask=co < CO, other=0.0)
+        drive = bias
+        if not FIRST:
+            drive = tl.load(velocities + at_b, mask=co < CO, other=0.0)
+        bias, drive = _descend(bias, drive, tl.sum(biases, axis=0), rate, momentum, decay, FIRST, NESTEROV)
+        tl.store(models + at_b, bias, mask=co < CO)
+        tl.store(velocities + at_b, drive, mask=co < CO)
 
 
 @triton.jit
@@ -216,19 +466,21 @@ def convolution_input_gradient(
 
 
 @triton.jit
-def descend_convolutions(
+def descend_convolution(
     partial, models, velocities,
-    slots, size, conv_size, rate, momentum, decay,
+    slots, size, length, weight_at, rate, momentum, decay,
     PARTS: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts of every convolution's gradient in order and take one step."""
+    """Add the parts of a convolution's gradient in order and take one step."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = j < conv_size
+    real = j < length
     gradient = tl.zeros((BLOCK,), dtype=tl.float32)
-    for part in range(PARTS):
-        gradient += tl.load(partial + (part * slots + g) * conv_size + j, mask=real, other=0.0)
-    at = g * size + j
+    TOGETHER: tl.constexpr = 8 if PARTS % 8 == 0 else PARTS
+    for start in range(0, PARTS, TOGETHER):
+        for ahead in tl.static_range(TOGETHER):  # so many loads are on their way at once
+            gradient += tl.load(partial + ((start + ahead) * slots + g) * length + j, mask=real, other=0.0)
+    at = g * size + weight_at + j
     weight = tl.load(models + at, mask=real, other=0.0)
     velocity = weight
     if not FIRST:

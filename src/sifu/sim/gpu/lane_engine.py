@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,10 +16,11 @@ from sifu.core.errors import InputError, RoundRejectedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.participation import ClientIndices
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
+from sifu.core.streaming import RoundsWanted, StreamedRound
 from sifu.core.upward import UNIT_ROUNDOFF, enlargement
 from sifu.sim.engine import SimulatedFederation
-from sifu.sim.gpu.lane_group import Chunk, Job, LaneGroup
+from sifu.sim.gpu.lane_group import Chunk, Evaluated, LaneGroup, LaneStream
+from sifu.sim.gpu.queue import DeviceQueue
 
 NEVER = StopSpec(target=0.0, min_rounds=0, max_rounds=2**62, evaluate_every=2**62)
 """A stop rule that looks at nothing."""
@@ -36,9 +38,14 @@ class LaneEngine:
         outside: tuple[str, ...] = (),
     ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
+        # What this lane asks for by itself does not wait until the rounds run ahead are done.
+        self._queue = DeviceQueue(group.device)
         # What this device does otherwise than the embedded engine stands in every certificate.
         self._facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
+        self._places = entries
         self._entries = torch.from_numpy(entries).to(group.device)
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
         self._samples = np.array([one.samples for one in federation.clients], dtype=np.int64)
 
     @property
@@ -75,131 +82,146 @@ class LaneEngine:
         absent: ClientIndices | None = None,
     ) -> RoundResult:
         """One round by itself."""
-        if want_gram:
-            raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
-        device_model = self._to_device(model)
-        job = self._job(device_model, device_model, position, active, absent, NEVER, 1, want_updates)
-        self._group.submit(job)
-        chunk = self._group.wait(job)
-        scalars = self._scalars(chunk, 0, position.round)
-        updates = None
-        if want_updates and chunk.updates is not None:
-            updates = self._from_device(chunk.updates)[: scalars[0].size]
-        return RoundResult(self._from_device(chunk.models[1]), *scalars[:5], None, updates)
+        self._refuse_gram(want_gram)
+        wanted = RoundsWanted(NEVER, model.astype(np.float64), updates_every=int(want_updates))
+        stream = self._open(model, position, active, wanted, absent, single=True)
+        try:
+            chunk = self._group.take(stream)
+            assert chunk is not None
+            (done,) = self._rounds(chunk, active, wanted)
+            return RoundResult(
+                done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding,
+                None, done.updates,
+            )  # fmt: skip
+        finally:
+            self._group.end(stream)
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
         """Rounds from the group, a chunk at a time."""
-        if wanted.want_gram:
-            raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
-        current, origin = self._to_device(model), self._to_device(wanted.origin)
-        ahead: Job | None = self._next(current, origin, position, active, wanted)
-        while ahead is not None:
-            job = ahead
-            chunk = self._group.wait(job)
-            rounds = chunk.measured.shape[0]
-            after = Position(position.branch, job.position.round + rounds)
-            # A lane by itself runs on while its rounds are looked at; together, waiting for each other costs less
-            # than rounds that nobody takes.
-            lone = self._group.lone
-            if lone:
-                ahead = self._next(chunk.models[rounds], origin, after, active, wanted)
-            for done in range(rounds):
-                yield self._streamed(chunk, done, job.position.round, active, wanted)
-            if not lone:
-                ahead = self._next(chunk.models[rounds], origin, after, active, wanted)
+        self._refuse_gram(wanted.want_gram)
+        stream = self._open(model, position, active, wanted)
+        try:
+            while (chunk := self._group.take(stream)) is not None:
+                yield from self._rounds(chunk, active, wanted)
+        finally:
+            self._group.end(stream)
 
-    def _next(
-        self, model: Tensor, origin: Tensor, position: Position, active: ClientIndices, wanted: RoundsWanted
-    ) -> Job | None:
-        """Hand in the next rounds, if there are any."""
-        left = wanted.stop.max_rounds - position.round
-        if left <= 0:
-            return None
-        job = self._job(model, origin, position, active, None, wanted.stop, left, wanted.wants_updates)
-        self._group.submit(job)
-        return job
+    def _refuse_gram(self, want_gram: bool) -> None:
+        if want_gram:
+            raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
+
+    def _open(
+        self,
+        model: Vector,
+        position: Position,
+        active: ClientIndices,
+        wanted: RoundsWanted,
+        absent: ClientIndices | None = None,
+        single: bool = False,
+    ) -> LaneStream:
+        taking, missing = (np.zeros(self._samples.size, dtype=bool) for _ in range(2))
+        taking[active] = True
+        if absent is not None:
+            missing[absent] = True
+        queue = self._group.queue
+        with queue.here():
+            stream = LaneStream(
+                self._lane,
+                queue.upload(self._in_device_order(model, self.layout.dtype)),
+                queue.upload(self._in_device_order(wanted.origin, self.layout.dtype).astype(np.float64)),
+                position,
+                queue.upload(taking),
+                queue.upload(missing),
+                wanted.stop,
+                1 if single else wanted.stop.max_rounds - position.round,
+                (lambda _: wanted.updates_every > 0) if single else wanted.wants_updates,
+                single,
+            )
+        self._group.open(stream)
+        return stream
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i - model of each client after its first `steps` local steps of this position."""
-        found = self._group.local_updates(self._lane, self._to_device(model), position, np.asarray(clients), steps)
-        return self._from_device(found)
+        start = self._in_device_order(model, self.layout.dtype)
+        found = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
+        in_order: NDArray[np.floating] = found[:, self._places]
+        return in_order
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """How `model` does on the data of each of `clients`."""
-        return self._evaluation(self._group.evaluate(self._lane, self._to_device(model)), np.asarray(clients))
+        with self._queue.here():
+            start = self._queue.upload(self._in_device_order(model, self.layout.dtype))
+        return self._evaluation(self._group.evaluate(self._queue, self._lane, start), np.asarray(clients))
 
-    def _evaluation(self, found: tuple[NDArray[np.int64], NDArray[np.float64]], clients: ClientIndices) -> Evaluation:
+    def _evaluation(self, found: Evaluated, clients: ClientIndices) -> Evaluation:
         return Evaluation(clients, self._samples[clients], found[0][clients], found[1][clients])
 
-    def _job(
-        self,
-        model: Tensor,
-        origin: Tensor,
-        position: Position,
-        active: ClientIndices,
-        absent: ClientIndices | None,
-        stop: StopSpec,
-        most: int,
-        wants_updates: object,
-    ) -> Job:
-        taking, missing = (np.zeros(self._samples.size, dtype=bool) for _ in range(2))
-        taking[active] = True
-        if absent is not None:
-            missing[absent] = True
-        wants = wants_updates if callable(wants_updates) else lambda _: bool(wants_updates)
-        return Job(self._lane, model, origin.to(torch.float64), position, taking, missing, stop, most, wants)
+    def _rounds(self, chunk: Chunk, active: ClientIndices, wanted: RoundsWanted) -> Iterator[StreamedRound]:
+        """The rounds of a chunk one by one, norms rounded up; what all of them need is worked out at once."""
+        slots, size = chunk.participants.shape[1], self.layout.size
+        real = chunk.participants >= 0
+        counts = real.sum(axis=1)
+        drifts = np.where(real, chunk.measured[:, :slots], 0.0)
+        shifts, distances, lengths = chunk.measured[:, slots:].T
+        finite = np.isfinite(drifts).all(axis=1) & np.isfinite(shifts) & np.isfinite(distances)
+        with np.errstate(invalid="ignore"):
+            errors = (counts + 2) * UNIT_ROUNDOFF * (lengths + shifts + drifts.max(axis=1, initial=0.0)) * 1.01
+            drifts = np.where(drifts > 0.0, drifts * enlargement(size) + errors[:, None], 0.0)
+            shifts = np.where(counts > 0, shifts * enlargement(size) + errors, 0.0)
+        samples = self._samples[np.where(real, chunk.participants, 0)]
+        full = counts == slots
+        for ahead, (ok, whole, drawn, shift, distance, length) in enumerate(
+            zip(
+                finite.tolist(), full.tolist(), chunk.drawn.tolist(), shifts.tolist(), distances.tolist(),
+                (lengths * enlargement(size)).tolist(), strict=True,
+            )
+        ):  # fmt: skip
+            at = chunk.start + ahead
+            self._check(at, ok, drawn, slots)
+            mine = slice(None) if whole else real[ahead]
+            participants = chunk.participants[ahead, mine]
+            evaluation = None
+            if ahead + 1 in chunk.evaluated:
+                evaluation = self._evaluation(chunk.evaluated[ahead + 1], np.asarray(active))
+            updates = None
+            if chunk.updates is not None and ahead + 1 == chunk.rounds:
+                updates = self._from_device(chunk.updates)[: participants.size]
+            yield StreamedRound(
+                participants,
+                samples[ahead, mine],
+                drifts[ahead, mine],
+                shift,
+                self._federation.rounding_allowance(length, participants),
+                distance,
+                functools.partial(self._from_device, chunk.models[ahead + 1]),
+                evaluation,
+                None,
+                updates,
+            )
 
-    def _streamed(
-        self, chunk: Chunk, ahead: int, start: int, active: ClientIndices, wanted: RoundsWanted
-    ) -> StreamedRound:
-        participants, samples, drifts, shift, rounding, distance = self._scalars(chunk, ahead, start + ahead)
-        evaluation = None
-        if is_evaluated(wanted.stop, start + ahead + 1):
-            evaluation = self._evaluation(chunk.evaluated[ahead + 1], np.asarray(active))
-        updates = None
-        if wanted.wants_updates(start + ahead) and chunk.updates is not None:
-            updates = self._from_device(chunk.updates)[: participants.size]
-        return StreamedRound(
-            participants, samples, drifts, shift, rounding, distance,
-            lambda: self._from_device(chunk.models[ahead + 1]), evaluation, None, updates,
-        )  # fmt: skip
-
-    def _scalars(
-        self, chunk: Chunk, ahead: int, at: int
-    ) -> tuple[ClientIndices, NDArray[np.int64], NDArray[np.float64], float, float, float]:
-        """Participants, samples, drifts, shift, rounding allowance and distance, norms rounded up."""
-        slots = chunk.participants.shape[1]
-        real = chunk.participants[ahead] >= 0
-        participants = chunk.participants[ahead][real]
-        drifts, shift, distance, length = (
-            chunk.measured[ahead][:slots][real],
-            *(float(one) for one in chunk.measured[ahead][slots:]),
-        )
-        if not (np.isfinite(drifts).all() and np.isfinite(shift) and np.isfinite(distance)):
+    def _check(self, at: int, finite: bool, drawn: int, slots: int) -> None:
+        """Refuse the round that starts at `at` if it could not be run as it should."""
+        if drawn > slots:
+            raise RoundRejectedError(
+                f"{drawn} clients were drawn for a round that has room for {slots}; the last good state stays. "
+                "Use the embedded engine (device cpu) for this run"
+            )
+        if not finite:
             raise RoundRejectedError(
                 f"round {at + 1} made a model with NaN or Inf and was rejected: lower local.rate "
                 f"({self.facts.local_rate:g}); the last good state stays"
             )
-        size = self.layout.size
-        error = (participants.size + 2) * UNIT_ROUNDOFF * (length + shift + float(drifts.max(initial=0.0))) * 1.01
-        drifts = np.where(drifts > 0.0, drifts * enlargement(size) + error, 0.0) if participants.size else drifts
-        if participants.size == 0:
-            shift = 0.0
-        else:
-            shift = shift * enlargement(size) + error
-        rounding = self._federation.rounding_allowance(length * enlargement(size), participants)
-        return participants, self._samples[participants], drifts, shift, rounding, distance
 
-    def _to_device(self, model: NDArray[np.floating]) -> Tensor:
-        dtype = torch.float64 if self.layout.dtype == "float64" else torch.float32
-        flat = torch.zeros(self._group.size, dtype=dtype, device=self._group.device)
-        flat[self._entries] = torch.from_numpy(np.array(model, dtype=self.layout.dtype)).to(self._group.device)
+    def _in_device_order(self, model: NDArray[np.floating], dtype: str) -> NDArray[np.floating]:
+        flat = np.zeros(self._group.size, dtype=dtype)
+        flat[self._places] = model
         return flat
 
     def _from_device(self, model: Tensor) -> NDArray[np.floating]:
-        found: NDArray[np.floating] = model[..., self._entries].cpu().numpy()
+        with self._queue.here():
+            found: NDArray[np.floating] = model[..., self._entries].cpu().numpy()
         return found

@@ -1,17 +1,20 @@
 """Many runs as lanes of one program: whoever waits is taken along, whoever is done drops out.
 
 Each run has an engine of its own (`LaneEngine`) and a thread that uses it like any other engine. A thread that wants
-rounds hands in a job and waits; the group takes all waiting jobs ahead together, some rounds at a time, and hands the
-scalars back. Models stay on the device until somebody fetches one. While half of the threads look at their rounds,
-the other half's are being run.
+rounds opens a stream and takes chunks of rounds from it. One thread of the group hands the device the next rounds of
+all streams together, without ever waiting for it: while the threads look at one chunk, the device runs the next, from
+models that never leave it. A lane that stops drops what was run ahead for it; every random choice of a round is keyed
+by its position, so whoever runs ahead or does not comes to the same bits.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,19 +23,29 @@ from torch import Tensor
 
 from sifu.core.draws import base_key
 from sifu.core.engine import Position
-from sifu.core.errors import RoundRejectedError
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import is_evaluated
+from sifu.sim.gpu.queue import DeviceQueue, Mark
 from sifu.sim.gpu.schedule import Drawing, LaneTables, Schedule, ScheduleDrawer, batches_of, scores
 
 CHUNK = 20
 """Rounds that run before anything is read back."""
 LONE_CHUNK = 60
 """The same for a single lane, whose rounds are so short that reading back counts."""
+AHEAD = 2
+"""Chunks of a stream at most: one that is being looked at, one that is being run."""
 PATIENCE = 0.02
-"""Seconds after which those who wait are run, however few."""
+"""Seconds after which those who wait are run by an idle device, however few."""
+HALF_PATIENCE = 0.004
+"""The same if they are half of all lanes: threads begin and end a chunk together, so the others may be close."""
+GLANCE = 0.002
+"""Seconds between two looks at a device that is busy."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-"""Numbers of lanes a program is made for; lanes beyond the jobs at hand stay empty."""
+"""Numbers of lanes a program is made for; lanes beyond the streams at hand stay empty."""
+
+
+Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Correct predictions and the sum of losses of every client."""
 
 
 class Program(Protocol):
@@ -49,7 +62,9 @@ class Program(Protocol):
     def load(self, schedule: Schedule) -> None: ...
     def run(self, rounds: int) -> None: ...
     def local_steps(self, steps: int) -> None: ...
-    def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]: ...
+    def evaluate(
+        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -61,42 +76,58 @@ class LaneSource:
     make_program: Callable[[int, int], Program]
 
 
-@dataclass
-class Job:
-    """Rounds that one lane waits for."""
+@dataclass(frozen=True)
+class Chunk:
+    """Rounds of a stream: their scalars once `ready` is reached, and where their models lie.
+
+    `participants` and `measured` are (rounds, slots) and (rounds, slots + 3): drifts, then ||mean - theta||,
+    ||next - origin|| and ||theta||. `drawn` is how many clients each round drew; more than slots were not all trained.
+    `models` is (rounds + 1, size) on the device. `evaluated` holds correct predictions and losses of every client
+    after some of the rounds, counted from 1.
+    """
+
+    start: int
+    participants: NDArray[np.int64]
+    drawn: NDArray[np.int64]
+    measured: NDArray[np.float64]
+    models: Tensor
+    evaluated: dict[int, Evaluated]
+    updates: Tensor | None
+    ready: Mark
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return int(self.measured.shape[0])
+
+
+@dataclass(eq=False)
+class LaneStream:
+    """Rounds that one lane takes in one after the other: `model` and `position` are where the next chunk begins."""
 
     lane: int
     model: Tensor
     origin: Tensor
     position: Position
-    active: NDArray[np.bool_]
-    absent: NDArray[np.bool_]
+    active: Tensor
+    absent: Tensor
     stop: StopSpec
-    most: int
+    left: int
     want_updates: Callable[[int], bool]
-    done: threading.Event = field(default_factory=threading.Event)
-    result: Chunk | None = None
+    single: bool = False
+    """One round by itself, for which nobody should have to wait for more."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    held: bool = False
     error: BaseException | None = None
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """What a job got: scalars of its rounds, and where its models lie.
-
-    `participants` and `measured` are (rounds, slots) and (rounds, slots + 3): drifts, then ||mean - theta||,
-    ||next - origin|| and ||theta||. `models` is (rounds + 1, size) on the device. `evaluated` holds correct
-    predictions and losses of every client after some of the rounds, counted from 1.
-    """
-
-    participants: NDArray[np.int64]
-    measured: NDArray[np.float64]
-    models: Tensor
-    evaluated: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]
-    updates: Tensor | None
+    @property
+    def wants(self) -> bool:
+        """Whether the device may run (further) ahead of whoever takes the rounds."""
+        return self.left > 0 and self.error is None and len(self.chunks) + self.held < AHEAD
 
 
 class LaneGroup:
-    """Runs the jobs of its lanes."""
+    """Runs the streams of its lanes."""
 
     def __init__(
         self,
@@ -115,17 +146,22 @@ class LaneGroup:
             self._keys(seeds, "dropout"),
             int(sizes.min()),
         )
+        self._firsts: list[int] = rows[:, 0, 0].tolist()
         self._noise_keys = self._keys(seeds, "training noise")
         self._clips = torch.tensor(clips, dtype=torch.float64, device=self.device)
         self._clipped = any(clip > 0.0 for clip, _ in clips)
         self._programs: dict[int, Program] = {}
         self._drawers: dict[int, ScheduleDrawer] = {}
         self._chunk = LONE_CHUNK if len(seeds) == 1 else CHUNK
+        self.queue = DeviceQueue(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what was made above went into another queue
+        self._last = self.queue.mark()
         self._changed = threading.Condition()
         self._device_lock = threading.RLock()
-        self._waiting: list[Job] = []
+        self._streams: list[LaneStream] = []
+        self._feeding = False
         self._open = set(range(len(seeds)))
-        self._lanes = len(seeds)
         self._worker = threading.Thread(target=self._work, name="lanes", daemon=True)
         self._worker.start()
 
@@ -135,114 +171,167 @@ class LaneGroup:
 
     # -- what lanes call -----------------------------------------------------------------------------------------
 
-    @property
-    def lone(self) -> bool:
-        """Whether a single lane has the device for itself."""
-        return self._lanes == 1
-
-    def submit(self, job: Job) -> None:
-        """Hand in a job."""
+    def open(self, stream: LaneStream) -> None:
+        """Begin to run rounds of a stream. `end` it when no more of them are taken."""
         with self._changed:
-            self._waiting.append(job)
+            self._streams.append(stream)
             self._changed.notify_all()
 
-    def wait(self, job: Job) -> Chunk:
-        """The rounds of a job that was handed in."""
-        job.done.wait()
-        if job.error is not None:
-            raise job.error
-        assert job.result is not None
-        return job.result
+    def take(self, stream: LaneStream) -> Chunk | None:
+        """The next rounds of a stream, None after its last; the chunk taken before counts as looked at."""
+        with self._changed:
+            stream.held = False
+            self._changed.notify_all()
+            while not stream.chunks:
+                if stream.error is not None:
+                    raise stream.error
+                if stream.left <= 0:
+                    return None
+                self._changed.wait()
+            chunk = stream.chunks.popleft()
+            stream.held = True
+        chunk.ready.synchronize()
+        with self._changed:
+            # Threads share one interpreter: whoever begins to look now would hold up the one that feeds the device.
+            while self._feeding:
+                self._changed.wait()
+        return chunk
+
+    def end(self, stream: LaneStream) -> None:
+        """Nobody takes rounds of this stream any more: what was run ahead is dropped."""
+        with self._changed:
+            if stream in self._streams:
+                self._streams.remove(stream)
+            stream.chunks.clear()
+            stream.left = 0
+            self._changed.notify_all()
 
     def close(self, lane: int) -> None:
         """A lane will not ask again; the last one to say so waits for what still runs, and lets go of the device."""
         with self._changed:
             self._open.discard(lane)
+            self._streams = [one for one in self._streams if one.lane != lane]
             last = not self._open
             self._changed.notify_all()
         if last:
             self._worker.join()
+            self.queue.synchronize()
             self._programs.clear()
             self._drawers.clear()
 
-    def evaluate(self, lane: int, model: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Correct predictions and losses of every client of a lane."""
-        with self._device_lock:
-            return self._evaluate(model[None], [lane])[0]
+    def evaluate(self, queue: DeviceQueue, lane: int, model: Tensor) -> Evaluated:
+        """Correct predictions and losses of every client of a lane, past what the group's queue still has to do."""
+        with self._device_lock, self.queue.here():
+            program = next(iter(self._programs.values()), None) or self._program(1)
+        with queue.here():
+            found = self._evaluate(queue, program, model[None], [lane])[0]
+        queue.synchronize()
+        return found
 
     def local_updates(
-        self, lane: int, model: Tensor, position: Position, clients: NDArray[np.int64], steps: int
-    ) -> Tensor:
+        self, lane: int, model: NDArray[np.generic], position: Position, clients: NDArray[np.int64], steps: int
+    ) -> NDArray[np.generic]:
         """theta_i - model of some clients after `steps` steps, in device order."""
-        with self._device_lock:
+        with self._device_lock, self.queue.here():
             program, slots = self._program(1), self.source.drawing.slots
-            tables = self._tables.select(torch.tensor([lane], device=self.device))
-            program.history[0, 0] = model
+            tables = self._tables.select(self._one(lane))
+            start = self.queue.upload(model)
+            program.history[0, 0] = start
             rows = []
-            for start in range(0, clients.size, slots):
-                part = clients[start : start + slots]
-                who = torch.full((1, 1, slots), -1, dtype=torch.int64, device=self.device)
-                who[0, 0, : part.size] = torch.from_numpy(part).to(self.device)
+            for first in range(0, clients.size, slots):
+                part = clients[first : first + slots]
+                who = np.full((1, 1, slots), -1, dtype=np.int64)
+                who[0, 0, : part.size] = part
                 branch, at = self._one(position.branch), self._one(position.round)[None]
-                program.load(batches_of(tables, who, branch, at, self.source.drawing))
+                program.load(batches_of(tables, self.queue.upload(who), branch, at, self.source.drawing))
                 program.local_steps(steps)
-                rows.append((program.params[: part.size] - model).clone())
-            return torch.cat(rows)
+                rows.append(self.queue.download(program.params[: part.size] - start))
+            done = self.queue.mark()
+        done.synchronize()
+        return np.concatenate(rows)
 
     def _one(self, value: int) -> Tensor:
-        return torch.tensor([value], dtype=torch.int64, device=self.device)
+        return self.queue.upload(np.array([value], dtype=np.int64))
 
     # -- the worker ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                while not self._ready():
-                    # Nobody new for a while: run those who wait, instead of waiting for threads that are busy.
-                    if not self._changed.wait(PATIENCE if self._waiting else None) and self._waiting:
-                        break
-                if not self._open and not self._waiting:
-                    return
-                jobs, self._waiting = self._waiting, []
+            streams = self._gather()
+            if streams is None:
+                return
             try:
-                with self._device_lock:
-                    self._run(jobs)
+                with self._device_lock, self.queue.here():
+                    chunks = self._run(streams)
+                    self._last = self.queue.mark()
             except BaseException as error:  # handed to every thread that waits
-                for job in jobs:
-                    job.error = error
-            for job in jobs:
-                job.done.set()
+                with self._changed:
+                    self._feeding = False
+                    for stream in streams:
+                        stream.error = error
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                self._feeding = False
+                for stream, chunk in zip(streams, chunks, strict=True):
+                    if stream in self._streams:
+                        stream.model = chunk.models[chunk.rounds]
+                        stream.position = Position(stream.position.branch, stream.position.round + chunk.rounds)
+                        stream.left -= chunk.rounds
+                        stream.chunks.append(chunk)
+                self._changed.notify_all()
 
-    def _ready(self) -> bool:
-        """Whether enough lanes wait: half of those that are still open."""
-        return not self._open or (bool(self._waiting) and 2 * len(self._waiting) >= len(self._open))
+    def _gather(self) -> list[LaneStream] | None:
+        """The streams to run next: everyone's, or those at hand when the device was idle for a while; None when all
+        lanes are closed."""
+        idle_since: float | None = None
+        with self._changed:
+            while self._open:
+                streams = [one for one in self._streams if one.wants]
+                lanes = len({one.lane for one in streams})
+                if streams and lanes >= len(self._open):
+                    self._feeding = True
+                    return streams
+                if not streams:
+                    idle_since = None
+                    self._changed.wait()
+                    continue
+                if self._last.query():
+                    now = time.monotonic()
+                    idle_since = now if idle_since is None else idle_since
+                    if now - idle_since > (HALF_PATIENCE if 2 * lanes >= len(self._open) else PATIENCE):
+                        self._feeding = True
+                        return streams
+                self._changed.wait(GLANCE)
+        return None
 
-    def _run(self, jobs: list[Job]) -> None:
-        count = len(jobs)
+    def _run(self, streams: list[LaneStream]) -> list[Chunk]:
+        """Hand the device the next rounds of some streams, and all that will be read of them."""
+        count = len(streams)
         capacity = next((one for one in CAPACITIES if one >= count), count)
-        program = self._program(capacity)
-        rounds = min(self._chunk, *(job.most for job in jobs)) if count > 1 else min(self._chunk, jobs[0].most)
+        program, drawer = self._program(capacity), self._drawers[capacity]
+        rounds = min(self._chunk, max(one.left for one in streams))
+        if any(one.single for one in streams):
+            rounds = 1
         # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
         for ahead in range(rounds):
-            if any(job.want_updates(job.position.round + ahead) for job in jobs):
+            if any(ahead < one.left and one.want_updates(one.position.round + ahead) for one in streams):
                 rounds = ahead + 1
                 break
-        drawer = self._drawers[capacity]
+        where = np.zeros((3, capacity), dtype=np.int64)
+        where[:, :count] = np.array([(one.lane, one.position.branch, one.position.round) for one in streams]).T
+        drawer.places.copy_(self.queue.upload(where))
         drawer.active.zero_()
         drawer.absent.zero_()
-        empty = [0] * (capacity - count)
-        drawer.lanes.copy_(torch.tensor([job.lane for job in jobs] + empty))
-        drawer.branches.copy_(torch.tensor([job.position.branch for job in jobs] + empty))
-        drawer.starts.copy_(torch.tensor([job.position.round for job in jobs] + empty))
-        drawer.active[:count] = torch.from_numpy(np.stack([job.active for job in jobs])).to(self.device)
-        drawer.absent[:count] = torch.from_numpy(np.stack([job.absent for job in jobs])).to(self.device)
-        program.history[0, :count] = torch.stack([job.model for job in jobs])
-        program.origins[:count] = torch.stack([job.origin for job in jobs])
+        torch.stack([one.active for one in streams], out=drawer.active[:count])
+        torch.stack([one.absent for one in streams], out=drawer.absent[:count])
+        torch.stack([one.model for one in streams], out=program.history[0, :count])
+        torch.stack([one.origin for one in streams], out=program.origins[:count])
         schedule = drawer.draw()
         program.load(schedule)
         self._load_noise(program, schedule, drawer, rounds)
         program.run(rounds)
-        self._deliver(program, schedule, jobs, rounds)
+        return self._read(program, schedule, streams, rounds)
 
     def _load_noise(self, program: Program, schedule: Schedule, drawer: ScheduleDrawer, rounds: int) -> None:
         """Clipping and noise of each lane, with a seed for every slot of every round."""
@@ -255,44 +344,62 @@ class LaneGroup:
         seeds = scores(key[:, :, None], schedule.participants[:rounds].clamp(min=0))
         program.noise_seeds[:rounds] = (seeds & (2**62 - 1)).reshape(rounds, -1)
 
-    def _deliver(self, program: Program, schedule: Schedule, jobs: list[Job], rounds: int) -> None:
-        models = program.history[: rounds + 1, : len(jobs)].clone()
-        wanted = [job.want_updates(job.position.round + rounds - 1) for job in jobs]
+    def _read(self, program: Program, schedule: Schedule, streams: list[LaneStream], rounds: int) -> list[Chunk]:
+        count, slots = len(streams), self.source.drawing.slots
+        models = program.history[: rounds + 1, :count].clone()  # the program writes there again
+        own = [min(rounds, one.left) for one in streams]
+        wanted = [
+            own[place] == rounds and one.want_updates(one.position.round + rounds - 1)
+            for place, one in enumerate(streams)
+        ]
         updates = program.params.clone() if any(wanted) else None
-        evaluated: list[dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]] = [{} for _ in jobs]
+        evaluated: list[dict[int, Evaluated]] = [{} for _ in streams]
         for ahead in range(1, rounds + 1):
-            looked = [place for place, job in enumerate(jobs) if is_evaluated(job.stop, job.position.round + ahead)]
+            looked = [
+                place
+                for place, one in enumerate(streams)
+                if ahead <= own[place] and is_evaluated(one.stop, one.position.round + ahead)
+            ]
             if looked:
-                found = self._evaluate(models[ahead, looked], [jobs[place].lane for place in looked])
+                chosen = models[ahead].index_select(0, self.queue.upload(np.array(looked)))
+                found = self._evaluate(self.queue, program, chosen, [streams[place].lane for place in looked])
                 for place, one in zip(looked, found, strict=True):
                     evaluated[place][ahead] = one
-        measured = program.measured[:rounds, : len(jobs)].cpu().numpy().copy()  # the program writes there again
-        participants = schedule.participants[:rounds, : len(jobs)].cpu().numpy().copy()
-        slots = self.source.drawing.slots
-        if int(schedule.most) > slots:
-            raise RoundRejectedError(
-                f"{int(schedule.most)} clients were drawn for a round that has room for {slots}; the last good state "
-                "stays. Use the embedded engine (device cpu) for this run"
+        mine = [
+            updates[place * slots : (place + 1) * slots] - models[rounds - 1, place]
+            if updates is not None and wanted[place]
+            else None
+            for place in range(count)
+        ]
+        measured = self.queue.download(program.measured[:rounds, :count])
+        participants = self.queue.download(schedule.participants[:rounds, :count])
+        drawn = self.queue.download(schedule.drawn[:rounds, :count])
+        ready = self.queue.mark()
+        return [
+            Chunk(
+                stream.position.round, participants[: own[place], place], drawn[: own[place], place],
+                measured[: own[place], place], models[: own[place] + 1, place], evaluated[place], mine[place], ready,
             )
-        for place, job in enumerate(jobs):
-            own = None
-            if updates is not None and wanted[place]:
-                own = updates[place * slots : (place + 1) * slots] - models[rounds - 1, place]
-            job.result = Chunk(participants[:, place], measured[:, place], models[:, place], evaluated[place], own)
+            for place, stream in enumerate(streams)
+        ]  # fmt: skip
 
-    def _evaluate(self, models: Tensor, lanes: list[int]) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-        tables = self._tables.rows[torch.tensor(lanes, device=self.device)]
+    def _evaluate(self, queue: DeviceQueue, program: Program, models: Tensor, lanes: list[int]) -> list[Evaluated]:
+        """Correct predictions and losses of every client of some lanes, there once a later mark is reached."""
+        tables = self._tables.rows.index_select(0, queue.upload(np.array(lanes)))
         count, clients, most = tables.shape
-        program = next(iter(self._programs.values())) if self._programs else self._program(1)
-        correct, losses = program.evaluate(models, tables.reshape(count, -1).to(torch.int32))
-        hits = correct.reshape(count, clients, most).sum(dim=2).cpu().numpy()
-        total = losses.to(torch.float64).reshape(count, clients, most).sum(dim=2).cpu().numpy()
-        return [(hits[place].astype(np.int64), total[place]) for place in range(count)]
+        firsts = [self._firsts[lane] for lane in lanes]
+        correct, losses = program.evaluate(models, tables.reshape(count, -1).to(torch.int32), firsts, queue.upload)
+        hits = queue.download(correct.reshape(count, clients, most).sum(dim=2))
+        total = queue.download(losses.to(torch.float64).reshape(count, clients, most).sum(dim=2))
+        return [(hits[place], total[place]) for place in range(count)]
 
     def _program(self, capacity: int) -> Program:
         if capacity not in self._programs:
+            # Rare, so it may wait: for what still runs in a program that goes, and for a new one's data to be there.
+            self.queue.synchronize()
             for other in [one for one in self._programs if one > 2 * max(len(self._open), capacity)]:
                 del self._programs[other], self._drawers[other]
             self._programs[capacity] = self.source.make_program(capacity, self._chunk)
             self._drawers[capacity] = ScheduleDrawer(self._tables, self.source.drawing, capacity, self._chunk)
+            self.queue.synchronize()
         return self._programs[capacity]

@@ -7,7 +7,12 @@ a GPU their bytes cost less than the care that drifts without them need. `sifu.s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.sim.gpu import round_kernels
@@ -194,15 +199,20 @@ class LinearProgram:
             self.noise_seeds, self.lanes, self.size, SLOTS=self.slots, BLOCK=_BLOCK,
         )  # fmt: skip
 
-    def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each sample of its lane is classified rightly by each model, and its loss; `rows` are whole lanes."""
+    def evaluate(
+        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Whether each sample of its lane is classified rightly by each model, and its loss; `rows` are whole lanes.
+
+        `firsts` is the first row of each, by which lanes with the same data are found.
+        """
         correct = torch.zeros(rows.shape, dtype=torch.int32, device=self.device)
         losses = torch.zeros(rows.shape, dtype=torch.float64, device=self.device)
-        start = rows[:, 0].to(torch.int64) // self._lane_rows
+        start = np.asarray(firsts) // self._lane_rows
         width, outputs = self._shape
         flat, encoded = self.samples.reshape(-1, width), self.targets.reshape(-1, outputs)
-        for base in torch.unique(start).tolist():
-            chosen = torch.nonzero(start == base)[:, 0]
+        for base in np.unique(start).tolist():
+            chosen = upload(np.flatnonzero(start == base))
             own = slice(base * self._lane_rows, (base + 1) * self._lane_rows)
             side_by_side = models[chosen].reshape(-1, width, outputs).transpose(0, 1).reshape(width, -1)
             scores = (flat[own] @ side_by_side).reshape(-1, chosen.numel(), outputs).transpose(0, 1)

@@ -75,8 +75,8 @@ class Schedule:
     weights: Tensor
     rows: Tensor
     dropout: Tensor
-    most: Tensor
-    """The most participants any round of any lane has; more than there are slots means that some were left out."""
+    drawn: Tensor
+    """How many each round drew (rounds, lanes); more than there are slots means that some were left out."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class ScheduleDrawer:
     def __init__(self, tables: LaneTables, drawing: Drawing, lanes: int, rounds: int) -> None:
         self._tables, self._drawing, self._rounds = tables, drawing, rounds
         clients, device = tables.sizes.shape[1], tables.rows.device
-        self.lanes = torch.zeros(lanes, dtype=torch.int64, device=device)
-        self.branches, self.starts = torch.zeros_like(self.lanes), torch.zeros_like(self.lanes)
+        self.places = torch.zeros((3, lanes), dtype=torch.int64, device=device)
+        self.lanes, self.branches, self.starts = self.places
         self.active = torch.zeros((lanes, clients), dtype=torch.bool, device=device)
         self.absent = torch.zeros_like(self.active)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -139,9 +139,9 @@ def draw_schedule(
 ) -> Schedule:
     """Everything random of `rounds` rounds from each lane's position; `active` and `absent` are (lanes, clients)."""
     position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
-    who, most = _participants(tables, active, absent, branches, position, drawing)
+    who, drawn = _participants(tables, active, absent, branches, position, drawing)
     found = batches_of(tables, who, branches, position, drawing)
-    return replace(found, most=most)
+    return replace(found, drawn=drawn)
 
 
 def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
@@ -160,7 +160,7 @@ def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tens
     by_step = scores(by_client, torch.arange(steps, device=device)[None, :, None])
     layers = torch.arange(max(drawing.dropout_layers, 1), device=device)[None, None, :, None]
     drops = scores(by_step[:, :, None, :], layers)
-    return Schedule(who, weights, rows, drops, (who >= 0).sum(dim=2).max())
+    return Schedule(who, weights, rows, drops, (who >= 0).sum(dim=2))
 
 
 def _participants(
@@ -187,7 +187,7 @@ def _participants(
             taking = torch.zeros_like(ordered, dtype=torch.bool).scatter_(2, first, True) & active[None]
     taking = taking & ~absent[None]
     place = torch.where(taking, index, clients)
-    return _padded(place.sort(dim=2).values, slots, clients), taking.sum(dim=2).max()
+    return _padded(place.sort(dim=2).values, slots, clients), taking.sum(dim=2)
 
 
 def _padded(sorted_clients: Tensor, slots: int, clients: int) -> Tensor:

@@ -1,0 +1,191 @@
+"""Where a round of workload B goes on a GPU: kernel by kernel, the gaps between them, and what Python does meanwhile.
+
+    python benchmarks/gpu_profile.py [--lanes 1 10] [--precision tf32] [--out FILE.json]
+
+Lanes run as they always do, with tracking on, while torch's profiler records every kernel and copy. A kernel's share is
+of the time in which the device was busy; FLOP/s count the products of the network, not what a kernel adds by padding.
+"Gaps" is time between the first and the last kernel in which nothing ran. Host times are processor time of threads:
+those that look at rounds share one interpreter, so their sum must stay below the time a round takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from collections import defaultdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_rounds import CIFAR10, B, random_clients, take, together
+from torch.profiler import ProfilerActivity, profile
+
+from sifu.core.engine import Engine
+from sifu.core.participation import Participation
+from sifu.sim import ModuleModel, SimulatedFederation
+from sifu.sim.gpu.conv_program import WeightForm
+from sifu.sim.gpu.device_layout import DeviceLayout
+from sifu.sim.lanes import lane_engines
+
+CLIENTS_A_ROUND = 5
+WEIGHT_KERNELS = {
+    "block": "block_weight_gradient",
+    "row": "row_weight_gradient",
+    "whole": "descend_by_weight_gradient",
+    "patch": "convolution_weight_gradient",
+}
+
+
+def operations() -> dict[str, float]:
+    """Floating-point operations of a round of one lane by the kernel that does them, padding not counted."""
+    layout, found = DeviceLayout.of(CIFAR10), defaultdict(float)
+    batch = B.batch_size or 0
+    images = B.steps * batch * CLIENTS_A_ROUND
+    for number, one in enumerate(layout.convolutions):
+        channels = CIFAR10.convolution_layers[number].channels_in
+        # Pooling looks at four positions for each output.
+        positions = one.out_height * one.out_width * (4 if one.pool else 1)
+        products = 2.0 * images * positions * 9 * channels * one.channels_out
+        form = WeightForm.of(one, batch, CLIENTS_A_ROUND)
+        found["convolve_block" if form.kind == "block" else "convolve"] += products
+        found[WEIGHT_KERNELS[form.kind]] += products
+        if number:
+            found["convolution_input_gradient"] += products
+    for place in layout.hidden:
+        found["hidden_layer"] += 2.0 * images * place.inputs * place.outputs
+        found["hidden_layer_backward"] += 4.0 * images * place.inputs * place.outputs
+    found["classify"] += 6.0 * images * layout.last.inputs * layout.last.outputs
+    return dict(found)
+
+
+class HostTimes:
+    """Processor time of the threads that take rounds, and of the one that feeds the device."""
+
+    def __init__(self, engines: list[Any]) -> None:
+        self.looking = 0.0
+        self.feeding = 0.0
+        group = engines[0]._group
+        run = group._run
+
+        def timed(streams: Any) -> Any:
+            began = time.thread_time()
+            chunks = run(streams)
+            self.feeding += time.thread_time() - began
+            return chunks
+
+        group._run = timed
+
+    def take(self, engine: Engine, rounds: int) -> None:
+        """Take rounds, and count what it costs."""
+        began = time.thread_time()
+        take(engine, rounds, tracked=True)
+        self.looking += time.thread_time() - began
+
+
+def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
+    """How a round of `lanes` runs together divides; times are microseconds a round of all of them."""
+    clients = random_clients(100, 100, (3, 32, 32), 10, "float32")
+    participation = Participation("fixed", count=CLIENTS_A_ROUND)
+    federations = [
+        SimulatedFederation(clients, ModuleModel(CIFAR10), B, participation=participation, dtype="float32", seed=seed)
+        for seed in range(lanes)
+    ]
+    engines = lane_engines(federations, [clients] * lanes, "cuda", precision)
+    together(engines, lambda engine: take(engine, 120, True))
+    unprofiled = min(together(engines, lambda engine: take(engine, rounds, True)) for _ in range(2))
+    host = HostTimes(engines)
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        wall = together(engines, lambda engine: host.take(engine, rounds))
+    for engine in engines:
+        engine.close()
+    events = [one for one in recorded.events() or [] if one.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((one.time_range.start, one.time_range.end) for one in events)
+    busy, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for one in events:
+        name = one.name if not one.name.startswith(("void", "at::")) else "torch: schedules, copies between buffers"
+        kernels[name][0] += 1
+        kernels[name][1] += one.time_range.end - one.time_range.start
+    work = operations()
+    rows = [
+        {
+            "kernel": name,
+            "calls a round": round(calls / rounds, 2),
+            "us a round": round(spent / rounds, 2),
+            "share of busy": round(spent / busy, 4),
+            **({"TFLOP/s": round(work[name] * lanes * rounds / spent / 1e6, 1)} if name in work else {}),
+        }
+        for name, (calls, spent) in sorted(kernels.items(), key=lambda one: -one[1][1])
+    ]
+    return {
+        "lanes": lanes,
+        "precision": precision,
+        "ms a round and lane, not profiled": round(unprofiled / rounds / lanes * 1e3, 4),
+        "ms a round and lane, profiled": round(wall / rounds / lanes * 1e3, 4),
+        "us a round": {
+            "device busy": round(busy / rounds, 1),
+            "gaps": round((reached - spans[0][0] - busy) / rounds, 1),
+            "host, threads that look at rounds": round(host.looking / rounds * 1e6, 1),
+            "host, thread that feeds the device": round(host.feeding / rounds * 1e6, 1),
+        },
+        "GFLOP a round": round(sum(work.values()) * lanes / 1e9, 2),
+        "kernels": rows,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print one profile as a table."""
+    lanes, parts = found["lanes"], found["us a round"]
+    print(f"\n{lanes} lane{'s' if lanes > 1 else ''}, {found['precision']}: ", end="")
+    print(f"{found['ms a round and lane, not profiled']} ms a round and lane, {found['GFLOP a round']} GFLOP a round")
+    for name, value in parts.items():
+        print(f"  {name:<44} {value:10.1f} us a round")
+    print(f"  {'kernel':<44} {'calls':>7} {'us a round':>11} {'share':>7} {'TFLOP/s':>8}")
+    for row in found["kernels"]:
+        speed = f"{row['TFLOP/s']:8.1f}" if "TFLOP/s" in row else ""
+        print(
+            f"  {row['kernel'][:44]:<44} {row['calls a round']:7.1f} {row['us a round']:11.1f} "
+            f"{100 * row['share of busy']:6.1f}% {speed}"
+        )
+
+
+def commit() -> str:
+    """The commit of the working tree, if there is one."""
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    return asked.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """Profile, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 10])
+    parser.add_argument("--precision", default="tf32")
+    parser.add_argument("--rounds", type=int, default=240)
+    parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    asked = parser.parse_args()
+    figures: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": date.today().isoformat(),
+        "commit": asked.commit or commit(),
+        "profiles": [],
+    }
+    for lanes in asked.lanes:
+        found = profile_lanes(lanes, asked.precision, asked.rounds)
+        show(found)
+        figures["profiles"].append(found)
+    if asked.out:
+        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
