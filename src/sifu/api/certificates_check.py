@@ -63,7 +63,7 @@ def unwritten_notes(reader: RunReader) -> Iterator[str]:
         path = certificate_path(reader.folder, *key)
         if not path.is_file():
             yield (
-                f"the file {path.name} is not there yet: its process was interrupted, or it was deleted. "
+                f"the file {path.name} is not there yet: whoever issued it was interrupted, or deleted it. "
                 "The next command that writes to the run writes it"
             )
 

@@ -85,7 +85,10 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
     for one in view.requests:
         both = set(one.clients) & set(asked.clients)
         if one.waits and both:
-            raise InputError(f"client {', '.join(sorted(both))} already waits in request {one.request}")
+            raise InputError(
+                f"client {', '.join(sorted(both))} already waits in request {one.request}; to ask with other terms, "
+                "withdraw that one first (sifu decide)"
+            )
     waiting = sum(len(one.clients) for one in view.requests if one.waits)
     if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
         raise InputError("the requests together would forget every client: nobody would be left to train with")

@@ -312,6 +312,7 @@ class Run:
             take_in(writer)
             view = RunView(writer)
             asked = make_terms(view.spec, clients, terms)
+            _check_not_settled(view, request)
             return receive(writer, view, asked, request, deadline_days, actor)
         finally:
             writer.close()
@@ -359,6 +360,7 @@ class Run:
             with reader.snapshot(), blaming_damage(reader):
                 view = RunView(reader)
                 asked = make_terms(view.spec, clients, terms)
+                _check_not_settled(view, request)
                 check_new(view, asked, request)
         finally:
             reader.close()
@@ -394,8 +396,7 @@ class Run:
             asked = None if clients is None else make_terms(view.spec, clients, terms)
             if asked is None and request is not None and request not in known:
                 raise InputError(f"there is no request {request!r} in this run; it has {', '.join(known) or 'none'}")
-            if request in known and known[request].status in ("refused", "withdrawn"):
-                raise InputError(f"request {request} was {known[request].status}: ask again with another id")
+            _check_not_settled(view, request)
             if asked is not None:
                 # The same command again after an interruption goes on with what it had begun.
                 begun = [one.request for one in view.requests if _is_open(one) and terms_of(one) == asked]
@@ -441,6 +442,13 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
+
+
+def _check_not_settled(view: RunView, request: str | None) -> None:
+    """A request that was refused or withdrawn is never carried out: saying that it is in the ledger would mislead."""
+    for one in view.requests:
+        if one.request == request and one.status in ("refused", "withdrawn"):
+            raise InputError(f"request {request} was {one.status}: ask again with another id")
 
 
 def _is_open(row: RequestRow) -> bool:

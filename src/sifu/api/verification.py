@@ -135,8 +135,8 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
         named = ", ".join(one.file for one in result.leftovers[:5])
         more = f" and {len(result.leftovers) - 5} more" if len(result.leftovers) > 5 else ""
         result.notes.append(
-            f"an interrupted change left {named}{more}: no claim rests on them, but they may hold a part of clients. "
-            "The next command that writes to the run takes them away"
+            f"there are files as an interrupted command leaves them: {named}{more}. No claim rests on them, but they "
+            "may hold a part of clients; the next command that writes to the run takes them away"
         )
 
 
