@@ -49,12 +49,15 @@ def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cl
     with pytest.raises(InputError, match=decision):
         run.forget(["client-003"], "a")
     before = dump(own_trained)
+    # Nobody is told that it is in the ledger and waits.
+    assert f"was {decision}" in cli("request", own_trained, "--clients", "client-003", "--id", "a").err
     assert not run.decide("a", decision, "again")  # idempotent
     assert dump(own_trained) == before
     other = {"refused": "withdrawn", "withdrawn": "refused"}[decision]
     with pytest.raises(InputError, match="any more"):
         run.decide("a", other, "x")
     run.request(["client-003"], "b")  # the same client may ask again
+    assert "1 to be carried out: sifu forget" in cli("status", own_trained).out
     (outcome,) = run.forget()
     assert outcome.request == "b"
     assert run.verify().problems == []

@@ -171,6 +171,13 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
     return wrong + [f"{name} was left" for name in left]
 
 
+def at_once(folder: Path) -> list[str]:
+    """What is wrong before anything goes on: nothing, but that an erasure for good is not finished."""
+    if not (folder / "run.db").exists():
+        return []
+    return [f"at once: {one}" for one in verify_run(folder).problems if "for good" not in one]
+
+
 def stored(folder: Path) -> dict[str, str]:
     """Digests of the models and updates on disk."""
     return {name: digest for name, digest in files_of(folder).items() if name.startswith(("models", "updates"))}
@@ -194,6 +201,7 @@ def main() -> None:
             folder, found = base / f"{at}-{fault.replace(' ', '-')}", []
             if attempt(folder, job, at, fault) == BROKEN:
                 found.append("it crashed without a sentence")
+            found += at_once(folder)
             again = attempt(folder, job)
             found += differences(folder, base / "uninterrupted") if again == 0 else [f"it did not go on ({again})"]
             done[fault] = done.get(fault, 0) + 1

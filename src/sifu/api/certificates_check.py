@@ -11,7 +11,6 @@ from typing import Any
 
 from sifu.api.agreement import differing, said
 from sifu.api.certification import RecordedRequest, payload_of_request
-from sifu.api.integrity import payload_of
 from sifu.core.certificate import auditor_form, public_form
 from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
@@ -26,9 +25,10 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
     stored = reader.certificates()
     recorded: dict[tuple[str, str], str] = {}
     signed_with: dict[tuple[str, str], str] = {}
+    unwritten = _issued_last(reader)
     public_key = ""
     for event in reader.events():
-        content = payload_of(event)
+        content = event.content
         public_key = content.get("run", {}).get("public_key", public_key)
         for form, digest in content.get("certificates", {}).items():
             recorded[(content["request"], form)] = digest
@@ -43,12 +43,29 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
         if not signature_holds(json.loads(stored[key]), signed_with[key]):
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
-        if not path.is_file() and is_locked(reader.folder / LOCK_FILE):
-            continue  # it is being written
+        if not path.is_file() and (is_locked(reader.folder / LOCK_FILE) or key in unwritten):
+            continue  # it is being written, or was to be
         if not path.is_file():
             yield f"certificates: the file {path.name} is missing"
         elif path.read_text(encoding="utf-8", errors="replace") != stored[key]:
             yield from _differences(path, json.loads(stored[key]))
+
+
+def _issued_last(reader: RunReader) -> set[tuple[str, str]]:
+    """The certificates of the last event: if its process was killed they are in the database, but not yet in files."""
+    last = reader.events()[-1].content
+    return {(last["request"], form) for form in last.get("certificates", {})}
+
+
+def unwritten_notes(reader: RunReader) -> Iterator[str]:
+    """Files that the last event's process was killed before it wrote; their certificates were checked all the same."""
+    for key in sorted(_issued_last(reader)):
+        path = certificate_path(reader.folder, *key)
+        if not path.is_file():
+            yield (
+                f"the file {path.name} is not there yet: whoever issued it was interrupted, or deleted it. "
+                "The next command that writes to the run writes it"
+            )
 
 
 def check_no_other_certificates(reader: RunReader) -> Iterator[str]:
@@ -87,7 +104,7 @@ class LedgerFacts:
         """Of each event its hash and the current model; of each node's model, whose bytes never change, its digest."""
         hashes, written, tips, tip = {}, {}, {}, 0
         for event in reader.events():
-            content = payload_of(event)
+            content = event.content
             tip = int(content.get("run", {}).get("tip", tip))
             hashes[event.seq], tips[event.seq] = event.hash.hex(), tip
             written.update({one["node"]: one["digest"] for one in content.get("models", [])})

@@ -273,7 +273,7 @@ def check_restored(reader: RunReader) -> Iterator[str]:
     branches = {row.node.node: row.node.branch for row in reader.node_rows()}
     tip = 0
     for event in reader.events():
-        content, seq = json.loads(event.payload), event.seq
+        content, seq = event.content, event.seq
         tip = int(content.get("run", {}).get("tip", tip))
         if event.kind != RESTORED:
             continue

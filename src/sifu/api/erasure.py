@@ -167,7 +167,7 @@ def check_purges(reader: RunReader) -> Iterator[str]:
     """What every purge had to erase must be what it erased."""
     before: list[Change] = []
     for event in reader.events():
-        content = json.loads(event.payload)
+        content = event.content
         if event.kind == PURGED:
             tables = replay(before)
             view = RunView(reader, tip=int(tables["run"][("tip",)]["value"]))

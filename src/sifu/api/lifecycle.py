@@ -35,7 +35,7 @@ from sifu.store.actor import actor_name
 from sifu.store.rows import NodeRow
 from sifu.store.standing import remove_standing
 from sifu.store.updates import NewUpdates, only_clients
-from sifu.store.writer import NewModel, NewRows, RunWriter, utc_now
+from sifu.store.writer import SCRUB_FILE, NewModel, NewRows, RunWriter, utc_now
 
 DEADLINE_DAYS = 30
 """A month from the request, unless it says otherwise."""
@@ -85,7 +85,10 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
     for one in view.requests:
         both = set(one.clients) & set(asked.clients)
         if one.waits and both:
-            raise InputError(f"client {', '.join(sorted(both))} already waits in request {one.request}")
+            raise InputError(
+                f"client {', '.join(sorted(both))} already waits in request {one.request}; to ask with other terms, "
+                "withdraw that one first (sifu decide)"
+            )
     waiting = sum(len(one.clients) for one in view.requests if one.waits)
     if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
         raise InputError("the requests together would forget every client: nobody would be left to train with")
@@ -280,6 +283,8 @@ class Lifecycle:
         evaluations = [evaluation_row(final, subset, after)] if wanted else []
         with uninterrupted():
             self.writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
+            if (self.writer.folder / SCRUB_FILE).exists():  # somebody read the run while it was to be erased for good
+                self.writer.scrub()
 
     def compare_scratch(self, request: str) -> None:
         """How many rounds Scratch takes for the same request, by doing it beside the run."""

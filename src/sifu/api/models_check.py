@@ -19,7 +19,7 @@ from sifu.store.small_tables import ModelRow
 
 
 def check_models(reader: RunReader) -> Iterator[str]:
-    """Every model of the table is there as recorded, the current one among them, and no other file."""
+    """Every model of the table is there as recorded, the current one among them."""
     rows, busy = reader.models(), is_locked(reader.folder / LOCK_FILE)
     for node, row in rows.items():
         problem = _model_problem(reader.folder, row)
@@ -27,16 +27,6 @@ def check_models(reader: RunReader) -> Iterator[str]:
             yield problem
     if reader.tip not in rows:
         yield f"models: the current model (node {reader.tip}) is not there"
-    if busy:
-        return
-    recorded = {row.node.node for row in reader.node_rows()}
-    for path in sorted((reader.folder / "models").rglob("*")):
-        number = int(path.stem) if path.stem.isdecimal() and path.name == f"{int(path.stem)}.safetensors" else None
-        if number is not None and path.parent.name == "models" and (number in rows or number not in recorded):
-            continue  # a file that belongs here, or one of a write that was cut short and never recorded
-        if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
-            continue
-        yield f"models: {path.relative_to(reader.folder)} {files.STRAY}"
 
 
 def check_moved(reader: RunReader) -> Iterator[str]:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
@@ -86,7 +85,7 @@ def history_of(reader: RunReader, request: str) -> list[dict[str, Any]]:
     """Every step in the life of a request: status, time, actor, and the reason where one was given."""
     steps = []
     for event in reader.events():
-        content = json.loads(event.payload)
+        content = event.content
         if event.kind in STATUS_AFTER and _request_of(event.kind, content) == request:
             steps.append(
                 {
@@ -128,7 +127,7 @@ def check_lifecycles(reader: RunReader) -> Iterator[str]:
     for event in reader.events():
         if event.kind not in STATUS_AFTER:
             continue
-        request, new = _request_of(event.kind, json.loads(event.payload)), STATUS_AFTER[event.kind]
+        request, new = _request_of(event.kind, event.content), STATUS_AFTER[event.kind]
         if status.get(request) not in MAY_FOLLOW[new]:
             yield f"request {request}: event {event.seq} makes it {new}, but it was {status.get(request)}"
         status[request] = new

@@ -8,7 +8,6 @@ from typing import Any
 from sifu.api.agreement import TOLERANCE, agree
 from sifu.api.certificates_check import LedgerFacts, check_statements
 from sifu.api.certification import RecordedRequest, nodes_to_erase
-from sifu.api.integrity import payload_of
 from sifu.api.updates_check import check_updates_erased
 from sifu.core.ledger import finite_or_text
 from sifu.core.rollback import charge, choose_node
@@ -29,7 +28,7 @@ def check_requests(reader: RunReader) -> Iterator[str]:
         stored.setdefault(one.noise_node, {})[(one.noise_node, one.subject)] = one
     ledger, tables = LedgerFacts.of(reader), empty_tables()
     for event in reader.events():
-        content = payload_of(event)
+        content = event.content
         if event.kind == "rolled back":
             request = carried_out.pop(content["request"], None)
             if request is not None:

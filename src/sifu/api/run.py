@@ -312,6 +312,7 @@ class Run:
             take_in(writer)
             view = RunView(writer)
             asked = make_terms(view.spec, clients, terms)
+            _check_not_settled(view, request)
             return receive(writer, view, asked, request, deadline_days, actor)
         finally:
             writer.close()
@@ -319,13 +320,14 @@ class Run:
     def request_signed(self, statement: dict[str, Any]) -> str:
         """Take in a request that a client signed with its node's key; what does not count is refused and recorded."""
         request = id_of_signed(statement)
-        post(self.folder, "signed", request, statement)
         try:
             writer = RunWriter.open(self.folder, self._constants)
         except RunBusyError:
+            post(self.folder, "signed", request, statement)
             self._check_signed(statement, request)
             return request  # the server takes it in
         try:
+            post(self.folder, "signed", request, statement)
             refused = [one for one in take_in(writer) if one.startswith(f"signed {request}: ")]
         finally:
             writer.close()
@@ -358,6 +360,7 @@ class Run:
             with reader.snapshot(), blaming_damage(reader):
                 view = RunView(reader)
                 asked = make_terms(view.spec, clients, terms)
+                _check_not_settled(view, request)
                 check_new(view, asked, request)
         finally:
             reader.close()
@@ -386,14 +389,14 @@ class Run:
             raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
         writer = RunWriter.open(self.folder, self._constants)
         try:
+            check_integrity(writer)
             take_in(writer)
             view = RunView(writer)
             known = {one.request: one for one in view.requests}
             asked = None if clients is None else make_terms(view.spec, clients, terms)
             if asked is None and request is not None and request not in known:
                 raise InputError(f"there is no request {request!r} in this run; it has {', '.join(known) or 'none'}")
-            if request in known and known[request].status in ("refused", "withdrawn"):
-                raise InputError(f"request {request} was {known[request].status}: ask again with another id")
+            _check_not_settled(view, request)
             if asked is not None:
                 # The same command again after an interruption goes on with what it had begun.
                 begun = [one.request for one in view.requests if _is_open(one) and terms_of(one) == asked]
@@ -401,7 +404,6 @@ class Run:
                 check_new(view, asked, request)
             elif not any(_is_open(one) for one in view.requests) and request is None:
                 return []
-            check_integrity(writer)
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
             lifecycle = Lifecycle(writer, self.engine(), progress, Mailbox(writer))
             resumed = lifecycle.finish_running()
@@ -440,6 +442,13 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
+
+
+def _check_not_settled(view: RunView, request: str | None) -> None:
+    """A request that was refused or withdrawn is never carried out: saying that it is in the ledger would mislead."""
+    for one in view.requests:
+        if one.request == request and one.status in ("refused", "withdrawn"):
+            raise InputError(f"request {request} was {one.status}: ask again with another id")
 
 
 def _is_open(row: RequestRow) -> bool:

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 
 from sifu.api.certification import RecordedRequest, updates_to_erase
-from sifu.api.integrity import payload_of
 from sifu.core.errors import RunDamagedError
 from sifu.methods.method import RoundUpdates
 from sifu.methods.replay import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.methods.view import RunView
-from sifu.store import files
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
-from sifu.store.updates import FILE_NAME, UPDATES, UpdatesRow, read_updates, updates_path
+from sifu.store.updates import UpdatesRow, read_updates, updates_path
 
 
 def check_updates(reader: RunReader) -> Iterator[str]:
@@ -36,21 +34,6 @@ def check_updates(reader: RunReader) -> Iterator[str]:
             yield f"updates: {row.file} holds an update of {view.clients[client].name}, which was forgotten"
     yield from _check_recorded_updates(reader, view)
     yield from _check_replayed_model(reader, view)
-    if busy:
-        return
-    ever = {one["file"] for event in reader.events() for one in payload_of(event).get("updates", [])}
-    recorded = {row.node.node for row in reader.node_rows()}
-    for path in sorted((reader.folder / UPDATES).rglob("*")):
-        named = FILE_NAME.fullmatch(path.name)
-        # A file that belongs here, or one of a write that was cut short and never recorded.
-        unfinished = named and path.name not in ever and (
-            int(named[1]) not in recorded or int(named[3]) == view.next_order
-        )  # fmt: skip
-        if path.parent.name == UPDATES and (path.name in rows or unfinished):
-            continue
-        if path.is_dir() or path.name.startswith(files.TEMPORARY_PREFIX):
-            continue
-        yield f"updates: {path.relative_to(reader.folder)} {files.STRAY}"
 
 
 def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
@@ -60,7 +43,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
         return
     made = view.path.nodes[depth].node
     parts = [row for row in view.stored_updates if row.node == made]
-    written = [one for event in reader.events() for one in payload_of(event).get("updates", []) if one["node"] == made]
+    written = [one for event in reader.events() for one in event.content.get("updates", []) if one["node"] == made]
     if {row.file for row in parts} != {one["file"] for one in written}:
         return  # a later request went on from this model, and the updates of its clients were erased
     model = initial_model(view).astype(np.float64)
@@ -79,7 +62,7 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
     digests: dict[tuple[int, int], dict[str, str]] = {}
     kept: set[int] = set()
     for event in reader.events():
-        for one in payload_of(event).get("updates", []):
+        for one in event.content.get("updates", []):
             place, node = (int(one["node"]), int(one["part"])), nodes[int(one["node"])]
             first = digests.setdefault(place, one["clients"])
             if any(first.get(client) != digest for client, digest in one["clients"].items()):

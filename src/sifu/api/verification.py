@@ -8,21 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sifu.api.certificates_check import check_certificates, check_no_other_certificates
+from sifu.api.certificates_check import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.api.custody import check_anchor, check_keys, check_restored, keys_of, parse_anchor, restored_notes
 from sifu.api.erasure import check_purges
-from sifu.api.events_check import check_events
 from sifu.api.history_check import check_history
-from sifu.api.integrity import check_database, check_ledger, check_rounds, check_tables
+from sifu.api.integrity import check_clients, check_rounds
+from sifu.api.leftovers import Leftover, Stray, files_of_no_row
 from sifu.api.models_check import check_models, check_moved
 from sifu.api.requests import check_lifecycles
 from sifu.api.requests_check import check_requests
 from sifu.api.updates_check import check_updates
 from sifu.core.errors import InputError
+from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.head import signs_of_an_older_database
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.plain import strange_files
 from sifu.store.reader import RunReader
+from sifu.store.record_check import check_database, check_ledger, check_tables
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Verification:
     checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    """Files that an interrupted change left; no claim rests on them, and the next writer takes them away."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
     """Of a certificate: what was checked, as it was read."""
 
@@ -73,7 +77,9 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 ("database", check_database),
                 ("ledger", check_ledger),
                 ("events", check_events),
+                ("events", check_recorded_nodes),
                 ("tables", check_tables),
+                ("tables", check_clients),
                 ("rounds", check_rounds),
                 ("history", check_history),
                 ("models", check_models),
@@ -83,6 +89,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
                 ("certificates", check_certificates),
                 ("certificates", check_no_other_certificates),
                 ("folder", _check_belongs_together),
+                ("folder", lambda reader: _check_files_of_no_row(reader, result)),
                 ("requests", check_requests),
                 ("lifecycles", check_lifecycles),
                 ("purges", check_purges),
@@ -106,7 +113,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
 
 
 def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, anchor: str | None) -> None:
-    """What is known from elsewhere: the operator's key, a head of the chain."""
+    """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
     known = [key for _, key in keys_of(reader)]
     if public_key is not None and public_key.lower() not in known:
         result.problems.append("key: the run was signed with another key than the one given")
@@ -114,6 +121,23 @@ def _check_against_outside(reader: RunReader, result: Verification, public_key: 
         result.problems.extend(check_anchor(reader, anchor))
         result.checked.append("anchor")
     result.notes.extend(restored_notes(reader))
+    result.notes.extend(unwritten_notes(reader))
+
+
+def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
+    """Files that no row names must be what an interrupted change left; those are noted."""
+    for one in files_of_no_row(reader):
+        if isinstance(one, Stray):
+            yield one.problem
+        else:
+            result.leftovers.append(one)
+    if result.leftovers:
+        named = ", ".join(one.file for one in result.leftovers[:5])
+        more = f" and {len(result.leftovers) - 5} more" if len(result.leftovers) > 5 else ""
+        result.notes.append(
+            f"there are files as an interrupted command leaves them: {named}{more}. No claim rests on them, but they "
+            "may hold a part of clients; the next command that writes to the run takes them away"
+        )
 
 
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:

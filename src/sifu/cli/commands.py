@@ -119,6 +119,9 @@ def show_status(run: Run, as_json: bool) -> None:
                 level_text(one["level"] or "-"),
             )
         out.print(requests)
+        waiting = sum(one["status"] in ("received", "verified", "planned") for one in status["requests"])
+        if waiting and status["phase"] == "ready":
+            out.print(f"{waiting} to be carried out: {way_to_go_on(run.spec, 'ready')} does it.")
     if status["budgets"]:
         left = [one["left"] / one["budget"] for one in status["budgets"] if one["budget"] > 0]
         out.print(f"\nBudgets of the {len(left)} forgotten by noise: between {min(left):.0%} and {max(left):.0%} left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,12 @@ def verify(
     ] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong."""
+    """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
+
+    Of a run folder: ledger, tables, rounds, models, requests and certificates; it changes nothing, and may be called
+    beside a command that writes. Of a certificate file: its signature, and whether its figures agree. A note is no
+    fault. Only a key or an anchor that was kept elsewhere shows that nobody rewrote the run as a whole.
+    """
     from rich.markup import escape
 
     from sifu.api import verify_certificate, verify_run
@@ -41,6 +47,7 @@ def verify(
                 "public_key": result.public_key,
                 "checked": result.checked,
                 "notes": result.notes,
+                "leftovers": [asdict(one) for one in result.leftovers],
                 "problems": result.problems,
             }
         )

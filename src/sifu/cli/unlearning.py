@@ -152,7 +152,10 @@ def request(
     signed: Annotated[
         Path | None, typer.Option("--signed", help="A request signed by the client, see sifu clients sign.")
     ] = None,
-    id: Annotated[str | None, typer.Option("--id", help="Your own id; the same id again changes nothing.")] = None,
+    id: Annotated[
+        str | None,
+        typer.Option("--id", help="Your own id; the same id again changes nothing.", show_default="r1, r2, ..."),
+    ] = None,
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
     sigma: SigmaOption = None,
@@ -168,7 +171,11 @@ def request(
     actor: Annotated[str | None, typer.Option("--actor", help="Who enters it; or set SIFU_ACTOR.")] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Put a request into the ledger (idempotent by id); sifu forget carries it out."""
+    """Put a request into the ledger (idempotent by id); sifu forget carries it out.
+
+    Nothing is trained: from now on its clients take part in no round. What is not given comes from the run's spec; sifu
+    plan shows what a request would do. Beside a command that trains, it waits in the run's inbox.
+    """
     from rich.markup import escape
 
     from sifu.api import Run

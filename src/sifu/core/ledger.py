@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 GENESIS = bytes(32)
@@ -61,6 +62,12 @@ class Event:
     commitment: bytes
     hash: bytes
 
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The payload, read once; not to be changed by the caller."""
+        found: dict[str, Any] = json.loads(self.payload)
+        return found
+
 
 def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: bytes) -> Event:
     """The next event of a chain whose last hash is `previous`."""
@@ -69,7 +76,7 @@ def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: b
     return Event(seq, time, kind, content, nonce, commitment, chain(previous, seq, time, kind, commitment))
 
 
-def broken_links(events: Iterator[Event]) -> Iterator[str]:
+def broken_links(events: Iterable[Event]) -> Iterator[str]:
     """A sentence for every event that does not recompute."""
     previous = GENESIS
     for expected, event in enumerate(events, start=1):

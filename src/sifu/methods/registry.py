@@ -31,6 +31,6 @@ def method_named(name: str) -> Method:
     """The method of this name, or a sentence with the known ones."""
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f", did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown method {name!r}{hint} Known: {', '.join(METHODS)}")
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(f"unknown method {name!r}: there are {', '.join(METHODS)}{hint}")
     return METHODS[name]()

@@ -61,7 +61,7 @@ def _collect(reader: _RememberingReader) -> ReportData:
     rounds_before = _rounds_before(nodes)
     tip = nodes[reader.tip]
     at_tip = evaluations.get((tip.node, "active"))
-    events = list(reader.events())
+    events = reader.events()
     return ReportData(
         run=reader.value("run"),
         folder=str(reader.folder),

@@ -17,11 +17,6 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.store.plain import create_private, read_plain
 
 TEMPORARY_PREFIX = ".tmp-"
-STRAY = (
-    "should not be there: it is in no record, or was erased. If a process was killed while it erased, the next command "
-    "that writes to the run (sifu purge, sifu train, flwr run) takes it away"
-)
-"""What is said of a file that `remove_strays` would delete."""
 
 
 @contextmanager

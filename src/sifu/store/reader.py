@@ -215,11 +215,16 @@ class RunReader(HistoryReader):
         rows = self.query(f"SELECT request, form, content FROM certificates{where}", values)
         return {(a, b): c for a, b, c in rows}
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> list[Event]:
         """The ledger, in order."""
+        return list(self.remembered("events", self._read_events))
+
+    def _read_events(self) -> list[Event]:
         rows = self.query("SELECT seq, time, kind, payload, nonce, commitment, hash FROM events ORDER BY seq")
-        for seq, time, kind, payload, nonce, commitment, digest in rows:
-            yield Event(seq, time, kind, payload.encode(), nonce, commitment, digest)
+        return [
+            Event(seq, time, kind, payload.encode(), nonce, commitment, digest)
+            for seq, time, kind, payload, nonce, commitment, digest in rows
+        ]
 
 
 def _request_row(row: tuple[Any, ...]) -> RequestRow:

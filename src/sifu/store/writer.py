@@ -43,6 +43,7 @@ from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.plain import private_folder, strange_files
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import RunReader
+from sifu.store.record_check import check_record
 from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
 from sifu.store.small_tables import EvaluationRow
 from sifu.store.standing import read_standing, remove_standing
@@ -191,7 +192,7 @@ class RunWriter(RunReader):
 
     @classmethod
     def open(cls, folder: Path, constants: dict[Any, Any] | None = None) -> RunWriter:
-        """Take the lock of an existing run and clear away what a crash may have left."""
+        """Take the lock of an existing run, check its ledger and tables, and clear away what a crash may have left."""
         strange = next(strange_files(folder), None) if folder.is_dir() else None
         if strange:
             raise RunDamagedError(f"{folder} was changed by hand: {strange}. Nothing was done; see sifu verify")
@@ -203,13 +204,14 @@ class RunWriter(RunReader):
             raise
         writer = cls(folder, connection, lock, constants)
         try:
-            _finish_creation(folder)
             # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
             outdated = next(signs_of_an_older_database(writer), None)
             if outdated:
                 raise RunDamagedError(
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
+            check_record(writer)
+            _finish_creation(folder)
             if is_older_schema(connection):
                 writer._migrate()
             for name in _FOLDERS:
@@ -358,7 +360,7 @@ class RunWriter(RunReader):
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
             (event.seq, event.time, event.kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
         )
-        for change in changes(kind, event.time, json.loads(event.payload)):
+        for change in changes(kind, event.time, event.content):
             self._apply(change)
         self._apply(Change("run", ("head",), {"value": f"{event.seq}:{event.hash.hex()}"}))
         return event

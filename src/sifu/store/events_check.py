@@ -7,7 +7,6 @@ makes a model the current one that was cut off, and everything would still follo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from sifu.core.ledger import Event
 from sifu.core.terms import is_request_id
 from sifu.store.certificate_path import FORMS
 from sifu.store.reader import JOINED, RunReader
+from sifu.store.rows import NodeRow
 from sifu.store.updates import FILE_NAME
 
 _CREATED_WITH = (
@@ -95,14 +95,17 @@ def check_events(reader: RunReader) -> Iterator[str]:
     """Every event is of a known kind, does what its kind may, and brings nothing back that was erased."""
     sofar = _Sofar()
     for event in reader.events():
-        content: dict[str, Any] = json.loads(event.payload)
+        content = event.content
         found = (
             *_beyond_its_kind(event, content),
             *_badly_named(event, content),
-            *_misplaced(event, content, sofar, reader),
+            *_misplaced(event, content, sofar),
         )
-        for problem in found:
-            yield f"events: event {event.seq} ({event.kind[:40]}) {problem}"
+        yield from (_named(event, one) for one in found)
+
+
+def _named(event: Event, problem: str) -> str:
+    return f"events: event {event.seq} ({event.kind[:40]}) {problem}"
 
 
 def _beyond_its_kind(event: Event, content: dict[str, Any]) -> Iterator[str]:
@@ -132,7 +135,7 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
         yield f"issues the certificates {sorted(content.get('certificates', {}))}, not those of {sorted(FORMS)}"
 
 
-def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar, reader: RunReader) -> Iterator[str]:
+def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar) -> Iterator[str]:
     """The current model is the last one recorded; clients join one by one; what was erased is not recorded again."""
     values, rows = content.get("run", {}), content.get("rows")
     tip, clients = values.get("tip"), int(values.get("client_count", sofar.clients))
@@ -143,9 +146,6 @@ def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar, reader: Run
         yield f"makes node {tip} the current model, which is not the last one it recorded"
     before = sofar.tip
     if rows is not None:
-        yield from _out_of_line(event.kind, rows, sofar.tip, reader)
-        if np.any(reader.everyone().between(int(rows["first"]), int(rows["last"])).clients >= sofar.clients):
-            yield f"records a participant beyond the {sofar.clients} clients there were"
         sofar.tip = int(rows["last"])
     if event.kind == "rolled back":
         sofar.carried_out += 1
@@ -163,7 +163,7 @@ def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar, reader: Run
         yield f"erases {never[:5]}, of which there was nothing"
     for one in dropped:
         sofar.models.pop(one, None)  # type: ignore[arg-type]
-    sofar.updates.difference_update(dropped)  # type: ignore[arg-type]
+    sofar.updates.difference_update(dropped)
     sofar.gone.update(dropped)
     models = {int(one["node"]): str(one["digest"]) for one in content.get("models", [])}
     updates = {str(one["file"]) for one in content.get("updates", [])}
@@ -182,9 +182,25 @@ def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar, reader: Run
     sofar.updates |= updates
 
 
-def _out_of_line(kind: str, rows: dict[str, Any], tip: int, reader: RunReader) -> Iterator[str]:
+def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
+    """The nodes of every event go on from the model that was current, with clients that had joined by then."""
+    tip, clients = -1, 0
+    by_number, everyone = reader.nodes_by_number(), reader.everyone()
+    for event in reader.events():
+        content = event.content
+        clients = int(content.get("run", {}).get("client_count", clients))
+        rows = content.get("rows")
+        if rows is None:
+            continue
+        found = list(_out_of_line(event.kind, rows, tip, by_number))
+        tip = int(rows["last"])
+        if np.any(everyone.between(int(rows["first"]), tip).clients >= clients):
+            found.append(f"records a participant beyond the {clients} clients there were")
+        yield from (_named(event, one) for one in found)
+
+
+def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[int, NodeRow]) -> Iterator[str]:
     """Rounds go on from the current model, one after the other; a request makes one node, whose kind says how."""
-    by_number = reader.nodes_by_number()
     nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
         if any(one.kind != "round" or one.parent != before for before, one in enumerate(nodes, start=tip)):

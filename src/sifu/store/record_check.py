@@ -1,0 +1,89 @@
+"""Whether the ledger is whole and the small tables are what it says; checked whenever a run is opened for writing.
+
+Clients and rounds are not looked at, of which there can be a million; whoever builds on them checks them too
+(`sifu.api.integrity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from sifu.core.errors import RunDamagedError
+from sifu.core.ledger import NONCE_BYTES, broken_links, canonical_json
+from sifu.store.database import schema_problems
+from sifu.store.events_check import check_events
+from sifu.store.projection import KEYS, changes, replay
+from sifu.store.reader import RunReader, readable
+
+Check = Callable[[RunReader], Iterable[str]]
+"""Yields a sentence for everything that is wrong."""
+
+
+def check_record(reader: RunReader) -> None:
+    """Refuse a run whose ledger or tables were changed; nothing may be added to them."""
+    refuse_problems(reader, (check_schema, check_ledger, check_events, check_tables))
+
+
+def refuse_problems(reader: RunReader, checks: Iterable[Check]) -> None:
+    """The first thing that is wrong becomes an error."""
+    for check in checks:
+        with readable(reader.folder):
+            problem = next(iter(check(reader)), None)
+        if problem is not None:
+            raise RunDamagedError(
+                f"{reader.folder} is damaged or was changed by hand, nothing was done. {problem}. See sifu verify"
+            )
+
+
+def check_database(reader: RunReader) -> Iterator[str]:
+    """SQLite's own check of its pages, and whether they hold our tables and nothing else."""
+    for (line,) in reader.query("PRAGMA integrity_check(5)"):
+        if line != "ok":
+            yield f"database: {line}"
+    yield from check_schema(reader)
+
+
+def check_schema(reader: RunReader) -> Iterator[str]:
+    """A trigger would change what is written, a table beside ours could keep what was erased."""
+    for problem in schema_problems(reader.connection):
+        yield f"database: {problem}"
+
+
+def check_ledger(reader: RunReader) -> Iterator[str]:
+    """The hash chain, from the creation of the run to its head."""
+    events = reader.events()
+    if not events or events[0].kind != "run created":
+        yield "ledger: it does not begin with the creation of the run"
+        return
+    yield from broken_links(events)
+    for event in events:
+        # Read one way only: another program might take the first of two equal keys, or refuse what we let pass.
+        if len(event.nonce) != NONCE_BYTES or canonical_json(event.content) != event.payload:
+            yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
+    last = events[-1]
+    if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
+        yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."
+
+
+def check_tables(reader: RunReader) -> Iterator[str]:
+    """The small tables must be what the ledger says, row by row."""
+    events = reader.events()
+    expected = replay(change for event in events for change in changes(event.kind, event.time, event.content))
+    expected["run"][("head",)] = {"value": f"{events[-1].seq}:{events[-1].hash.hex()}"}
+    for table, keys in KEYS.items():
+        columns = [row[1] for row in reader.query(f"PRAGMA table_info({table})")]
+        found = {}
+        for row in reader.query(f"SELECT * FROM {table}"):
+            values = dict(zip(columns, row, strict=True))
+            found[tuple(values.pop(key) for key in keys)] = values
+        for key in sorted(set(expected[table]) | set(found), key=str):
+            name = f"{table} {', '.join(map(str, key))}"
+            if key not in found:
+                yield f"tables: the row of {name} is missing"
+            elif key not in expected[table]:
+                yield f"tables: the row of {name} is not in the ledger"
+            else:
+                wanted = dict.fromkeys(found[key]) | expected[table][key]
+                for column, value in found[key].items():
+                    if value != wanted.get(column):
+                        yield f"tables: {name}: {column} is {value!r}, the ledger says {wanted.get(column)!r}"

@@ -1,0 +1,198 @@
+"""What a killed change leaves is told from what somebody put there; an erasure not finished is never passed over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import Command, copy_run, query, small_spec
+from sifu.api import verify_run
+from sifu.store import writer
+from sifu.store.writer import SCRUB_FILE, RunWriter
+
+FORGOTTEN = "client-003"
+
+
+class Killed(BaseException):
+    """What a process that is killed does not come back from."""
+
+
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("leftovers") / "run"
+    sifu.train(small_spec(keep={"models": 6, "updates_every": 2}), run=folder)
+    return folder
+
+
+@pytest.fixture
+def kept(kept_run: Path, tmp_path: Path) -> Path:
+    return copy_run(kept_run, tmp_path / "run")
+
+
+def killed_after(folder: Path, kind: str, change: Callable[[sifu.Run], Any]) -> None:
+    """Do something, and end right after an event of this kind is in the database, before any file is deleted."""
+    real = writer.write_head
+
+    def kill(place: Path, event: Any) -> None:
+        if event.kind == kind:
+            raise Killed
+        real(place, event)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "write_head", kill)
+        with pytest.raises(Killed):
+            change(sifu.open_run(folder))
+
+
+def forget(retention: str = "paper") -> Callable[[sifu.Run], Any]:
+    return lambda run: run.forget([FORGOTTEN], "mine", sigma=0.05, retention=retention)
+
+
+def dropped(folder: Path) -> set[str]:
+    """The files that the last event dropped."""
+    content = json.loads(query(folder, "SELECT payload FROM events ORDER BY seq DESC LIMIT 1")[0][0])
+    models = {f"models/{node}.safetensors" for node in content.get("dropped_models", [])}
+    return models | {f"updates/{file}" for file in content.get("dropped_updates", [])}
+
+
+def test_a_kill_in_mid_rollback_is_noted_until_the_next_writer(kept: Path, cli: Command) -> None:
+    killed_after(kept, "rolled back", forget())
+    left = dropped(kept)
+    assert any(one.startswith("models") for one in left)
+    assert any(one.startswith("updates") for one in left)
+    found = verify_run(kept)
+    assert found.problems == []
+    assert {one.file for one in found.leftovers} == left
+    assert all("dropped it" in one.why for one in found.leftovers)
+    answer = cli("verify", kept)
+    assert answer.code == 0
+    assert "as an interrupted command leaves them" in " ".join(answer.out.split())
+    told = json.loads(cli("verify", kept, "--format", "json").out)
+    assert told["holds"] is True
+    assert {one["file"] for one in told["leftovers"]} == left
+    RunWriter.open(kept).close()
+    assert not any((kept / one).exists() for one in left)
+    found = verify_run(kept)
+    assert (found.problems, found.leftovers, found.notes) == ([], [], [])
+
+
+def test_an_erased_model_that_came_back_is_no_leftover(kept: Path) -> None:
+    """The same bytes under the same name, once the sweep has been over them; and under any other name."""
+    killed_after(kept, "rolled back", forget())
+    name = min(one for one in dropped(kept) if one.startswith("models/"))
+    stolen = (kept / name).read_bytes()
+    sifu.open_run(kept).forget()
+    assert verify_run(kept).problems == []
+    (kept / name).write_bytes(stolen)
+    assert any(name in one and "erased" in one for one in verify_run(kept).problems)
+    (kept / name).unlink()
+    for other in ("models/9999.safetensors", "models/.tmp-9999.safetensors", "updates/9999.0.0.safetensors"):
+        (kept / other).write_bytes(stolen)
+        assert any(other in one and name in one for one in verify_run(kept).problems), other
+        (kept / other).unlink()
+    assert verify_run(kept).problems == []
+
+
+@pytest.mark.parametrize("harm", ["other bytes", "missing model", "changed model", "missing updates", "in a folder"])
+def test_leftovers_excuse_nothing_else(kept: Path, harm: str) -> None:
+    killed_after(kept, "rolled back", forget())
+    left = sorted(dropped(kept))
+    tip = kept / "models" / f"{query(kept, 'SELECT MAX(node) FROM models')[0][0]}.safetensors"
+    if harm == "other bytes":
+        (kept / left[0]).write_bytes(b"something else")
+    elif harm == "missing model":
+        tip.unlink()
+    elif harm == "changed model":
+        tip.write_bytes(tip.read_bytes()[:-1] + b"\0\1")
+    elif harm == "missing updates":
+        (kept / "updates" / query(kept, "SELECT file FROM updates")[0][0]).unlink()
+    else:
+        (kept / "models" / "more").mkdir()
+        shutil.copyfile(kept / left[0], kept / "models" / "more" / "9999.safetensors")
+    assert verify_run(kept).problems
+
+
+@pytest.mark.parametrize("how", ["strict", "purge"])
+def test_an_erasure_for_good_that_was_cut_short_fails_until_it_is_finished(kept: Path, cli: Command, how: str) -> None:
+    if how == "strict":
+        killed_after(kept, "rolled back", forget("strict"))
+    else:
+        sifu.open_run(kept).forget([FORGOTTEN], "mine", sigma=0.5)
+        killed_after(kept, "purged", lambda run: run.purge())
+    left = dropped(kept)
+    assert left
+    found = verify_run(kept)
+    assert all(any(name in one and "for good" in one for one in found.problems) for name in left)
+    assert any(one.startswith("erasure: ") for one in found.problems)
+    assert found.leftovers == []
+    assert cli("verify", kept).code == 3
+    RunWriter.open(kept).close()
+    assert verify_run(kept).problems == []
+
+
+def test_a_log_that_still_holds_pages_is_named(kept: Path) -> None:
+    """All files are gone, but a reader kept the database from being written anew: purged is not yet erased."""
+    sifu.open_run(kept).forget([FORGOTTEN], "mine", sigma=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "scrub_database", lambda connection: False)
+        assert not sifu.open_run(kept).purge().complete
+    assert [one.partition(":")[0] for one in verify_run(kept).problems] == ["erasure"]
+    assert sifu.open_run(kept).purge().complete
+    assert verify_run(kept).problems == []
+
+
+def test_a_strict_request_tries_again_when_it_is_done(kept: Path) -> None:
+    """Somebody read the run at the very moment: the end of the retraining finishes what its beginning could not."""
+    real, calls = writer.scrub_database, []
+
+    def first_in_vain(connection: Any) -> bool:
+        calls.append(1)
+        return len(calls) > 1 and real(connection)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "scrub_database", first_in_vain)
+        forget("strict")(sifu.open_run(kept))
+    assert len(calls) == 2
+    assert not (kept / SCRUB_FILE).exists()
+    assert verify_run(kept).problems == []
+
+
+def test_an_erasure_that_never_began_is_a_leftover(kept: Path) -> None:
+    """The mark is written before the event: a kill in between has erased nothing, and claims nothing."""
+    (kept / SCRUB_FILE).touch()
+    found = verify_run(kept)
+    assert found.problems == []
+    assert [one.file for one in found.leftovers] == [SCRUB_FILE]
+
+
+def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None:
+    """They used to pass without a word."""
+    for name in ("models/9999.safetensors", "models/.tmp-9998.safetensors", "updates/9999.0.0.safetensors"):
+        (kept / name).write_bytes(b"half a model")
+    found = verify_run(kept)
+    assert found.problems == []
+    assert len(found.leftovers) == 3
+    assert len(found.notes) == 1
+    for name in ("models/007.safetensors", "models/notes.txt", "updates/1.0.7.safetensors"):
+        (kept / name).write_bytes(b"no file of ours")
+        assert any(name in one for one in verify_run(kept).problems), name
+        (kept / name).unlink()
+
+
+def test_a_kill_before_certificates_are_written_is_noted(kept: Path) -> None:
+    """They are in the database, signed and checked; the next writer writes the files."""
+    killed_after(kept, "request done", forget())
+    found = verify_run(kept)
+    assert found.problems == []
+    assert sum("is not there yet" in one for one in found.notes) == 2
+    RunWriter.open(kept).close()
+    assert verify_run(kept).notes == []
+    sifu.open_run(kept).rotate_key()  # from now on the file can only have been taken away
+    (kept / "certificates" / "mine.public.json").unlink()
+    assert verify_run(kept).problems == ["certificates: the file mine.public.json is missing"]
