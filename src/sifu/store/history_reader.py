@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +16,21 @@ from sifu.core.errors import RunDamagedError
 from sifu.store.connection import RunConnection, Version
 from sifu.store.database import UNUSABLE
 from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
+
+_TURN = threading.Lock()
+TURN_SECONDS = 10.0
+"""How long a thread waits for its turn; after that it reads beside the others, which is slow and never wrong."""
+
+
+@contextmanager
+def _in_turn() -> Iterator[None]:
+    """Threads of a process read many rows one after the other: the interpreter may change hands at every row."""
+    mine = _TURN.acquire(timeout=TURN_SECONDS)
+    try:
+        yield
+    finally:
+        if mine:
+            _TURN.release()
 
 
 @dataclass(frozen=True)
@@ -103,7 +120,8 @@ class HistoryReader(RunConnection):
             sql += f" WHERE node >= {int(first)}"
         try:
             # Straight into an array: as tuples a million rows would take hundreds of megabytes.
-            found = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
+            with _in_turn():
+                found = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
         except UNUSABLE as error:
             raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
         return ParticipationRows(

@@ -1,0 +1,40 @@
+"""Many threads read participations at once: each gets all of them, and nobody waits forever for a turn."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from sifu.store import history_reader
+from sifu.store.reader import RunReader
+
+
+def test_threads_read_the_same_rows_in_turn(trained_run: Path) -> None:
+    found: list[int] = []
+
+    def read() -> None:
+        reader = RunReader(trained_run)
+        try:
+            found.append(reader.participation().nodes.size)
+        finally:
+            reader.close()
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert found[0] > 0
+
+
+def test_a_turn_that_never_comes_holds_nobody_up(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_reader, "TURN_SECONDS", 0.01)
+    reader = RunReader(trained_run)
+    with history_reader._TURN:
+        assert reader.participation().nodes.size > 0
+    assert not history_reader._TURN.locked()
+    reader.close()
