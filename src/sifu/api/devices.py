@@ -17,8 +17,11 @@ Precision = Literal["float32", "tf32", "tf32x3"]
 DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "tf32x3")
 """As in `sifu.sim.lanes`, which loads torch: a wrong one is refused before."""
-WORTH_A_GPU = 2**22
-"""Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model."""
+WORTH_A_GPU = 2**20
+"""Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model.
+
+Measured (`benchmarks/gpu_worth.py`): rounds are faster on a GPU from far fewer on, but a command starts a second later.
+"""
 GPU = "cuda"
 
 
