@@ -5,8 +5,8 @@
 Lanes run as they always do, with tracking on, while torch's profiler records every kernel and copy. A kernel's share is
 of the time in which the device was busy; FLOP/s count the products of the network, not what a kernel adds by padding.
 "Gaps" is time between the first and the last kernel in which nothing ran. Host times are processor time of threads,
-what the driver spends while they wait included: those that look at rounds share one interpreter, so if their sum stays below
-the time a round takes, Python is not in the way.
+what the driver spends while they wait included: those that look at rounds share one interpreter, so if their sum stays
+below the time a round takes, Python is not in the way.
 """
 
 from __future__ import annotations
