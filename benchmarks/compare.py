@@ -7,10 +7,12 @@ Two workloads, training only, float32, FedAvg:
 What a run does:
   1. writes both workloads to .bench/workloads: real data if SIFU_DATA or --data names a folder with mnist.npz and
      cifar10.npz (or the official files), synthetic data of the same shape otherwise;
-  2. runs each contestant once for each number of threads. This chooses its faster setting, and checks its work: the
-     number of samples trained on, the loss and the way the model went must be those of the plain loop;
-  3. runs all contestants in turn, each in a fresh process of its own environment, and repeats the list;
-  4. prints medians with their spread, writes benchmarks/results/cpu.json, draws docs/images/speed.png.
+  2. runs each contestant once for each number of threads and checks its work: the number of samples trained on, the
+     loss and the way the model went must be those of the plain loop;
+  3. runs all contestants in turn, with each number of threads, each in a fresh process of its own environment, and
+     repeats the list;
+  4. prints medians with their spread, of each contestant's faster number of threads, writes
+     benchmarks/results/cpu.json, draws docs/images/speed.png.
 
 A contestant that cannot be installed, fails or does other work is reported as such.
 
@@ -29,7 +31,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,22 +76,19 @@ def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *
     return call([str(contestant.python), script, str(workload), *options, *contestant.options, *extra])
 
 
-def choose(contestant: Contestant, setting: workloads.Setting, workload: Path, threads: list[int]) -> Measured:
-    """Check a contestant's work and choose the faster number of threads."""
-    runs = [once(contestant, workload, count, QUICK, "--check") for count in threads]
-    good = [run for run in runs if "problem" not in run]
-    if not good:
-        return Measured(contestant.key, contestant.title, setting.name, contestant.peer, problem=runs[0]["problem"])
-    best = min(good, key=lambda run: run["seconds_a_round"])
-    return Measured(
-        contestant.key,
-        contestant.title,
-        setting.name,
-        contestant.peer,
-        threads=best["threads"],
-        versions=best["versions"],
-        check={key: best[key] for key in ("samples_a_round", "loss", "moved")},
-    )
+def check(contestant: Contestant, setting: workloads.Setting, workload: Path, threads: int) -> Measured:
+    """What a contestant does with so many threads, not yet timed."""
+    row = Measured(contestant.key, contestant.title, setting.name, contestant.peer, threads=threads)
+    found = once(contestant, workload, threads, QUICK, "--check")
+    if "problem" in found:
+        return replace(row, problem=found["problem"])
+    seen = {key: found[key] for key in ("samples_a_round", "loss", "moved")}
+    return replace(row, versions=found["versions"], check=seen)
+
+
+def fastest(rows: Sequence[Measured]) -> Measured:
+    """Of one contestant on one workload: the number of threads with the best median, or what went wrong."""
+    return max(rows, key=lambda row: row.median if row.rounds_a_second and not row.problem else -1.0)
 
 
 def judge(one: Measured, plain: Measured | None, setting: workloads.Setting) -> Measured:
@@ -144,20 +143,21 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
         files[name], sources[name] = FOLDER / "workloads" / f"{name}.npz", workload.source
         workloads.save(workload, files[name])
         console.print(f"{name}: {workload.setting.title}; data: {workload.source}")
-    measured: dict[tuple[str, str], Measured] = {}
+    measured: dict[tuple[str, str, int], Measured] = {}
     for name in chosen.workloads:
         setting = workloads.SETTINGS[name]
         for one in contestants:
             problem = problems.get(one.key)
             if not problem and not one.python.exists():
                 problem = "not installed: run make bench, or compare.py --install"
-            if problem:
-                measured[name, one.key] = Measured(one.key, one.title, name, one.peer, problem=problem)
-            else:
-                measured[name, one.key] = choose(one, setting, files[name], chosen.threads)
-            console.print(f"checked {one.title} on {name}: {measured[name, one.key].said()}")
-        for one in contestants:
-            measured[name, one.key] = judge(measured[name, one.key], measured.get((name, "plain")), setting)
+            for threads in chosen.threads:
+                row = Measured(one.key, one.title, name, one.peer, threads=threads, problem=problem)
+                row = row if problem else check(one, setting, files[name], threads)
+                measured[name, one.key, threads] = row
+                console.print(f"checked {one.title} on {name}: {row.said()}")
+        plain = next((row for (place, key, _), row in measured.items() if (place, key) == (name, "plain")), None)
+        for place in [place for place in measured if place[0] == name]:
+            measured[place] = judge(measured[place], plain, setting)
     peaks: list[dict[str, float]] = []
     for repeat in range(chosen.repeats):
         peaks.append(call([sys.executable, str(BENCHMARKS / "roofline.py"), "--peaks"]))
@@ -165,11 +165,11 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
             # Another one goes first each time, so that nobody always follows the same neighbour.
             turn = repeat % len(contestants)
             for one in contestants[turn:] + contestants[:turn]:
-                row = measured[name, one.key]
-                if row.problem:
-                    continue
-                found = once(one, files[name], row.threads, chosen.seconds)
-                measured[name, one.key] = row.with_run(found)
+                for threads in chosen.threads:
+                    row = measured[name, one.key, threads]
+                    if not row.problem:
+                        found = once(one, files[name], threads, chosen.seconds)
+                        measured[name, one.key, threads] = row.with_run(found)
         console.print(f"repeat {repeat + 1} of {chosen.repeats} done")
         good = [one for one in peaks if "problem" not in one]
         yield Results(
@@ -180,7 +180,11 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
             seconds=chosen.seconds,
             data=sources,
             peaks={key: max(one[key] for one in good) for key in good[0]} if good else {},
-            measured=tuple(measured.values()),
+            measured=tuple(
+                fastest([measured[name, one.key, threads] for threads in chosen.threads])
+                for name in chosen.workloads
+                for one in contestants
+            ),
         )
 
 
