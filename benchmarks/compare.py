@@ -41,6 +41,8 @@ from environments import CONTESTANTS, FOLDER, ROOT, Contestant, install, last_li
 from rich.console import Console
 from summary import Measured, Results, draw, headline_rows, roofline_rows, show, write_results
 
+from sifu.experiments.provenance import commit, processor
+
 BENCHMARKS = ROOT / "benchmarks"
 TIME_LIMIT = 300.0
 QUICK = 1.0
@@ -108,28 +110,12 @@ def judge(one: Measured, plain: Measured | None, setting: workloads.Setting) -> 
 
 def hardware() -> dict[str, Any]:
     """What it ran on."""
-    model = platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = f"{names[0]} ({model})" if names else model
     return {
-        "processor": model,
+        "processor": f"{processor()} ({platform.machine()})",
         "cores": os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
     }
-
-
-def commit() -> str:
-    """The commit measured, marked if files were changed."""
-    result = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    return result.stdout.strip() or "unknown"
 
 
 def run(chosen: argparse.Namespace) -> Iterator[Results]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import time
 from collections import defaultdict
 from datetime import date
@@ -26,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from sifu.core.engine import Engine
 from sifu.core.participation import Participation
+from sifu.experiments.provenance import commit
 from sifu.sim import ModuleModel, SimulatedFederation
 from sifu.sim.gpu.conv_program import PRECISIONS, WeightForm
 from sifu.sim.gpu.device_layout import DeviceLayout
@@ -154,14 +154,6 @@ def show(found: dict[str, Any]) -> None:
             f"  {row['kernel'][:44]:<44} {row['calls a round']:7.1f} {row['us a round']:11.1f} "
             f"{100 * row['share of busy']:6.1f}% {speed}"
         )
-
-
-def commit() -> str:
-    """The commit of the working tree, if there is one."""
-    asked = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
-    return asked.stdout.strip() or "unknown"
 
 
 def main() -> None:

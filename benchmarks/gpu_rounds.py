@@ -26,6 +26,7 @@ from sifu.core.retention import crosses_a_level
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, stream_rounds
 from sifu.core.tracking import SensitivityTracker, summarise_round
+from sifu.experiments.provenance import commit
 from sifu.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
 from sifu.sim.lanes import lane_engines
 from sifu.sim.networks import ConvNet, Convolution
@@ -167,7 +168,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": date.today().isoformat(),
-        "commit": asked.commit or "see the file's history",
+        "commit": asked.commit or commit(),
     }
     for precision in ("tf32", "float32"):
         for lanes in (1, 10):

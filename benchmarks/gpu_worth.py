@@ -13,17 +13,16 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_profile import commit
 from gpu_rounds import random_clients, take
 
 from sifu.core.engine import Engine
 from sifu.core.participation import Participation
+from sifu.experiments.provenance import commit
 from sifu.sim import LinearModel, LocalTraining, SimulatedFederation
 from sifu.sim.lanes import lane_engines
 
@@ -94,12 +93,12 @@ def main() -> None:
         "commit": asked.commit or commit(),
         "settings": [],
     }
-    write: Callable[[], object] = lambda: asked.out and asked.out.write_text(json.dumps(figures, indent=1) + "\n")  # noqa: E731
     for setting in SETTINGS:
         found = measure(*setting, asked.seconds)
         figures["settings"].append(found)
         print(*(f"{name} {value}," for name, value in found.items()), flush=True)
-        write()
+        if asked.out:
+            asked.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

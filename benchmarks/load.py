@@ -26,6 +26,7 @@ from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, T
 from sifu.core.errors import SifuError
 from sifu.core.layout import ModelLayout
 from sifu.core.participation import Participation
+from sifu.experiments.provenance import commit, processor
 
 SIZE = 8
 SHIFT = 1e-3
@@ -191,13 +192,6 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
         }
 
 
-def hardware() -> str:
-    """The processor, as the system names it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    return f"{model}, {os.cpu_count()} cores"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="the whole size")
@@ -207,7 +201,12 @@ def main() -> None:
     sizes = {name: getattr(asked, name) or size for name, size in (FULL if asked.full else USUAL).items()}
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     result = measure(**sizes, batch=max(1, sizes["requests"] // 10))
-    print(json.dumps({"date": began, "hardware": hardware(), **result}, indent=1))
+    print(
+        json.dumps(
+            {"date": began, "commit": commit(), "hardware": f"{processor()}, {os.cpu_count()} cores", **result},
+            indent=1,
+        )
+    )
     if result["problems"]:
         raise SystemExit(3)
 

@@ -25,7 +25,6 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.data import from_dataset, frozen_features, load, partition, trained_convolutions
+from sifu.experiments.provenance import commit
 from sifu.methods.noised import noised_model
 from sifu.methods.plan import Plan
 from sifu.methods.training import retrain_unrecorded
@@ -423,11 +423,7 @@ def write_page(page: Path, results: list[dict[str, Any]], made: str) -> None:
 
 def where() -> str:
     """Hardware, date and commit, in one line."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
-    ).stdout.strip()
-    cores = os.cpu_count()
-    return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {cores} cores, CPU only, commit {commit or 'unknown'}"
+    return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, CPU only, commit {commit()}"
 
 
 def main() -> None:

@@ -39,11 +39,13 @@ def provenance(device: str, command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the code, with a + when files were changed; the version where there is no repository."""
-    here = Path(__file__).resolve().parent
+    """The commit of the code, with a + when a file of the package was changed; the version where there is none."""
+    here = Path(__file__).resolve()
+    package = here.parents[1]
     try:
-        head = _git(here, "rev-parse", "--short=10", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".")
+        _git(package, "ls-files", "--error-unmatch", str(here))  # an installed copy may lie inside another repository
+        head = _git(package, "rev-parse", "--short=10", "HEAD")
+        changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return f"version {__version__}"
     return head + ("+" if changed else "")

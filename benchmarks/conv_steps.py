@@ -1,0 +1,99 @@
+"""A local step of B alone, in two threads at once and in two processes at once: what sharing an interpreter costs.
+
+    python benchmarks/conv_steps.py [--turns 5]
+
+A step is the gradient of a batch of 20 images of CIFAR-10's network, in pieces of 10 as the CPU's trainer cuts it,
+and in one piece. One thread of torch each. Milliseconds a step, medians of the turns, smallest and largest in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import queue
+import statistics
+import threading
+import time
+from typing import Any
+
+import torch
+
+from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, prepare
+from sifu.sim.networks import CONV_NETS
+
+BATCH, STEPS = 20, 40
+
+
+def steps(piece: int, begin: Any, found: Any) -> None:
+    """Put the milliseconds of a step into `found`, after everyone at `begin` is ready."""
+    torch.set_num_threads(1)
+    network = CONV_NETS["cnn_cifar10"]((3, 32, 32), 10)
+    generator = torch.Generator().manual_seed(1)
+    parameters = parameter_views(network, 0.05 * torch.randn(network.parameters, generator=generator))
+    gradients = parameter_views(network, torch.zeros(network.parameters))
+    images = padded_images(network, torch.randn((BATCH, 3, 32, 32), generator=generator))
+    labels = torch.arange(BATCH) % 10
+    one_pass = ConvPass(network, piece, torch.float32)
+
+    def step() -> None:
+        prepared = prepare(network, parameters)
+        for rows in torch.arange(BATCH).split(piece):
+            one_pass.gradient(images, rows, labels[rows], BATCH, [None], parameters, prepared, gradients)
+
+    for _ in range(5):
+        step()
+    begin.wait()
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    found.put(1000 * (time.perf_counter() - began) / STEPS)
+
+
+def in_threads(piece: int, count: int) -> float:
+    """Mean milliseconds of a step of `count` threads at once."""
+    begin, found = threading.Barrier(count), queue.Queue[float]()
+    threads = [threading.Thread(target=steps, args=(piece, begin, found)) for _ in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return statistics.mean(found.get() for _ in threads)
+
+
+def in_processes(piece: int, count: int) -> float:
+    """Mean milliseconds of a step of `count` processes at once."""
+    context = multiprocessing.get_context("spawn")
+    begin, found = context.Barrier(count), context.Queue()
+    processes = [context.Process(target=steps, args=(piece, begin, found)) for _ in range(count)]
+    for one in processes:
+        one.start()
+    times = [found.get() for _ in processes]
+    for one in processes:
+        one.join()
+    return statistics.mean(times)
+
+
+def main() -> None:
+    """Print a line for each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=5)
+    asked = parser.parse_args()
+    ways = {
+        f"{title}, pieces of {piece}": (run, piece, count)
+        for piece in (BATCH // 2, BATCH)
+        for title, run, count in (
+            ("alone", in_threads, 1),
+            ("two threads", in_threads, 2),
+            ("two processes", in_processes, 2),
+        )
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(asked.turns):
+        for name, (run, piece, count) in ways.items():
+            times[name].append(run(piece, count))
+    for name, found in times.items():
+        print(f"{name:28s} {statistics.median(found):6.2f} ms ({min(found):.2f} to {max(found):.2f})")
+
+
+if __name__ == "__main__":
+    main()
