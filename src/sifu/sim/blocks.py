@@ -47,8 +47,9 @@ class Block:
     """Padded data of some clients, steps and outputs last but one.
 
     `x` (clients, rows, width) has the bias column as its last; `targets` (clients, outputs, rows) are encoded;
-    `row_weights` are 1/n_i on the n_i true rows and 0 on padding, one number where all n_i are equal. `gram` is x x'
-    a client where steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded up.
+    `row_weights` are 1/n_i on the n_i true rows and 0 on padding, one number where all n_i are equal. `gram` is x x' a
+    client where steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded
+    up.
     """
 
     clients: ClientIndices

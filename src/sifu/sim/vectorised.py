@@ -195,19 +195,16 @@ class VectorisedTrainer:
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
             residual = self._objective.residual(scores, targets, dim=1)
-            if dual is None:
-                dual = torch.zeros_like(first)
             if plain and rows is None:  # `descend` in one pass instead of two
-                if isinstance(row_weights, float):
-                    dual.sub_(residual, alpha=training.rate * row_weights)
-                else:
-                    dual.addcmul_(residual, row_weights, value=-training.rate)
+                dual = _add_scaled(dual, residual, -training.rate * row_weights)
                 continue
             gradient = residual.mul_(row_weights)
             if rows is not None:
                 gradient = rows.spread(gradient, first)
             share, share_velocity = training.descend(share, 0.0, share_velocity)
-            dual, dual_velocity = training.descend(dual, gradient, dual_velocity)
+            dual, dual_velocity = training.descend(
+                torch.zeros_like(first) if dual is None else dual, gradient, dual_velocity
+            )
         assert dual is not None
         return dual
 
@@ -249,6 +246,13 @@ class Rows:
 
 
 _Batches = Sequence[tuple[Rows | None, RowWeights]]
+
+
+def _add_scaled(total: Tensor | None, values: Tensor, scale: RowWeights) -> Tensor:
+    """total + scale * values in the memory of one of them; None is a total of zeros."""
+    if total is None:
+        return values.mul_(scale)
+    return total.addcmul_(values, scale) if isinstance(scale, Tensor) else total.add_(values, alpha=scale)
 
 
 def _turned(model: Tensor) -> Tensor:
