@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, prepare
+from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, prepare, room_to_prepare
 from sifu.sim.networks import CONV_NETS
 
 BATCH, STEPS = 20, 40
@@ -33,10 +33,10 @@ def steps(piece: int, begin: Any, found: Any) -> None:
     gradients = parameter_views(network, torch.zeros(network.parameters))
     images = padded_images(network, torch.randn((BATCH, 3, 32, 32), generator=generator))
     labels = torch.arange(BATCH) % 10
-    one_pass = ConvPass(network, piece, torch.float32)
+    one_pass, room = ConvPass(network, piece, torch.float32), room_to_prepare(network, torch.float32)
 
     def step() -> None:
-        prepared = prepare(network, parameters)
+        prepared = prepare(network, parameters, room)
         for rows in torch.arange(BATCH).split(piece):
             one_pass.gradient(images, rows, labels[rows], BATCH, [None], parameters, prepared, gradients)
 

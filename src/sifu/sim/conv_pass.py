@@ -47,10 +47,17 @@ def parameter_views(network: ConvNet, flat: Tensor) -> Parameters:
     return views
 
 
-def prepare(network: ConvNet, parameters: Parameters) -> list[Tensor]:
-    """The convolutions' weights as their tiles want them; needed once for a model."""
-    convolutions = zip(network.convolution_layers, parameters, strict=False)
-    return [tiles_kind(layer).prepare(weight) for layer, (weight, _) in convolutions]
+def room_to_prepare(network: ConvNet, dtype: torch.dtype) -> list[Tensor]:
+    """Memory for `prepare`, to be used again and again."""
+    return [tiles_kind(layer).room(layer, dtype) for layer in network.convolution_layers]
+
+
+def prepare(network: ConvNet, parameters: Parameters, room: list[Tensor] | None = None) -> list[Tensor]:
+    """The convolutions' weights as their tiles want them, in `room` where there is some; needed once for a model."""
+    prepared = room_to_prepare(network, parameters[0][0].dtype) if room is None else room
+    for layer, (weight, _), place in zip(network.convolution_layers, parameters, prepared, strict=False):
+        tiles_kind(layer).prepare(weight, place)
+    return prepared
 
 
 def padded_images(network: ConvNet, images: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
 from sifu.sim.batches import batch_sequence
 from sifu.sim.clients import CheckedClient
-from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, pass_order, prepare
+from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, pass_order, prepare, room_to_prepare
 from sifu.sim.dropout import dropout_key, kept_units
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.networks import ConvNet
@@ -166,7 +166,7 @@ class ConvTrainer:
         size = self._network.parameters
         share = slice(size * member // team, size * (member + 1) // team)
         for step, batch in enumerate(local.batches):
-            prepared = prepare(self._network, local.parameters)
+            prepared = prepare(self._network, local.parameters, passes.room)
             pieces = self._pieces(batch.numel())
             for number in range(min(SUMS, len(pieces))):
                 if number % team == member:
@@ -234,6 +234,7 @@ class _Passes:
         self._by_size: dict[int, ConvPass] = {}
         self.flat_gradient = torch.empty(network.parameters, dtype=dtype)
         self.gradients = parameter_views(network, self.flat_gradient)
+        self.room = room_to_prepare(network, dtype)
 
     def of(self, samples: int) -> ConvPass:
         """The buffers for `samples` samples."""

@@ -17,6 +17,7 @@ pass is a hundred short operations, and making a view costs as much as starting 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -114,14 +115,17 @@ class DenseTiles(Tiles):
         self._will_add_up(self._cut.permute(3, 4, 0, 1, 2, 5))
 
     @staticmethod
-    def prepare(weights: Tensor) -> Tensor:
-        """Weights (3, 3, in, out) as (place in the tile, 4 x 4 x in, out)."""
-        _, _, channels, outputs = weights.shape
-        spread = weights.new_zeros((2, 2, 4, 4, channels, outputs))
+    def room(layer: ConvLayer, dtype: torch.dtype) -> Tensor:
+        """Where `prepare` puts weights: (place in the tile, 4 x 4 x in, out)."""
+        return torch.zeros((4, 16 * layer.channels_in, layer.channels_out), dtype=dtype)
+
+    @staticmethod
+    def prepare(weights: Tensor, room: Tensor) -> None:
+        """Put weights (3, 3, in, out) to their four places; between them `room` stays zero."""
+        spread = room.view(2, 2, 4, 4, *weights.shape[2:])
         for down in (0, 1):
             for right in (0, 1):
                 spread[down, right, down : down + 3, right : right + 3] = weights
-        return spread.view(4, 16 * channels, outputs)
 
     def forward(self, prepared: Tensor) -> None:
         """Fill `planes` from `images`."""
@@ -150,6 +154,11 @@ _FROM_PATCHES = _square([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -
 _FROM_WEIGHTS = _square([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 
 
+@functools.cache
+def _from_weights(dtype: torch.dtype) -> Tensor:
+    return _FROM_WEIGHTS.to(dtype)
+
+
 class WinogradTiles(Tiles):
     """Patches, weights and tiles transformed so that a convolution is 16 products of matrices."""
 
@@ -157,7 +166,7 @@ class WinogradTiles(Tiles):
         super().__init__(layer, samples, dtype, wants_input_gradient=wants_input_gradient)
         channels, outputs = layer.channels_in, layer.channels_out
         self._to_tiles, self._from_patches = _TO_TILES.to(dtype), _FROM_PATCHES.to(dtype)
-        self._to_weights = _FROM_WEIGHTS.to(dtype).t()
+        self._to_weights = _from_weights(dtype).t()
         self._from_tiles, self._to_patches = self._to_tiles.t(), self._from_patches.t()
         self._cut = torch.empty((4, 4, *self._grid), dtype=dtype)
         self._cut_rows = self._cut.view(16, -1)
@@ -171,9 +180,14 @@ class WinogradTiles(Tiles):
         self._will_add_up(self._cut)
 
     @staticmethod
-    def prepare(weights: Tensor) -> Tensor:
-        """Weights (3, 3, in, out) as (16, in, out)."""
-        return (_FROM_WEIGHTS.to(weights.dtype) @ weights.reshape(9, -1)).view(16, *weights.shape[2:])
+    def room(layer: ConvLayer, dtype: torch.dtype) -> Tensor:
+        """Where `prepare` puts weights: (16, in, out)."""
+        return torch.empty((16, layer.channels_in, layer.channels_out), dtype=dtype)
+
+    @staticmethod
+    def prepare(weights: Tensor, room: Tensor) -> None:
+        """Transform weights (3, 3, in, out)."""
+        torch.mm(_from_weights(weights.dtype), weights.view(9, -1), out=room.view(16, -1))
 
     def forward(self, prepared: Tensor) -> None:
         """Fill `planes` from `images`."""
