@@ -25,6 +25,8 @@ Scores = NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)
+_STIRS = tuple((np.uint64(shift), np.uint64(one)) for shift, one in zip(SHIFTS, MULTIPLIERS, strict=False))
+_LAST_SHIFT = np.uint64(SHIFTS[2])
 
 
 def mix(values: Scores) -> Scores:
@@ -39,14 +41,14 @@ def mix(values: Scores) -> Scores:
 
 def _stir(values: Scores, scratch: Scores) -> Scores:
     """All of `mix` but its last shift, in place: the first 31 bits are already those of the score."""
-    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
-        values ^= np.right_shift(values, np.uint64(shift), out=scratch)
-        values *= np.uint64(multiplier)
+    for shift, multiplier in _STIRS:
+        values ^= np.right_shift(values, shift, out=scratch)
+        values *= multiplier
     return values
 
 
 def _finish(values: Scores) -> Scores:
-    values ^= values >> np.uint64(SHIFTS[2])
+    values ^= values >> _LAST_SHIFT
     return values
 
 
@@ -114,6 +116,12 @@ class Places:
             return Places(own, (own.view(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
 
 
+def _scores_of(key: ArrayLike, places: Places) -> Scores:
+    """`scores` of places that are known beforehand."""
+    values = places.steps + np.asarray(key, dtype=np.uint64)  # an array and a number wrap around without a warning
+    return _finish(_stir(values, np.empty_like(values)))
+
+
 def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[NDArray[np.int64], Scores]:
     """Which of `places` have a score under `key` below `limit` (0..2^64), in order, and their scores.
 
@@ -153,7 +161,7 @@ def smallest_scores(key: ArrayLike, places: Places, count: int) -> NDArray[np.in
     if count >= size:
         return np.arange(size)
     if size <= _FEW:
-        return np.sort(np.argsort(scores(key, places.index), kind="stable")[:count])
+        return np.sort(_scores_of(key, places).argsort(kind="stable")[:count])
     expected = count + 8.0 * math.sqrt(count) + 16.0
     near, drawn = scores_below(key, places, fraction_limit(min(1.0, expected / size)))
     if near.size < count:

@@ -46,16 +46,11 @@ def thin(depths: Sequence[int], protected: set[int], limit: int) -> list[int]:
     """
     kept, dropped = sorted(depths), []
     while len(kept) > limit:
-        loose = [
-            (kept[i + 1] - kept[i - 1]) / (kept[i] + 8.0)
-            if kept[i] not in protected and 0 < i < len(kept) - 1
-            else math.inf
-            for i in range(len(kept))
-        ]
-        index = int(np.argmin(loose))
-        if math.isinf(loose[index]):
+        middle = [i for i in range(1, len(kept) - 1) if kept[i] not in protected]
+        if not middle:
             break
-        dropped.append(kept.pop(index))
+        closest = min(middle, key=lambda i: (kept[i + 1] - kept[i - 1]) / (kept[i] + 8.0))
+        dropped.append(kept.pop(closest))
     return dropped
 
 

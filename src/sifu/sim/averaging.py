@@ -35,6 +35,7 @@ u_i is built for that client, which costs n + 2 roundings of F_i instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,10 +46,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.upward import UNIT_ROUNDOFF, enlargement, norm_up, up
-from sifu.sim.blocks import Part
+from sifu.sim.blocks import Part, PartPlaces
 
 Floats = NDArray[np.float64]
-LocalModels = Callable[[], Iterator[tuple[slice | Tensor, Tensor]]]
+LocalModels = Callable[[], Iterator[tuple[PartPlaces, Tensor]]]
 """Trains the participants when called: pairs of (places among them, rows of flat models)."""
 
 KEEP_BYTES = 2**30
@@ -87,11 +88,11 @@ class LocalUpdates(Protocol):
         """How far `weighted_sum`, added up with all others, can be from exact; asked for after `distances`."""
         ...
 
-    def rows(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
         """The u_i themselves: (places, rows); not asked for after `distances`."""
         ...
 
-    def differences(self, mean: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
         """u_i - mean in float64: (places, rows)."""
         ...
 
@@ -101,11 +102,11 @@ class RowUpdates:
 
     def __init__(self, make: LocalModels, keep: bool) -> None:
         self._make, self._keep = make, keep
-        self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
+        self._kept: list[tuple[PartPlaces, Tensor]] | None = None
         self._centred = False
         self._largest = 0.0
 
-    def rows(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
         if self._kept is not None:
             yield from self._kept
             return
@@ -117,7 +118,7 @@ class RowUpdates:
         if self._keep:
             self._kept = made
 
-    def differences(self, mean: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
         if self._centred:
             yield from self.rows()
             return
@@ -139,7 +140,7 @@ class RowUpdates:
         for places, difference in self.differences(mean):
             found = torch.linalg.vector_norm(difference, dim=1).numpy()
             found = _repaired(found, difference.numpy()) * factor
-            norms[_index(places)] = found
+            norms[places] = found
             self._largest = max(self._largest, float(found.max()))
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
@@ -154,20 +155,19 @@ class DualUpdates:
     def __init__(self, part: Part, gram: Tensor, dual: Tensor, keep: bool) -> None:
         self._part, self._gram, self._dual = part, gram, dual
         self._let_go = (lambda: None) if keep else part.let_go
-        self._places = torch.from_numpy(part.places)
         lengths = _repaired(torch.linalg.vector_norm(dual, dim=(1, 2)).numpy(), dual.flatten(1).numpy())
         self._sizes = part.lengths * lengths * enlargement(dual[0].numel() + 4)
         """F_i, rounded up."""
 
-    def rows(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        yield self._places, self._part.pulled_back(self._dual).flatten(1)
+    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
+        yield self._part.places, self._part.pulled_back(self._dual).flatten(1)
 
-    def differences(self, mean: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
         for places, rows in self.rows():
             yield places, rows.sub_(mean)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self._part.summed(self._dual * weights[self._places][:, None, None]).flatten()
+        total = self._part.summed(self._dual * weights[self._part.places][:, None, None]).flatten()
         self._let_go()
         return total
 
@@ -220,16 +220,17 @@ def average(
     sums = [one.weighted_sum(shares) for one in updates]
     mean = sum(sums[1:], start=sums[0])
     step = mean.numpy() if offset is None else offset + mean.numpy()
-    if not bool(np.isfinite(mean.numpy()).all()):
+    mean_norm = _norm_up(mean.numpy())
+    if not (math.isfinite(mean_norm) or np.isfinite(mean.numpy()).all()):
         return Average(step, np.zeros(count), 0.0, None, _not_finite(updates))
     drifts = np.zeros(count)
     if count > 1:  # a single model is its own mean, exactly
         for one in updates:
             one.distances(mean, drifts)
-    mean_norm = _norm_up(mean.numpy())
     mean_error = sum(one.sum_error(weights, mean_norm) for one in updates)
     if count > 1:
-        drifts = np.where(drifts + mean_error > 0.0, np.nextafter(drifts + mean_error, np.inf), 0.0)
+        drifts += mean_error
+        drifts = np.where(drifts > 0.0, np.nextafter(drifts, np.inf), 0.0)
     shift = mean_norm if offset is None else _norm_up(step)
     if mean_error or offset_error:
         shift = up(shift + mean_error + offset_error)
@@ -259,9 +260,10 @@ def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
 
 def _repaired(norms: Floats, rows: Floats) -> Floats:
     """Norms whose squares over- or underflowed, computed again with scaling."""
-    doubtful = np.flatnonzero(~((norms > 1e-140) & (norms < 1e140)))
-    for place in doubtful:
-        norms[place] = _norm_up(rows[place])
+    trusted = (norms > 1e-140) & (norms < 1e140)
+    if not trusted.all():
+        for place in np.flatnonzero(~trusted):
+            norms[place] = _norm_up(rows[place])
     return norms
 
 
@@ -274,16 +276,12 @@ def _norm_up(vector: Floats) -> float:
     return up(norm_up(vector / largest) * largest) if largest > 0.0 else 0.0
 
 
-def _index(places: slice | Tensor) -> slice | NDArray[np.int64]:
-    return places if isinstance(places, slice) else places.numpy()
-
-
 def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:
-    """Places of the participants whose model holds a NaN or an Inf."""
+    """PartPlaces of the participants whose model holds a NaN or an Inf."""
     found: list[int] = []
     for one in updates:
         for places, rows in one.rows():
             if isinstance(places, slice):
-                places = torch.arange(places.start, places.stop)
-            found.extend(places[~torch.isfinite(rows).all(dim=1)].tolist())
+                places = np.arange(places.start, places.stop)
+            found.extend(places[~torch.isfinite(rows).all(dim=1).numpy()].tolist())
     return tuple(sorted(found))

@@ -34,20 +34,29 @@ SHORTEST_RUN = 32
 """Clients that must lie side by side on average before they are looked at run by run."""
 
 
+PartPlaces = slice | NDArray[np.int64]
+"""Which of all that were asked for: a slice where they lie side by side, which is the quicker index."""
+
+
+RowWeights = Tensor | float
+"""Weights (clients, 1, rows) of the rows of some clients, or one for all of them."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Padded data of some clients, steps and outputs last but one.
 
     `x` (clients, rows, width) has the bias column as its last; `targets` (clients, outputs, rows) are encoded;
-    `row_weights` (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` is x x' a client
-    where steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded up.
+    `row_weights` are 1/n_i on the n_i true rows and 0 on padding, one number where all n_i are equal. `gram` is x x' a
+    client where steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded
+    up.
     """
 
     clients: ClientIndices
     samples: NDArray[np.int64]
     x: Tensor
     targets: Tensor
-    row_weights: Tensor
+    row_weights: RowWeights
     gram: Tensor | None
     lengths: NDArray[np.float64]
 
@@ -61,35 +70,56 @@ class Block:
         """X_i' of each client, looked at in place."""
         return self.x.transpose(1, 2).unbind()
 
-    def parts(self, rows: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[Part]:
-        """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for."""
+    def parts(self, rows: NDArray[np.int64], places: NDArray[np.int64] | None = None) -> Iterator[Part]:
+        """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for.
+
+        None where nobody else was.
+        """
         padded, width = self.x.shape[1:]
         count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))
-        gaps = np.flatnonzero(np.diff(rows) != 1) + 1
-        # A few clients missing among many: the runs between them are looked at in place, without a copy.
-        runs = [0, *gaps.tolist(), rows.size] if (gaps.size + 1) * SHORTEST_RUN <= rows.size else [0, rows.size]
+        runs = [0, rows.size]
+        if rows.size >= 2 * SHORTEST_RUN:
+            gaps = np.flatnonzero(np.diff(rows) != 1) + 1
+            # A few clients missing among many: the runs between them are looked at in place, without a copy.
+            if (gaps.size + 1) * SHORTEST_RUN <= rows.size:
+                runs = [0, *gaps.tolist(), rows.size]
         for first, last in itertools.pairwise(runs):
             for start in range(first, last, count):
                 stop = min(start + count, last)
-                yield Part(self, rows[start:stop], places[start:stop])
+                yield Part(self, rows[start:stop], slice(start, stop) if places is None else places[start:stop])
 
 
 class Part:
     """Some clients of a block, with products that copy no more of their samples than pays."""
 
-    def __init__(self, block: Block, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-        self.places = places
-        self.clients, self.samples, self.lengths = block.clients[rows], block.samples[rows], block.lengths[rows]
+    def __init__(self, block: Block, rows: NDArray[np.int64], places: PartPlaces) -> None:
+        self.places, self.size = places, rows.size
         self._block, self._rows = block, rows
         first, last = int(rows[0]), int(rows[-1])
         # Clients that lie side by side are looked at in place.
         self._beside = last - first + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
         self._index = slice(first, last + 1) if self._beside else torch.from_numpy(rows)
-        self.targets, self.row_weights = self._take(block.targets), self._take(block.row_weights)
+        self.targets, weights = self._take(block.targets), block.row_weights
+        self.row_weights = weights if isinstance(weights, float) else self._take(weights)
         self.gram = None if block.gram is None else self._take(block.gram)
         self._x = self._take(block.x) if self._beside else None
         _, padded, width = block.x.shape
         self._one_by_one = not self._beside and padded * width * block.x.element_size() >= COPY_BYTES
+
+    @property
+    def clients(self) -> ClientIndices:
+        """Who they are."""
+        return self._block.clients[self._rows]
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """How many samples each has."""
+        return self._block.samples[self._rows]
+
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """||X_i||_F of each, rounded up."""
+        return self._block.lengths[self._rows]
 
     def _take(self, values: Tensor) -> Tensor:
         """These clients of `values`, a view where they lie side by side."""
@@ -109,7 +139,7 @@ class Part:
 
     def outputs(self, model: Tensor) -> Tensor:
         """X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
-        count, padded, width = self._rows.size, *self._block.x.shape[1:]
+        count, padded, width = self.size, *self._block.x.shape[1:]
         if self._one_by_one and self._x is None:
             found = model.new_empty((count, model.shape[0], padded))
             for own, row in zip(found.unbind(), self._rows.tolist(), strict=True):
@@ -122,7 +152,7 @@ class Part:
         """X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
         if not (self._one_by_one and self._x is None):
             return torch.bmm(dual, self.x)
-        found = dual.new_empty((self._rows.size, dual.shape[1], self._block.x.shape[2]))
+        found = dual.new_empty((self.size, dual.shape[1], self._block.x.shape[2]))
         for own, row, made in zip(dual.unbind(), self._rows.tolist(), found.unbind(), strict=True):
             torch.mm(own, self._block.each[row], out=made)
         return found
@@ -190,6 +220,8 @@ def make_block(
         if gram is not None:
             torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
         lengths[some] = torch.linalg.vector_norm(x[some], dim=(1, 2), dtype=torch.float64).numpy()
-    row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
+    row_weights: RowWeights = 1.0 / padded
+    if not real.all():
+        row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
     targets = targets.transpose(1, 2).contiguous()
     return Block(indices, samples, x, targets, row_weights, gram, lengths * enlargement(padded * width))

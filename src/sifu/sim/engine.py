@@ -231,7 +231,8 @@ class SimulatedFederation:
         if self._reply_rules.on_rejection != "stop" and (found.not_finite or not reach <= self._reply_rules.limit):
             return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
         with np.errstate(over="ignore", invalid="ignore"):
-            new = (exact_start + self._facts.server_rate * found.step).astype(self._layout.dtype)
+            rate = self._facts.server_rate
+            new = (exact_start + (found.step if rate == 1.0 else rate * found.step)).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, participants)
         rounding = self.rounding_allowance(norm_up(exact_start), participants) if self._rounding else 0.0
         updates = None
@@ -264,7 +265,7 @@ class SimulatedFederation:
         """What the participants send back: their models. An engine of less honest clients says something else."""
         models = np.zeros((participants.size, start.size), dtype=self._layout.dtype)
         for places, rows in self._trainer.train(start, position, participants, self._training.steps):
-            models[places if isinstance(places, slice) else places.numpy()] = rows.numpy()
+            models[places] = rows.numpy()
         samples = self._samples[participants].tolist()
         return [
             Reply(client, position, count, model)
@@ -329,7 +330,7 @@ class SimulatedFederation:
         chosen = self._checked_clients(clients, "trained")
         found = np.zeros((chosen.size, start.size), dtype=self._layout.dtype)
         for places, models in self._trainer.train(start, position, chosen, steps):
-            found[places if isinstance(places, slice) else places.numpy()] = models.numpy()
+            found[places] = models.numpy()
         return found
 
     def _average(

@@ -7,7 +7,7 @@ faster paths are tested against.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -32,13 +32,14 @@ SMALL_MODEL = 100_000
 """Below this many parameters threads wait for each other longer than they work."""
 
 
-@contextmanager
-def few_threads(size: int, small: int = SMALL_MODEL) -> Iterator[None]:
+def few_threads(size: int, small: int = SMALL_MODEL) -> AbstractContextManager[None]:
     """One thread for a small model, as many as there were for a large one (or for other work of a `size`)."""
     before = torch.get_num_threads()
-    if size >= small or before == 1:
-        yield
-        return
+    return nullcontext() if size >= small or before == 1 else _one_thread(before)
+
+
+@contextmanager
+def _one_thread(before: int) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         yield

@@ -29,7 +29,7 @@ from sifu.core.participation import ClientIndices
 from sifu.core.upward import UNIT_ROUNDOFF, norm_up
 from sifu.sim.averaging import Average, DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
 from sifu.sim.batches import draw_batches
-from sifu.sim.blocks import Part, cut_into_groups, make_block
+from sifu.sim.blocks import Part, PartPlaces, RowWeights, cut_into_groups, make_block
 from sifu.sim.clients import CheckedClient
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.loop import few_threads
@@ -82,13 +82,13 @@ class VectorisedTrainer:
 
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[PartPlaces, Tensor]]:
         """The local models after `steps` steps, part by part: (places among the participants, rows of models)."""
         model = torch.tensor(start).reshape(self._shape)
         share = _share_after(self._training, steps)
         for part in self._parts(participants):
             updates = self._updates(part, model, position, steps).transpose(1, 2)
-            yield torch.from_numpy(part.places), (updates + share * model).flatten(1)
+            yield part.places, (updates + share * model).flatten(1)
 
     def average(
         self,
@@ -110,7 +110,7 @@ class VectorisedTrainer:
         samples: np.ndarray,
         want_gram: bool,
     ) -> Average:
-        model = torch.tensor(start).reshape(self._shape)
+        model = torch.from_numpy(start).reshape(self._shape)
         parts = list(self._parts(participants))
         keep = want_gram or worth_keeping(participants.size, start.size, 8)
         updates = [self._local_updates(part, model, position, keep, len(parts) == 1) for part in parts]
@@ -124,19 +124,23 @@ class VectorisedTrainer:
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
-        weights = torch.tensor(model).reshape(self._shape).T.contiguous()
+        weights = _turned(torch.from_numpy(model).reshape(self._shape))
         correct, loss_sum = np.zeros(clients.size, dtype=np.int64), np.zeros(clients.size)
         for part in self._parts(clients):
-            scores, real = part.outputs(weights), part.row_weights[:, 0] > 0
-            losses = self._objective.row_loss(scores, part.targets, dim=1).to(torch.float64)
-            loss_sum[part.places] = torch.where(real, losses, 0.0).sum(dim=1).numpy()
-            correct[part.places] = (self._objective.hits(scores, part.targets, dim=1) & real).sum(dim=1).numpy()
+            scores = part.outputs(weights)
+            losses = self._objective.row_loss(scores, part.targets, dim=1)
+            hits = self._objective.hits(scores, part.targets, dim=1)
+            if isinstance(part.row_weights, Tensor):
+                real = part.row_weights[:, 0] > 0
+                losses, hits = torch.where(real, losses, 0.0), hits & real
+            loss_sum[part.places] = losses.sum(dim=1, dtype=torch.float64).numpy()
+            correct[part.places] = hits.sum(dim=1).numpy()
         return correct, loss_sum
 
     def _parts(self, clients: ClientIndices) -> Iterator[Part]:
         """`clients` in parts of the blocks, with their places in that array."""
         if len(self._blocks) == 1:
-            yield from self._blocks[0].parts(self._row_of[clients], np.arange(clients.size))
+            yield from self._blocks[0].parts(self._row_of[clients])
             return
         number = self._block_of[clients]
         for found in np.unique(number):
@@ -147,7 +151,7 @@ class VectorisedTrainer:
         self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool
     ) -> LocalUpdates:
         """Updates of a part in the form that is cheapest to average."""
-        places, steps = torch.from_numpy(part.places), self._training.steps
+        places, steps = part.places, self._training.steps
         if part.gram is None:
             return RowUpdates(
                 lambda: iter([(places, self._updates(part, model, position, steps).flatten(1).to(torch.float64))]), keep
@@ -167,18 +171,21 @@ class VectorisedTrainer:
 
     def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
         """W_K of each client (clients, width, outputs)."""
-        weights, velocity = model.expand(part.places.size, *self._shape), None
+        weights, velocity = model.expand(part.size, *self._shape), None
         for rows, row_weights in batches:
             x = part.x if rows is None else rows.of_samples(part.x)
             targets = part.targets if rows is None else rows(part.targets)
             scores = torch.bmm(x, weights)
-            residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights.transpose(1, 2))
+            if isinstance(row_weights, Tensor):
+                row_weights = row_weights.transpose(1, 2)
+            residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights)
             weights, velocity = self._training.descend(weights, torch.bmm(x.transpose(1, 2), residual), velocity)
         return weights
 
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """V_K of each client, transposed: (clients, outputs, rows)."""
-        first = part.outputs(model.T.contiguous())
+        training, first = self._training, part.outputs(_turned(model))
+        plain = not training.momentum and not training.weight_decay
         share, dual = 1.0, None
         share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
@@ -187,24 +194,28 @@ class VectorisedTrainer:
                 products, outputs, targets = rows.of_samples(gram).transpose(1, 2), rows(first), rows(targets)
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
-            residual = self._objective.residual(scores, targets, dim=1).mul_(row_weights)
+            residual = self._objective.residual(scores, targets, dim=1)
+            if plain and rows is None:  # `descend` in one pass instead of two
+                dual = _add_scaled(dual, residual, -training.rate * row_weights)
+                continue
+            gradient = residual.mul_(row_weights)
             if rows is not None:
-                residual = rows.spread(residual, first)
-            if dual is None:
-                dual = torch.zeros_like(first)
-            share, share_velocity = self._training.descend(share, 0.0, share_velocity)
-            dual, dual_velocity = self._training.descend(dual, residual, dual_velocity)
+                gradient = rows.spread(gradient, first)
+            share, share_velocity = training.descend(share, 0.0, share_velocity)
+            dual, dual_velocity = training.descend(
+                torch.zeros_like(first) if dual is None else dual, gradient, dual_velocity
+            )
         assert dual is not None
         return dual
 
     def _batches(self, part: Part, position: Position, steps: int) -> _Batches:
         """For each step: which rows (None for all of them) and their weights."""
         training = self._training
-        largest = part.row_weights.shape[2]
-        if training.whole_batches(int(part.samples.max())):
+        largest = part.targets.shape[2]
+        if training.whole_batches(largest) or training.whole_batches(int(part.samples.max())):
             return [(None, part.row_weights)] * steps
         drawn = draw_batches(training, part.samples, self._seed, position, self._first_number + part.clients, steps)
-        weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.row_weights.dtype)
+        weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.targets.dtype)
         index = torch.from_numpy(drawn.rows)
         if largest <= MASKED_BATCHES * index.shape[2]:
             # Padding adds nothing to row 0.
@@ -234,7 +245,19 @@ class Rows:
         return torch.zeros_like(like).scatter_add_(2, index, rows)
 
 
-_Batches = Sequence[tuple[Rows | None, Tensor]]
+_Batches = Sequence[tuple[Rows | None, RowWeights]]
+
+
+def _add_scaled(total: Tensor | None, values: Tensor, scale: RowWeights) -> Tensor:
+    """total + scale * values in the memory of one of them; None is a total of zeros."""
+    if total is None:
+        return values.mul_(scale)
+    return total.addcmul_(values, scale) if isinstance(scale, Tensor) else total.add_(values, alpha=scale)
+
+
+def _turned(model: Tensor) -> Tensor:
+    """W' of W, laid out anew by numpy, which takes a third of torch's time for so few columns."""
+    return torch.from_numpy(np.ascontiguousarray(model.numpy().T))
 
 
 def _share_after(training: LocalTraining, steps: int) -> float:
