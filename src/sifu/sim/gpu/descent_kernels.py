@@ -15,16 +15,16 @@ def take_step(
 
     A gradient with one dimension more is summed over its first.
     """
-    velocity = weight
     if not FIRST:
-        velocity = tl.load(velocities + at, mask=real, other=0.0)
+        # Before the gradient is used: where a load stands decides layouts, hence which products and sums are fused.
+        before = tl.load(velocities + at, mask=real, other=0.0)
     if len(gradient.shape) > len(weight.shape):
         gradient = tl.sum(gradient, axis=0)
     gradient = gradient + decay * weight
     if FIRST:
         velocity = gradient
     else:
-        velocity = momentum * velocity + gradient
+        velocity = momentum * before + gradient
     direction = velocity
     if NESTEROV:
         direction = gradient + momentum * velocity
