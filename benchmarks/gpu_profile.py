@@ -27,7 +27,7 @@ from sifu.core.engine import Engine
 from sifu.core.participation import Participation
 from sifu.experiments.provenance import commit
 from sifu.sim import ModuleModel, SimulatedFederation
-from sifu.sim.gpu.conv_program import PRECISIONS, WeightForm
+from sifu.sim.gpu.conv_plan import PRECISIONS, WeightForm
 from sifu.sim.gpu.device_layout import DeviceLayout
 from sifu.sim.lanes import lane_engines
 

@@ -245,6 +245,6 @@ def test_a_lane_is_summed_alike_whoever_runs_beside_it(slots: int) -> None:
     def forms(lanes: int) -> tuple[Any, ...]:
         images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
         made = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=lanes, slots=slots, batch=2, chunk=1)
-        return (*made.forms, *(made.tiles(kernel, 0) for kernel in ("convolve", "input", "weight")))
+        return (*made.plan.forms, *(made.plan.tiles(kernel, 0) for kernel in ("convolve", "input", "weight")))
 
     assert len({forms(lanes) for lanes in (1, 3, 10)}) == 1

@@ -59,7 +59,6 @@ class DeviceLayout:
     hidden: tuple[LinearPlace, ...]
     last: LinearPlace
     size: int
-    convolution_size: int
     entries: NDArray[np.int64]
     """Where each entry of the model's own vector lies on the device."""
 
@@ -91,7 +90,6 @@ class DeviceLayout:
                     one.height_out, one.width_out, *spot,
                 )
             )  # fmt: skip
-        convolution_size = at
         last = network.convolution_layers[-1]
         # torch flattens (channel, row, column); the device has (row, column, channel).
         flat = np.arange(last.features_out).reshape(last.channels_out, -1).T.reshape(-1)
@@ -101,4 +99,4 @@ class DeviceLayout:
             spot = add(weights[:, flat].T), add(layer.bias_at + np.arange(layer.features_out))
             linear.append(LinearPlace(layer.features_in, layer.features_out, *spot))
             flat = np.arange(layer.features_out)
-        return DeviceLayout(tuple(convolutions), tuple(linear[:-1]), linear[-1], at, convolution_size, entries)
+        return DeviceLayout(tuple(convolutions), tuple(linear[:-1]), linear[-1], at, entries)
