@@ -38,7 +38,7 @@ def steps(piece: int, begin: Any, found: Any) -> None:
     def step() -> None:
         prepared = prepare(network, parameters, room)
         for rows in torch.arange(BATCH).split(piece):
-            one_pass.gradient(images, rows, labels[rows], BATCH, [None], parameters, prepared, gradients)
+            one_pass.gradient(images, rows, labels[rows], BATCH, None, parameters, prepared, gradients)
 
     for _ in range(5):
         step()

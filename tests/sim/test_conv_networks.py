@@ -151,7 +151,7 @@ def test_gradients_are_autograds(network):
             rows,
             y,
             6,
-            [None] * len(network.hidden),
+            None,
             parameters,
             prepare(network, parameters),
             parameter_views(network, found),

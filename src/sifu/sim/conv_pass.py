@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sifu.sim.networks import ConvLayer, ConvNet
 from sifu.sim.tiles import inside, padded_shape, tiles_kind, tiles_of, weight_order
 
-_masked = torch.ops.aten.threshold_backward.grad_input
 Parameters = list[tuple[Tensor, Tensor]]
 """Weight and bias of every layer: views into a flat vector in pass order."""
 
@@ -68,96 +64,121 @@ def padded_images(network: ConvNet, images: Tensor) -> Tensor:
     return padded
 
 
-class ConvPass:
-    """The buffers for `samples` samples at a time, and what is done in them."""
+class ConvPass(nn.Module):
+    """The buffers for `samples` samples at a time, and what is done in them.
+
+    Written so that `sifu.sim.scripted` can compile it: lists and numbers instead of the network's description.
+    """
 
     def __init__(self, network: ConvNet, samples: int, dtype: torch.dtype) -> None:
-        self._network = network
-        self._tiles = [
-            tiles_kind(layer)(layer, samples, dtype, wants_input_gradient=number > 0)
-            for number, layer in enumerate(network.convolution_layers)
-        ]
-        self._features = [torch.empty((samples, layer.features_in), dtype=dtype) for layer in network.linear_layers]
-        self._feature_gradients = [torch.empty_like(one) for one in self._features]
-        self._kept = [torch.empty_like(one) for one in self._features[1:]]
-        self.scores = torch.empty((samples, network.outputs), dtype=dtype)
-        self._samples = torch.arange(samples)
-        last = network.convolution_layers[-1]
+        super().__init__()
+        layers, linear = network.convolution_layers, network.linear_layers
+        tiles = [tiles_kind(one)(one, samples, dtype, wants_input_gradient=one is not layers[0]) for one in layers]
+        features = [torch.empty((samples, one.features_in), dtype=dtype) for one in linear]
+        slopes = [torch.empty_like(one) for one in features]
+        last = layers[-1]
         image = (samples, last.height_out, last.width_out, last.channels_out)
-        following = list(zip(network.convolution_layers[1:], self._tiles[1:], strict=True))
-        targets = [inside(layer, tiles.images) for layer, tiles in following] + [self._features[0].view(image)]
-        gradients = [inside(layer, tiles.gradient) for layer, tiles in following if tiles.gradient is not None]
-        gradients.append(self._feature_gradients[0].view(image))
-        self._rectified = [
-            (_Pooled if layer.pool else _Plain)(layer, tiles.planes, target, gradient)
-            for layer, tiles, target, gradient in zip(
-                network.convolution_layers, self._tiles, targets, gradients, strict=True
-            )
-        ]
+        following = list(zip(layers[1:], tiles[1:], strict=True))
+        targets = [inside(layer, one.images) for layer, one in following] + [features[0].view(image)]
+        gradients = [inside(layer, one.gradient) for layer, one in following if one.gradient is not None]
+        gradients.append(slopes[0].view(image))
+        self._images = tiles[0].images
+        self._stages = nn.ModuleList(
+            _Stage(own, (_Pooled if layer.pool else _Plain)(layer, own.planes, target, gradient))
+            for layer, own, target, gradient in zip(layers, tiles, targets, gradients, strict=True)
+        )
+        self._stages_backward = nn.ModuleList(reversed(list(self._stages)))
+        self._first_linear = len(layers)
+        self._features, self._slopes = features, slopes
+        self._factors = [torch.empty_like(one) for one in features]
+        """What dropout multiplies the features by; the first ones are never dropped."""
+        self._scales = [1.0 / (1.0 - one.dropout) for one in linear]
+        self.scores = torch.empty((samples, network.outputs), dtype=dtype)
+        self._minus_one = torch.full((samples, 1), -1.0, dtype=dtype)
 
-    def forward(self, data: Tensor, rows: Tensor, parameters: Parameters, prepared: Sequence[Tensor]) -> None:
+    def forward(
+        self, data: Tensor, rows: Tensor, parameters: list[tuple[Tensor, Tensor]], prepared: list[Tensor]
+    ) -> None:
         """Fill `scores` for some rows of the `padded_images`, without dropout."""
-        self._convolve(data, rows, parameters, prepared)
-        self._score(parameters, [None] * len(self._kept))
+        self._score(data, rows, None, parameters, prepared)
 
+    @torch.jit.export
     def gradient(
         self,
         data: Tensor,
         rows: Tensor,
         labels: Tensor,
         batch: int,
-        kept: Sequence[np.ndarray | None],
-        parameters: Parameters,
-        prepared: Sequence[Tensor],
-        gradients: Parameters,
+        kept: list[Tensor] | None,
+        parameters: list[tuple[Tensor, Tensor]],
+        prepared: list[Tensor],
+        gradients: list[tuple[Tensor, Tensor]],
     ) -> None:
         """Write the rows' part of the gradient of the mean loss over a batch of `batch` samples into `gradients`.
 
-        `kept` has for each hidden layer the units that dropout keeps, or None without dropout.
+        `kept` has for each hidden layer the units that dropout keeps; None without dropout.
         """
-        self._convolve(data, rows, parameters, prepared)
-        self._score(parameters, kept)
+        self._score(data, rows, kept, parameters, prepared)
         torch.softmax(self.scores, 1, out=self.scores)
-        self.scores[self._samples, labels] -= 1.0
-        slope = self.scores.div_(batch)
-        first = len(self._tiles)
-        for number in reversed(range(len(self._network.linear_layers))):
-            weight, _ = parameters[first + number]
-            weight_gradient, bias_gradient = gradients[first + number]
+        slope = self.scores.scatter_add_(1, labels[:, None], self._minus_one).div_(batch)
+        count = len(self._features)
+        for back in range(count):
+            number = count - 1 - back
+            weight, _ = parameters[self._first_linear + number]
+            weight_gradient, bias_gradient = gradients[self._first_linear + number]
             torch.mm(slope.t(), self._features[number], out=weight_gradient)
             torch.sum(slope, 0, out=bias_gradient)
-            slope = torch.mm(slope, weight, out=self._feature_gradients[number])
-            if number:
-                if kept[number - 1] is not None:
-                    slope.mul_(self._kept[number - 1])
-                _masked(slope, self._features[number], 0.0, grad_input=slope)
-        for number in reversed(range(first)):
+            slope = torch.mm(slope, weight, out=self._slopes[number])
+            if number > 0:
+                if kept is not None:
+                    slope.mul_(self._factors[number])
+                torch.ops.aten.threshold_backward(slope, self._features[number], 0.0, grad_input=slope)
+        for back, stage in enumerate(self._stages_backward):
+            number = self._first_linear - 1 - back
             weight_gradient, bias_gradient = gradients[number]
-            self._rectified[number].backward(bias_gradient)
-            self._tiles[number].backward(prepared[number], weight_gradient)
+            stage.backward(prepared[number], weight_gradient, bias_gradient)
 
-    def _convolve(self, data: Tensor, rows: Tensor, parameters: Parameters, prepared: Sequence[Tensor]) -> None:
-        torch.index_select(data, 0, rows, out=self._tiles[0].images)
-        for number, tiles in enumerate(self._tiles):
-            tiles.forward(prepared[number])
-            self._rectified[number].forward(parameters[number][1])
-
-    def _score(self, parameters: Parameters, kept: Sequence[np.ndarray | None]) -> None:
-        linear = self._network.linear_layers
-        for number, (weight, bias) in enumerate(parameters[len(self._tiles) :]):
-            hidden = linear[number].hidden
-            out = self._features[number + 1] if hidden else self.scores
+    def _score(
+        self,
+        data: Tensor,
+        rows: Tensor,
+        kept: list[Tensor] | None,
+        parameters: list[tuple[Tensor, Tensor]],
+        prepared: list[Tensor],
+    ) -> None:
+        torch.index_select(data, 0, rows, out=self._images)
+        for number, stage in enumerate(self._stages):
+            stage(prepared[number], parameters[number][1])
+        last = len(self._features) - 1
+        for number in range(last + 1):
+            weight, bias = parameters[self._first_linear + number]
+            out = self.scores if number == last else self._features[number + 1]
             torch.addmm(bias, self._features[number], weight.t(), out=out)
-            if not hidden:
-                continue
-            out.clamp_min_(0.0)
-            mask = kept[number]
-            if mask is not None:
-                self._kept[number].copy_(torch.from_numpy(mask)).mul_(1.0 / (1.0 - linear[number].dropout))
-                out.mul_(self._kept[number])
+            if number < last:
+                out.clamp_min_(0.0)
+                if kept is not None:
+                    self._factors[number + 1].copy_(kept[number]).mul_(self._scales[number])
+                    out.mul_(self._factors[number + 1])
 
 
-class _Pooled:
+class _Stage(nn.Module):
+    """A convolution and what follows it up to the next one."""
+
+    def __init__(self, tiles: nn.Module, rectified: nn.Module) -> None:
+        super().__init__()
+        self.tiles, self.rectified = tiles, rectified
+
+    def forward(self, prepared: Tensor, bias: Tensor) -> None:
+        self.tiles(prepared)
+        self.rectified(bias)
+
+    @torch.jit.export
+    def backward(self, prepared: Tensor, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
+        self.rectified.backward(bias_gradient)
+        self.tiles.backward(prepared, weight_gradient)
+
+
+class _Pooled(nn.Module):
     """Bias, ReLU and the maximum of each tile, from `planes` into `target`.
 
     Bias comes after the maximum: adding a number changes no order, and a quarter is left to add it to. The maximum is
@@ -166,6 +187,7 @@ class _Pooled:
     """
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
+        super().__init__()
         self._target, self._target_gradient = target, target_gradient
         self._left, self._right = planes[:, 0], planes[:, 1]
         self._pairs = torch.empty_like(planes[0])
@@ -179,7 +201,7 @@ class _Pooled:
         torch.clamp_min(self._top.add_(bias), 0.0, out=self._target)
 
     def backward(self, bias_gradient: Tensor) -> None:
-        _masked(self._target_gradient, self._top, 0.0, grad_input=self._top)
+        torch.ops.aten.threshold_backward(self._target_gradient, self._top, 0.0, grad_input=self._top)
         torch.sum(self._top_rows, 0, out=bias_gradient)
         self._upper.ge_(self._lower).mul_(self._top)
         torch.sub(self._top, self._upper, out=self._lower)
@@ -187,25 +209,26 @@ class _Pooled:
         torch.sub(self._pairs, self._left, out=self._right)
 
 
-class _Plain:
+class _Plain(nn.Module):
     """Bias and ReLU without pooling, from `planes` into `target`; what sticks out of the image is left out."""
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
+        super().__init__()
         self._planes, self._target, self._target_gradient = planes, target, target_gradient
         rows, columns = tiles_of(layer)
         samples, outputs = planes.shape[2], layer.channels_out
         self._image = torch.zeros((samples, 2 * rows, 2 * columns, outputs), dtype=planes.dtype)
         self._by_plane = self._image.view(samples, rows, 2, columns, 2, outputs).permute(2, 4, 0, 1, 3, 5)
         self._inner = self._image[:, : layer.height, : layer.width]
-        self._outer = (self._image[:, layer.height :], self._image[:, :, layer.width :])
+        self._outer = [self._image[:, layer.height :], self._image[:, :, layer.width :]]
 
     def forward(self, bias: Tensor) -> None:
         torch.add(self._planes, bias, out=self._by_plane)
         torch.clamp_min(self._inner, 0.0, out=self._target)
 
     def backward(self, bias_gradient: Tensor) -> None:
-        _masked(self._target_gradient, self._inner, 0.0, grad_input=self._inner)
+        torch.ops.aten.threshold_backward(self._target_gradient, self._inner, 0.0, grad_input=self._inner)
         for outer in self._outer:
             outer.zero_()
-        torch.sum(self._image.view(-1, self._image.shape[-1]), 0, out=bias_gradient)
+        torch.sum(self._image.flatten(0, 2), 0, out=bias_gradient)
         self._planes.copy_(self._by_plane)

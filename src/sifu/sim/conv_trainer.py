@@ -8,6 +8,7 @@ several threads each, which share the pieces of every batch. Five clients on two
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from sifu.sim.dropout import dropout_key, kept_units
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.networks import ConvNet
 from sifu.sim.objectives import OBJECTIVES
+from sifu.sim.scripted import scripted
 from sifu.sim.tiles import bytes_a_sample
 
 PIECE_BYTES = 3 * 2**19
@@ -36,6 +38,9 @@ PIECE_BYTES = 3 * 2**19
 
 SUMS = 4
 """Pieces are added up in this many sums, so at most this many threads share a client."""
+
+SCRIPT_AFTER = 50
+"""A pass that is used this often is compiled, which takes as long as some twenty passes of it."""
 
 CLIENTS_AHEAD = 32
 """Clients trained before their models are handed on, the same for any number of threads."""
@@ -188,17 +193,19 @@ class ConvTrainer:
         step: int,
         number: int,
         pieces: Sequence[tuple[int, int]],
-        prepared: Sequence[Tensor],
+        prepared: list[Tensor],
     ) -> None:
         """Sum `number` of a step: the gradients of every SUMS-th piece from that one on."""
         batch = local.batches[step]
         for low, high in pieces[number::SUMS]:
             first = low == pieces[number][0]
             rows = batch[low:high]
-            kept = [
-                kept_units(key, low, high - low, layer.features_out, layer.dropout) if layer.dropout else None
-                for key, layer in zip(local.keys[step], self._network.linear_layers, strict=False)
-            ]
+            kept = None
+            if self._network.dropout:
+                kept = [
+                    torch.from_numpy(kept_units(key, low, high - low, layer.features_out, layer.dropout))
+                    for key, layer in zip(local.keys[step], self._network.linear_layers, strict=False)
+                ]
             passes.of(high - low).gradient(
                 self._images,
                 rows,
@@ -232,14 +239,18 @@ class _Passes:
     def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
         self._network, self._dtype = network, dtype
         self._by_size: dict[int, ConvPass] = {}
+        self._uses: collections.Counter[int] = collections.Counter()
         self.flat_gradient = torch.empty(network.parameters, dtype=dtype)
         self.gradients = parameter_views(network, self.flat_gradient)
         self.room = room_to_prepare(network, dtype)
 
     def of(self, samples: int) -> ConvPass:
         """The buffers for `samples` samples."""
+        self._uses[samples] += 1
         if samples not in self._by_size:
             self._by_size[samples] = ConvPass(self._network, samples, self._dtype)
+        elif self._uses[samples] == SCRIPT_AFTER:
+            self._by_size[samples] = scripted(self._by_size[samples])
         return self._by_size[samples]
 
 

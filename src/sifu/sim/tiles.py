@@ -11,8 +11,9 @@ maximum over planes. Images are (sample, row, column, channel). Two ways from pa
   4/9 of the multiplications of a plain convolution, as 16 products of matrices. The transforms multiply by the
   Kronecker squares of A', B' and G; their transposes carry gradients back.
 
-Both are exact in exact arithmetic. Buffers and views of them are made once for a number of samples and used again: a
-pass is a hundred short operations, and making a view costs as much as starting one.
+Both are exact in exact arithmetic. They are modules so that `sifu.sim.scripted` can compile them. Buffers and views
+of them are made once for a number of samples and used again: a pass is a hundred short operations, and making a view
+costs as much as starting one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import functools
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sifu.sim.networks import ConvLayer
 
@@ -52,7 +53,7 @@ def inside(layer: ConvLayer, padded: Tensor) -> Tensor:
     return padded[:, edge : edge + layer.height_in, edge : edge + layer.width_in]
 
 
-class Tiles:
+class Tiles(nn.Module):
     """What both ways share: the padded images, their gradient, and where patches lie in them.
 
     `images` are written by whoever comes before, `planes` (2, 2, samples, rows, columns, channels) is the result and,
@@ -60,6 +61,7 @@ class Tiles:
     """
 
     def __init__(self, layer: ConvLayer, samples: int, dtype: torch.dtype, *, wants_input_gradient: bool) -> None:
+        super().__init__()
         rows, columns = tiles_of(layer)
         self.count = samples * rows * columns
         self.images = torch.zeros((samples, *padded_shape(layer)), dtype=dtype)
@@ -78,23 +80,23 @@ class Tiles:
 
     def _will_add_up(self, patch_gradient: Tensor) -> None:
         """Say where the gradient in the patches (4, 4, samples, rows, columns, channels) will be."""
-        self._blocks: list[tuple[Tensor, Tensor]] = []
-        if self.gradient is not None:
-            _, rows, columns, _ = self._grid
-            self._never_first = (self.gradient[:, 2 * rows :], self.gradient[:, :, 2 * columns :])
-            places, low, high = self._patches(self.gradient), slice(0, 2), slice(2, 4)
-            # Patches overlap by two, so within one of these four blocks no place is touched twice.
-            for block in ((low, low), (low, high), (high, low), (high, high)):
-                self._blocks.append((places[block], patch_gradient[block]))
+        if self.gradient is None:
+            return
+        _, rows, columns, _ = self._grid
+        self._never_first = [self.gradient[:, 2 * rows :], self.gradient[:, :, 2 * columns :]]
+        places, low, high = self._patches(self.gradient), slice(0, 2), slice(2, 4)
+        # Patches overlap by two, so within one of these four blocks no place is touched twice.
+        blocks = [(low, low), (low, high), (high, low), (high, high)]
+        self._places = [places[block] for block in blocks]
+        self._found = [patch_gradient[block] for block in blocks]
 
     def _add_up(self) -> None:
         """The gradient in the images from that in the patches."""
         for strip in self._never_first:
             strip.zero_()
-        (places, found), *others = self._blocks
-        places.copy_(found)
-        for places, found in others:
-            places.add_(found)
+        self._places[0].copy_(self._found[0])
+        for block in range(1, 4):
+            self._places[block].add_(self._found[block])
 
 
 class DenseTiles(Tiles):
@@ -135,12 +137,12 @@ class DenseTiles(Tiles):
     def backward(self, prepared: Tensor, weight_gradient: Tensor) -> None:
         """From the gradient in `planes`: that of the weights (3, 3, in, out), and of the images if wanted."""
         torch.bmm(self._four_times_transposed, self._flat_planes, out=self._spread_gradient)
-        first, second, third, fourth = self._kernels
-        torch.add(first, second, out=weight_gradient).add_(third).add_(fourth)
+        torch.add(self._kernels[0], self._kernels[1], out=weight_gradient)
+        weight_gradient.add_(self._kernels[2]).add_(self._kernels[3])
         if self.gradient is not None:
             torch.mm(self._flat_planes[0], prepared[0].t(), out=self._matrix)
-            for plane, weights in zip(self._flat_planes[1:], prepared[1:], strict=True):
-                self._matrix.addmm_(plane, weights.t())
+            for place in range(1, 4):
+                self._matrix.addmm_(self._flat_planes[place], prepared[place].t())
             self._add_up()
 
 
