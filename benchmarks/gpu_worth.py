@@ -1,10 +1,10 @@
-"""Where a GPU begins to pay for a linear model: rounds a second of the same run on the CPU and as a lane on the GPU.
+"""Where a GPU begins to pay: rounds a second of the same run on the CPU and as a lane on the GPU, tracking on.
 
     python benchmarks/gpu_worth.py [--out FILE.json]
 
-Softmax regression in float64, K = 10 steps on all samples of a client, tracking on, everyone taking part or ten clients
-a round. `sifu.api.devices.WORTH_A_GPU` is taken from here: values (samples times features) that the participants of a
-round have between them.
+Softmax regression in float64, K = 10 steps on all samples of a client, everyone taking part or ten clients a round.
+`sifu.api.devices.WORTH_A_GPU` is taken from here: values (samples times features) that the participants of a round have
+between them. Then small networks in float32, on the CPU with the best of 1, 2, 4 and all threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from gpu_rounds import random_clients, take
 from sifu.core.engine import Engine
 from sifu.core.participation import Participation
 from sifu.experiments.provenance import commit
-from sifu.sim import LinearModel, LocalTraining, SimulatedFederation
+from sifu.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
 from sifu.sim.lanes import lane_engines
+from sifu.sim.networks import CONV_NETS
 
 SAMPLES = 20
 SETTINGS = [
@@ -34,12 +35,20 @@ SETTINGS = [
     for participation in ("all", "fixed(10)")
     if participation == "all" or clients > 10
 ]
+NETWORKS = [
+    ("cnn", (1, 28, 28), 100, 100, "fixed(5)", 20, 5),
+    ("cnn", (1, 10, 10), 100, 10, "fixed(5)", None, 5),
+    ("cnn", (1, 10, 10), 4, 4, "all", None, 1),
+    ("cnn_celeba", (1, 10, 10), 100, 4, "fixed(1)", 1, 1),
+    ("cnn_fashion_mnist", (1, 28, 28), 100, 20, "fixed(5)", 20, 5),
+]
+"""Name, image, clients, samples a client, participation, batch, steps."""
 
 
-def rounds_a_second(engine: Engine, seconds: float) -> float:
+def rounds_a_second(engine: Engine, seconds: float, warm: int = 60) -> float:
     """Rounds a second with tracking, after some that warm up."""
-    take(engine, 60, tracked=True)
-    rounds = 60
+    take(engine, warm, tracked=True)
+    rounds = warm
     while True:
         began = time.perf_counter()
         take(engine, rounds, tracked=True)
@@ -77,6 +86,50 @@ def measure(features: int, clients: int, participation: str, seconds: float) -> 
     }
 
 
+def measure_network(
+    name: str,
+    image: tuple[int, int, int],
+    clients: int,
+    samples: int,
+    participation: str,
+    batch: int | None,
+    steps: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """One small network on both devices."""
+    data = random_clients(clients, samples, image, 10, "float32")
+    rule = Participation.parse(participation)
+
+    def make() -> SimulatedFederation:
+        model, training = ModuleModel(CONV_NETS[name](image, 10)), LocalTraining(0.001, steps, batch)
+        return SimulatedFederation(data, model, training, participation=rule, dtype="float32")
+
+    began = time.perf_counter()
+    (lane,) = lane_engines([make()], [data], "cuda")
+    take(lane, 60, tracked=True)
+    first = time.perf_counter() - began
+    on_gpu = rounds_a_second(lane, seconds)
+    lane.close()
+    threads, on_cpu = torch.get_num_threads(), {}
+    for count in sorted({1, 2, 4, threads}):
+        torch.set_num_threads(count)
+        on_cpu[count] = round(rounds_a_second(make(), seconds, 20), 1)
+    torch.set_num_threads(threads)
+    return {
+        "network": name,
+        "image": image,
+        "clients": clients,
+        "samples a client": samples,
+        "participation": participation,
+        "batch": batch or samples,
+        "steps": steps,
+        "CPU, rounds a second by threads": on_cpu,
+        "GPU, rounds a second": round(on_gpu, 1),
+        "GPU, seconds to compile, capture and run 60 rounds": round(first, 1),
+        "GPU / CPU": round(on_gpu / max(on_cpu.values()), 2),
+    }
+
+
 def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,13 +145,19 @@ def main() -> None:
         "date": date.today().isoformat(),
         "commit": asked.commit or commit(),
         "settings": [],
+        "networks": [],
     }
-    for setting in SETTINGS:
-        found = measure(*setting, asked.seconds)
-        figures["settings"].append(found)
+
+    def note(kind: str, found: dict[str, Any]) -> None:
+        figures[kind].append(found)
         print(*(f"{name} {value}," for name, value in found.items()), flush=True)
         if asked.out:
             asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+    for setting in SETTINGS:
+        note("settings", measure(*setting, asked.seconds))
+    for network in NETWORKS:
+        note("networks", measure_network(*network, asked.seconds))
 
 
 if __name__ == "__main__":

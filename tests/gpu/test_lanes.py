@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound, stream_rounds
 from sifu.sim import LocalTraining
 from sifu.sim.clipping import Clipping
+from sifu.sim.gpu.captured import without_collector
 from sifu.sim.gpu.conv_program import ConvProgram
 from sifu.sim.lanes import lane_engines, slots_for
 from sifu.sim.networks import ConvNet, Convolution
@@ -208,6 +211,41 @@ def test_what_cannot_be_a_lane_is_refused(make_federation: Any) -> None:
         lane_engines([one, other], [data, more], DEVICE)
     with pytest.raises(InputError, match="precision"):
         lane_engines([one], [data], DEVICE, "half")
+
+
+def test_a_network_in_float64_is_refused(make_federation: Any) -> None:
+    """It would be computed in float32, and its facts would say float64."""
+    network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
+    federation, data = make_federation(network, dtype="float64")
+    with pytest.raises(InputError, match=r"float32 on a GPU, found model.dtype = 'float64'.*device cpu"):
+        lane_engines([federation], [data], DEVICE)
+
+
+def test_a_program_is_freed_with_its_last_user() -> None:
+    """Its graphs would otherwise be freed by a collection, perhaps while another thread captures."""
+    network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
+    images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    with without_collector():
+        made = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=1, slots=2, batch=2, chunk=1)
+        gone = weakref.ref(made)
+        del made
+        assert gone() is None
+
+
+def test_the_collector_rests_until_the_last_capture_is_done() -> None:
+    assert gc.isenabled()
+    with without_collector():
+        with without_collector():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with without_collector():
+            pass
+        assert not gc.isenabled()  # whoever had turned it off still finds it off
+    finally:
+        gc.enable()
 
 
 def test_slots_hold_every_likely_draw() -> None:

@@ -69,7 +69,7 @@ def test_a_run_may_be_continued_on_the_other_device(tmp_path: Path) -> None:
 def test_auto_leaves_small_linear_models_and_what_lanes_cannot_do_to_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def engine_of(name: str, spec: dict[str, Any]) -> object:
+    def engine_of(name: str, spec: dict[str, Any]) -> Any:
         return sifu.train(spec, run=tmp_path / name, device="auto").engine()
 
     assert not isinstance(engine_of("small", SPEC), LaneEngine)
@@ -77,6 +77,10 @@ def test_auto_leaves_small_linear_models_and_what_lanes_cannot_do_to_the_cpu(
     assert isinstance(engine_of("large", SPEC), LaneEngine)
     with_gram = SPEC | {"keep": {"gram_clients": 2}}
     assert not isinstance(engine_of("gram", with_gram), LaneEngine)
+    assert isinstance(engine_of("network", NETWORK), LaneEngine)
+    precise = NETWORK | {"model": {"kind": "cnn", "dtype": "float64"}}
+    assert engine_of("precise", precise).facts.dtype == "float64"
+    assert not isinstance(engine_of("precise-too", precise), LaneEngine)
     with pytest.raises(InputError, match="gram_clients"):
         sifu.train(with_gram, run=tmp_path / "refused", device="cuda")
     assert not (tmp_path / "refused").exists()

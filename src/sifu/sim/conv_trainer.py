@@ -3,7 +3,8 @@
 A batch is cut into pieces whose buffers fit in a core's cache, and the gradients of the pieces are added in an order
 that depends on the batch alone. So the bits do not depend on how many threads there are or on who else takes part.
 Every thread trains clients of its own; those left over, when the threads do not divide them, are trained by
-several threads each, which share the pieces of every batch. Five clients on two cores: two each, and one together.
+several threads each, which share the pieces of every batch, if it has several. Five clients on two cores: two each,
+and one together.
 """
 
 from __future__ import annotations
@@ -81,17 +82,20 @@ class ConvTrainer:
     ) -> Iterator[tuple[slice, Tensor]]:
         """The local models after `steps` steps, some clients at a time: (places among the participants, rows)."""
         model = torch.from_numpy(start)[self._order]
+        largest = int(self._samples[participants].max(initial=1))
+        # Whoever has no piece of a batch to work on would only wait for the others.
+        most_pieces = len(self._pieces(min(largest, self._training.batch_size or largest)))
         with _crew() as (crew, threads):
             for first in range(0, participants.size, CLIENTS_AHEAD):
                 chosen = participants[first : first + CLIENTS_AHEAD]
                 rows = torch.empty((chosen.size, start.size), dtype=model.dtype)
-                alone = chosen.size - chosen.size % threads
+                left = chosen.size % threads
+                team = min(SUMS, threads // left, most_pieces) if left else 1
+                alone = chosen.size - left if team > 1 else chosen.size
                 waiting = [
                     crew.submit(self._train_alone, model, position, int(client), steps, rows[place])
                     for place, client in enumerate(chosen[:alone])
                 ]
-                left = chosen.size - alone
-                team = min(SUMS, threads // left) if left else 1
                 for place in range(alone, chosen.size):
                     shared = self._begin(self._locals.take(), model, position, int(chosen[place]), steps)
                     meeting = threading.Barrier(team)

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+
+_pauses = 0
+_collects = False
+_counting = threading.Lock()
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Keep Python's collector from running, in any thread, until the last of those who ask for it is done.
+
+    What it finds may hold a graph of an earlier program, and freeing a graph in a thread that captures another one ends
+    the capture with an error.
+    """
+    global _pauses, _collects
+    with _counting:
+        if _pauses == 0:
+            _collects = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _pauses -= 1
+            if _pauses == 0 and _collects:
+                gc.enable()
 
 
 def capture(
@@ -20,7 +49,7 @@ def capture(
         (first or work)()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with without_collector(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph
 
@@ -30,36 +59,40 @@ SEVERAL = 5
 
 
 class CapturedRounds:
-    """Rounds that move a device counter and write history[counter]: run one by one, on a GPU by replaying graphs."""
+    """Rounds that move a device counter and write history[counter]: run one by one, on a GPU by replaying graphs.
 
-    def __init__(self, one_round: Callable[[], None], counter: torch.Tensor, history: torch.Tensor) -> None:
-        self._one_round, self._counter, self._history = one_round, counter, history
+    `one_round` is handed to every call and not kept: it is a method of whoever holds this, and the two would keep each
+    other, with their graphs, until a collection.
+    """
+
+    def __init__(self, counter: torch.Tensor, history: torch.Tensor) -> None:
+        self._counter, self._history = counter, history
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def run(self, rounds: int) -> None:
+    def run(self, one_round: Callable[[], None], rounds: int) -> None:
         """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
         if self._counter.device.type != "cuda":
             self._counter.zero_()
             for _ in range(rounds):
-                self._one_round()
+                one_round()
             return
         several, single = divmod(rounds, SEVERAL)
         wanted = ((SEVERAL, several), (1, single))
         for length, times in wanted:
             if times and length not in self._graphs:
-                self._capture(length)
+                self._capture(one_round, length)
         self._counter.zero_()
         for length, times in wanted:
             for _ in range(times):
                 self._graphs[length].replay()
 
-    def _capture(self, length: int) -> None:
+    def _capture(self, one_round: Callable[[], None], length: int) -> None:
         saved = self._history[:2].clone()
         self._counter.zero_()
 
         def work() -> None:
             for _ in range(length):
-                self._one_round()
+                one_round()
 
-        self._graphs[length] = capture(self._counter.device, work, self._one_round)
+        self._graphs[length] = capture(self._counter.device, work, one_round)
         self._history[:2] = saved

@@ -76,7 +76,7 @@ class ConvProgram:
         self._activations = Activations.of(self.plan, groups * batch, self.device)
         self._forward = ConvForward(self.plan, bordered, labels)
         self._backward = ConvBackward(self.plan, training, bordered, labels, self.params, self._activations, batch)
-        self._rounds = CapturedRounds(self._round, self.counter, self.history)
+        self._rounds = CapturedRounds(self.counter, self.history)
 
     def load(self, schedule: Schedule) -> None:
         """Take over the schedule of the next rounds."""
@@ -87,7 +87,7 @@ class ConvProgram:
 
     def run(self, rounds: int) -> None:
         """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
-        self._rounds.run(rounds)
+        self._rounds.run(self._round, rounds)
 
     def local_steps(self, steps: int) -> None:
         """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""

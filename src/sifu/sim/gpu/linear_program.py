@@ -76,7 +76,7 @@ class LinearProgram:
         )
         self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._real_entries = torch.ones(self.size, dtype=dtype, device=self.device)
-        self._rounds = CapturedRounds(self._round, self.counter, self.history)
+        self._rounds = CapturedRounds(self.counter, self.history)
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
@@ -118,7 +118,7 @@ class LinearProgram:
 
     def run(self, rounds: int) -> None:
         """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
-        self._rounds.run(rounds)
+        self._rounds.run(self._round, rounds)
 
     def _round(self) -> None:
         now = self.counter
