@@ -24,11 +24,13 @@ from sifu.core.engine import Position
 from sifu.core.errors import InputError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
+from sifu.sim.averaging import Average, average_models
 from sifu.sim.batches import batch_sequence
 from sifu.sim.clients import CheckedClient
 from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, pass_order, prepare, room_to_prepare
 from sifu.sim.dropout import dropout_key, kept_units
 from sifu.sim.local_training import LocalTraining
+from sifu.sim.loop import one_thread
 from sifu.sim.networks import ConvNet
 from sifu.sim.objectives import OBJECTIVES
 from sifu.sim.scripted import scripted
@@ -77,15 +79,42 @@ class ConvTrainer:
         self._passes = _Spares(lambda: _Passes(network, self._images.dtype))
         self._locals = _Spares(lambda: _Local(network, self._images.dtype))
 
+    def average(
+        self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
+    ) -> Average:
+        """Train and average the participants.
+
+        What is done between clients is done by one thread: those that torch would share it with go on waiting in a busy
+        loop, for ten milliseconds, on the cores that train.
+        """
+        threads, steps = torch.get_num_threads(), self._training.steps
+        with one_thread():
+            return average_models(
+                lambda: self.train(start, position, participants, steps, threads),
+                start.astype(np.float64),
+                samples,
+                start.itemsize,
+                want_gram,
+            )
+
     def train(
-        self, start: Vector, position: Position, participants: ClientIndices, steps: int
+        self,
+        start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        steps: int,
+        threads: int | None = None,
     ) -> Iterator[tuple[slice, Tensor]]:
-        """The local models after `steps` steps, some clients at a time: (places among the participants, rows)."""
+        """The local models after `steps` steps, some clients at a time: (places among the participants, rows).
+
+        By `threads` threads, by default as many as torch would use.
+        """
         model = torch.from_numpy(start)[self._order]
         largest = int(self._samples[participants].max(initial=1))
         # Whoever has no piece of a batch to work on would only wait for the others.
         most_pieces = len(self._pieces(min(largest, self._training.batch_size or largest)))
-        with _crew() as (crew, threads):
+        threads = threads or torch.get_num_threads()
+        with _crew(threads) as crew:
             for first in range(0, participants.size, CLIENTS_AHEAD):
                 chosen = participants[first : first + CLIENTS_AHEAD]
                 rows = torch.empty((chosen.size, start.size), dtype=model.dtype)
@@ -127,7 +156,7 @@ class ConvTrainer:
             losses[low:high] = OBJECTIVES["softmax"].row_loss(one.scores, targets).numpy()
             self._passes.give(passes)
 
-        with _crew() as (crew, _):
+        with _crew(torch.get_num_threads()) as crew:
             for one in [crew.submit(score, low, high) for low, high in self._pieces(rows.size)]:
                 one.result()
         owner = np.repeat(np.arange(clients.size), sizes)
@@ -280,14 +309,14 @@ class _Spares(Generic[Thing]):
 
 
 @contextmanager
-def _crew() -> Iterator[tuple[ThreadPoolExecutor, int]]:
-    """As many threads as torch would use, each of which runs torch's operations by itself."""
-    threads = torch.get_num_threads()
+def _crew(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that each run torch's operations by themselves."""
+    before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as crew:
-            yield crew, threads
+            yield crew
     finally:
-        torch.set_num_threads(threads)  # threads that others start later take the latest number set
+        torch.set_num_threads(before)  # threads that others start later take the latest number set
 
 
 def _check(network: ConvNet, client: CheckedClient, outputs: int) -> None:

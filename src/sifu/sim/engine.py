@@ -343,7 +343,7 @@ class SimulatedFederation:
         want_gram: bool,
     ) -> Average:
         """Train the participants and average them, the way the trainer does it best."""
-        if isinstance(self._trainer, VectorisedTrainer):
+        if isinstance(self._trainer, VectorisedTrainer | ConvTrainer):
             return self._trainer.average(start, position, participants, samples, want_gram)
         steps = self._training.steps
         return average_models(

@@ -34,12 +34,13 @@ SMALL_MODEL = 100_000
 
 def few_threads(size: int, small: int = SMALL_MODEL) -> AbstractContextManager[None]:
     """One thread for a small model, as many as there were for a large one (or for other work of a `size`)."""
-    before = torch.get_num_threads()
-    return nullcontext() if size >= small or before == 1 else _one_thread(before)
+    return nullcontext() if size >= small or torch.get_num_threads() == 1 else one_thread()
 
 
 @contextmanager
-def _one_thread(before: int) -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """torch's operations by this thread alone."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
