@@ -2,8 +2,9 @@
 
     python benchmarks/conv_steps.py [--turns 5]
 
-A step is the gradient of a batch of 20 images of CIFAR-10's network, in pieces of 10 as the CPU's trainer cuts it,
-and in one piece. One thread of torch each. Milliseconds a step, medians of the turns, smallest and largest in brackets.
+A step is the gradient of a batch of 20 images of CIFAR-10's network, in pieces of 10 as the CPU's trainer cuts it, as
+Python runs it and compiled (`sifu.sim.scripted`), as the trainer runs it after a while. One thread of torch each.
+Milliseconds a step, medians of the turns, smallest and largest in brackets.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import torch
 
 from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, prepare, room_to_prepare
 from sifu.sim.networks import CONV_NETS
+from sifu.sim.scripted import scripted
 
-BATCH, STEPS = 20, 40
+BATCH, PIECE, STEPS = 20, 10, 40
 
 
-def steps(piece: int, begin: Any, found: Any) -> None:
+def steps(compiled: bool, begin: Any, found: Any) -> None:
     """Put the milliseconds of a step into `found`, after everyone at `begin` is ready."""
     torch.set_num_threads(1)
     network = CONV_NETS["cnn_cifar10"]((3, 32, 32), 10)
@@ -33,11 +35,13 @@ def steps(piece: int, begin: Any, found: Any) -> None:
     gradients = parameter_views(network, torch.zeros(network.parameters))
     images = padded_images(network, torch.randn((BATCH, 3, 32, 32), generator=generator))
     labels = torch.arange(BATCH) % 10
-    one_pass, room = ConvPass(network, piece, torch.float32), room_to_prepare(network, torch.float32)
+    one_pass, room = ConvPass(network, PIECE, torch.float32), room_to_prepare(network, torch.float32)
+    if compiled:
+        one_pass = scripted(one_pass)
 
     def step() -> None:
         prepared = prepare(network, parameters, room)
-        for rows in torch.arange(BATCH).split(piece):
+        for rows in torch.arange(BATCH).split(PIECE):
             one_pass.gradient(images, rows, labels[rows], BATCH, None, parameters, prepared, gradients)
 
     for _ in range(5):
@@ -49,10 +53,10 @@ def steps(piece: int, begin: Any, found: Any) -> None:
     found.put(1000 * (time.perf_counter() - began) / STEPS)
 
 
-def in_threads(piece: int, count: int) -> float:
+def in_threads(compiled: bool, count: int) -> float:
     """Mean milliseconds of a step of `count` threads at once."""
     begin, found = threading.Barrier(count), queue.Queue[float]()
-    threads = [threading.Thread(target=steps, args=(piece, begin, found)) for _ in range(count)]
+    threads = [threading.Thread(target=steps, args=(compiled, begin, found)) for _ in range(count)]
     for one in threads:
         one.start()
     for one in threads:
@@ -60,11 +64,11 @@ def in_threads(piece: int, count: int) -> float:
     return statistics.mean(found.get() for _ in threads)
 
 
-def in_processes(piece: int, count: int) -> float:
+def in_processes(compiled: bool, count: int) -> float:
     """Mean milliseconds of a step of `count` processes at once."""
     context = multiprocessing.get_context("spawn")
     begin, found = context.Barrier(count), context.Queue()
-    processes = [context.Process(target=steps, args=(piece, begin, found)) for _ in range(count)]
+    processes = [context.Process(target=steps, args=(compiled, begin, found)) for _ in range(count)]
     for one in processes:
         one.start()
     times = [found.get() for _ in processes]
@@ -79,8 +83,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     asked = parser.parse_args()
     ways = {
-        f"{title}, pieces of {piece}": (run, piece, count)
-        for piece in (BATCH // 2, BATCH)
+        f"{title}, {'compiled' if compiled else 'Python'}": (run, compiled, count)
+        for compiled in (False, True)
         for title, run, count in (
             ("alone", in_threads, 1),
             ("two threads", in_threads, 2),
@@ -89,8 +93,8 @@ def main() -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(asked.turns):
-        for name, (run, piece, count) in ways.items():
-            times[name].append(run(piece, count))
+        for name, (run, compiled, count) in ways.items():
+            times[name].append(run(compiled, count))
     for name, found in times.items():
         print(f"{name:28s} {statistics.median(found):6.2f} ms ({min(found):.2f} to {max(found):.2f})")
 
