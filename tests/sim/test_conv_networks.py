@@ -277,6 +277,7 @@ def test_fewer_steps_agree_with_the_loop():
 
 
 def test_an_error_in_a_thread_reaches_the_caller(threads, monkeypatch):
+    monkeypatch.setattr(conv_trainer, "PIECE_BYTES", 1)  # many pieces, so that several threads share the client
     fast = federation("cnn", images(SHAPES["cnn"], sizes=(20,)), "auto", batch_size=None)
     monkeypatch.setattr(ConvPass, "gradient", lambda *_: (_ for _ in ()).throw(MemoryError("no memory")))
     with pytest.raises(MemoryError, match="no memory"):

@@ -15,6 +15,7 @@ from sifu.sim.vectorised import MASKED_BATCHES, ROWS_AN_OUTPUT, cheaper_between_
 
 KINDS = ("softmax", "logistic", "least_squares")
 MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
+MIXED, EQUAL = (4, 7, 3, 12, 30), (9,) * 5
 PARTICIPATION = ("all", "poisson(0.6)", "fixed(3)")
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
 
@@ -36,7 +37,8 @@ def both(make_federation, kind: str, **options):
     list(itertools.product(KINDS, ("float64", "float32"), MOMENTUM, (0.0, 0.3), (None, 2, 4), PARTICIPATION)),
 )
 def test_a_round_agrees_with_the_loop(make_federation, kind, dtype, momentum, weight_decay, batch_size, participation):
-    for server_rate, features in ((1.0, 5), (0.7, 40)):  # between features, and between samples
+    # Between features, between samples, and clients of equal size in one block.
+    for server_rate, features, sizes in ((1.0, 5, MIXED), (0.7, 40, MIXED), (1.0, 40, EQUAL), (0.9, 5, EQUAL)):
         loop, fast, start = both(
             make_federation,
             kind,
@@ -47,6 +49,7 @@ def test_a_round_agrees_with_the_loop(make_federation, kind, dtype, momentum, we
             batch_size=batch_size,
             server_rate=server_rate,
             features=features,
+            sizes=sizes,
             rate=0.5 / features,
             steps=6,
             participation=participation,
@@ -106,9 +109,21 @@ def test_partial_participation_agrees(make_federation, participation):
         assert relative(found.model, expected.model) < 1e-12
 
 
+def test_runs_of_clients_between_those_that_are_gone_agree(make_federation):
+    loop, fast, start = both(make_federation, "softmax", sizes=(6,) * 100, features=40, rate=0.01)
+    active = np.delete(np.arange(100), 50)
+    expected, found = (one.run_round(start, Position(0, 0), active) for one in (loop, fast))
+    assert relative(found.model - start, expected.model - start) < 1e-12
+    assert relative(found.drifts, expected.drifts) < 1e-10
+    expected, found = (one.evaluate(start, active) for one in (loop, fast))
+    assert (found.correct == expected.correct).all()
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [MIXED, EQUAL])
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_agrees_and_keeps_the_order_asked_for(make_federation, kind):
-    loop, fast, start = both(make_federation, kind)
+def test_evaluation_agrees_and_keeps_the_order_asked_for(make_federation, kind, sizes):
+    loop, fast, start = both(make_federation, kind, sizes=sizes)
     for clients in (np.arange(5), np.array([3, 0])):
         expected, found = loop.evaluate(start, clients), fast.evaluate(start, clients)
         assert (found.clients == clients).all()

@@ -56,6 +56,25 @@ def found_drifts(x: list[np.ndarray], dual: np.ndarray):
     return average([updates], np.zeros(size), 0.0, np.array([len(one) for one in x]), False)
 
 
+class Overflowed:
+    """Updates of which one distance overflowed on the way."""
+
+    def weighted_sum(self, weights: torch.Tensor) -> torch.Tensor:
+        return torch.ones(4, dtype=torch.float64)
+
+    def distances(self, mean: torch.Tensor, norms: np.ndarray) -> None:
+        norms[:] = (np.nan, 1.0, 0.0)
+
+    def sum_error(self, weights: np.ndarray, mean_norm: float) -> float:
+        return 0.0
+
+
+def test_a_distance_that_overflowed_bounds_nothing():
+    """NaN compares as false with everything: as a drift it would pass for none at all."""
+    found = average([Overflowed()], None, 0.0, np.array([1, 1, 1]), False)
+    assert found.drifts.tolist() == [np.inf, np.nextafter(1.0, 2.0), 0.0]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(2, 12),

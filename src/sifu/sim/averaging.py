@@ -230,7 +230,8 @@ def average(
     mean_error = sum(one.sum_error(weights, mean_norm) for one in updates)
     if count > 1:
         drifts += mean_error
-        drifts = np.where(drifts > 0.0, np.nextafter(drifts, np.inf), 0.0)
+        drifts = np.where(drifts == 0.0, 0.0, np.nextafter(drifts, np.inf))
+        drifts[np.isnan(drifts)] = np.inf  # what overflowed on the way bounds nothing
     shift = mean_norm if offset is None else _norm_up(step)
     if mean_error or offset_error:
         shift = up(shift + mean_error + offset_error)
@@ -277,7 +278,7 @@ def _norm_up(vector: Floats) -> float:
 
 
 def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:
-    """PartPlaces of the participants whose model holds a NaN or an Inf."""
+    """Places of the participants whose model holds a NaN or an Inf."""
     found: list[int] = []
     for one in updates:
         for places, rows in one.rows():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from sifu.sim.clients import ClientData, check_clients, count_outputs, input_sha
 from sifu.sim.clipping import OUTSIDE, ClippedAverage, Clipping
 from sifu.sim.conv_trainer import ConvTrainer
 from sifu.sim.local_training import LocalTraining
-from sifu.sim.loop import LoopTrainer
+from sifu.sim.loop import LoopTrainer, one_thread
 from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
 from sifu.sim.objectives import OBJECTIVES
 from sifu.sim.rounding import ClientSizes, LinearRounding, within_reach
@@ -309,7 +310,9 @@ class SimulatedFederation:
             updates = found.updates.astype(self._layout.dtype)
         else:
             rows = [(slice(0, taken.size), torch.from_numpy(models))]
-            found = average_models(lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, want_gram)
+            # As in `ConvTrainer.average`: no thread is left spinning on the cores that train.
+            with one_thread() if isinstance(self._trainer, ConvTrainer) else nullcontext():
+                found = average_models(lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, want_gram)
         new = (start.astype(np.float64) + self._facts.server_rate * found.step).astype(self._layout.dtype)
         self._reject_not_finite(found, new, position, taken)
         rounding = 0.0 if self._clipping else self.rounding_allowance(norm_up(start.astype(np.float64)), taken)

@@ -69,13 +69,14 @@ def lane_engines(
         source = _linear_source(federations, first.model, data, device)
         outside: tuple[str, ...] = ()
     else:
+        network = _network(first)
         dtypes = {one.layout.dtype for one in federations}
         if dtypes != {"float32"}:
             raise InputError(
                 f"networks run in float32 on a GPU, found model.dtype = {max(dtypes)!r}: set model.dtype = 'float32', "
                 "or use device cpu"
             )
-        source = _conv_source(federations, _network(first), data, device, precision)
+        source = _conv_source(federations, network, data, device, precision)
         outside = (f"products in {precision}",) if precision != "float32" else ()
     group = LaneGroup(
         source,

@@ -19,7 +19,10 @@ _one_at_a_time = threading.Lock()
 
 
 def scripted(module: AnyModule) -> AnyModule:
-    """`module` with its exported methods compiled, sharing its tensors; itself where that is not possible."""
+    """`module` with its exported methods compiled, sharing its tensors; itself where that is not possible.
+
+    Silences all warnings of the process while it compiles, as there is no other way to silence torch's.
+    """
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
