@@ -4,7 +4,8 @@
 
 A step is the gradient of a batch of 20 images of CIFAR-10's network, in pieces of 10 as the CPU's trainer cuts it, as
 Python runs it and compiled (`sifu.sim.scripted`), as the trainer runs it after a while. One thread of torch each.
-Milliseconds a step, medians of the turns, smallest and largest in brackets.
+Milliseconds a step, medians of the turns, smallest and largest in brackets. Then how long the other one of two threads
+that shared an operation of torch keeps its core busy afterwards: why networks are averaged by one thread.
 """
 
 from __future__ import annotations
@@ -77,6 +78,17 @@ def in_processes(compiled: bool, count: int) -> float:
     return statistics.mean(times)
 
 
+def busy_after_sharing() -> float:
+    """Milliseconds that this process keeps a core busy while its only thread in Python sleeps."""
+    torch.set_num_threads(2)
+    values = torch.zeros(1_000_000, dtype=torch.float64)
+    for _ in range(3):
+        values.add_(1.0)
+    began = time.process_time()
+    time.sleep(0.1)
+    return 1000 * (time.process_time() - began)
+
+
 def main() -> None:
     """Print a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,6 +107,7 @@ def main() -> None:
     for _ in range(asked.turns):
         for name, (run, compiled, count) in ways.items():
             times[name].append(run(compiled, count))
+    times["busy after sharing"] = [busy_after_sharing() for _ in range(asked.turns)]
     for name, found in times.items():
         print(f"{name:28s} {statistics.median(found):6.2f} ms ({min(found):.2f} to {max(found):.2f})")
 

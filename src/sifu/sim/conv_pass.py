@@ -96,9 +96,7 @@ class ConvPass(nn.Module):
         self.scores = torch.empty((samples, network.outputs), dtype=dtype)
         self._minus_one = torch.full((samples, 1), -1.0, dtype=dtype)
 
-    def forward(
-        self, data: Tensor, rows: Tensor, parameters: list[tuple[Tensor, Tensor]], prepared: list[Tensor]
-    ) -> None:
+    def forward(self, data: Tensor, rows: Tensor, parameters: Parameters, prepared: list[Tensor]) -> None:
         """Fill `scores` for some rows of the `padded_images`, without dropout."""
         self._score(data, rows, None, parameters, prepared)
 
@@ -110,9 +108,9 @@ class ConvPass(nn.Module):
         labels: Tensor,
         batch: int,
         kept: list[Tensor] | None,
-        parameters: list[tuple[Tensor, Tensor]],
+        parameters: Parameters,
         prepared: list[Tensor],
-        gradients: list[tuple[Tensor, Tensor]],
+        gradients: Parameters,
     ) -> None:
         """Write the rows' part of the gradient of the mean loss over a batch of `batch` samples into `gradients`.
 
@@ -143,7 +141,7 @@ class ConvPass(nn.Module):
         data: Tensor,
         rows: Tensor,
         kept: list[Tensor] | None,
-        parameters: list[tuple[Tensor, Tensor]],
+        parameters: Parameters,
         prepared: list[Tensor],
     ) -> None:
         torch.index_select(data, 0, rows, out=self._images)

@@ -30,10 +30,10 @@ from sifu.sim.clients import CheckedClient
 from sifu.sim.conv_pass import ConvPass, padded_images, parameter_views, pass_order, prepare, room_to_prepare
 from sifu.sim.dropout import dropout_key, kept_units
 from sifu.sim.local_training import LocalTraining
-from sifu.sim.loop import one_thread
 from sifu.sim.networks import ConvNet
 from sifu.sim.objectives import OBJECTIVES
 from sifu.sim.scripted import scripted
+from sifu.sim.threads import one_thread
 from sifu.sim.tiles import bytes_a_sample
 
 PIECE_BYTES = 3 * 2**19
@@ -85,7 +85,7 @@ class ConvTrainer:
         """Train and average the participants.
 
         What is done between clients is done by one thread: those that torch would share it with go on waiting in a busy
-        loop, for ten milliseconds, on the cores that train.
+        loop on the cores that train (`sifu.sim.threads`).
         """
         threads, steps = torch.get_num_threads(), self._training.steps
         with one_thread(), ExitStack() as stack:

@@ -28,11 +28,12 @@ from sifu.sim.clients import ClientData, check_clients, count_outputs, input_sha
 from sifu.sim.clipping import OUTSIDE, ClippedAverage, Clipping
 from sifu.sim.conv_trainer import ConvTrainer
 from sifu.sim.local_training import LocalTraining
-from sifu.sim.loop import LoopTrainer, one_thread
+from sifu.sim.loop import LoopTrainer
 from sifu.sim.models import TORCH_TYPES, LinearModel, Model, make_model
 from sifu.sim.objectives import OBJECTIVES
 from sifu.sim.rounding import ClientSizes, LinearRounding, within_reach
 from sifu.sim.smoothness import linear_curvature
+from sifu.sim.threads import one_thread
 from sifu.sim.vectorised import VectorisedTrainer
 
 Strategy = Literal["auto", "loop", "vectorised"]
@@ -225,12 +226,12 @@ class SimulatedFederation:
             return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
         if self._clipping:
             return self._clipped_round(self._clipping, start, position, active, participants, want_gram, want_updates)
-        exact_start = start.astype(np.float64)
-        found = self._average(start, exact_start, position, participants, samples, want_gram)
+        found = self._trainer.average(start, position, participants, samples, want_gram)
         # No client moved further than the largest drift and the shift of the mean together.
         reach = float(found.drifts.max(initial=0.0)) + found.mean_shift
         if self._reply_rules.on_rejection != "stop" and (found.not_finite or not reach <= self._reply_rules.limit):
             return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
+        exact_start = start.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             rate = self._facts.server_rate
             new = (exact_start + (found.step if rate == 1.0 else rate * found.step)).astype(self._layout.dtype)
@@ -335,27 +336,6 @@ class SimulatedFederation:
         for places, models in self._trainer.train(start, position, chosen, steps):
             found[places] = models.numpy()
         return found
-
-    def _average(
-        self,
-        start: Vector,
-        exact_start: Vector,
-        position: Position,
-        participants: ClientIndices,
-        samples: NDArray[np.int64],
-        want_gram: bool,
-    ) -> Average:
-        """Train the participants and average them, the way the trainer does it best."""
-        if isinstance(self._trainer, VectorisedTrainer | ConvTrainer):
-            return self._trainer.average(start, position, participants, samples, want_gram)
-        steps = self._training.steps
-        return average_models(
-            lambda: self._trainer.train(start, position, participants, steps),
-            exact_start,
-            samples,
-            start.itemsize,
-            want_gram,
-        )
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Samples, correct predictions (0 for regression) and sum of losses of each of `clients`, in their order."""

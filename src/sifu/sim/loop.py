@@ -7,7 +7,6 @@ faster paths are tested against.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -19,33 +18,15 @@ from sifu.core.engine import Position
 from sifu.core.errors import InputError
 from sifu.core.layout import Vector
 from sifu.core.participation import ClientIndices
+from sifu.sim.averaging import Average, average_models
 from sifu.sim.batches import batch_sequence
 from sifu.sim.clients import CheckedClient
 from sifu.sim.dropout import KeyedDropout, dropout_key
 from sifu.sim.local_training import LocalTraining
 from sifu.sim.models import Model, torch_seed
+from sifu.sim.threads import few_threads
 
 _EVALUATION_CHUNK = 4096
-
-
-SMALL_MODEL = 100_000
-"""Below this many parameters threads wait for each other longer than they work."""
-
-
-def few_threads(size: int, small: int = SMALL_MODEL) -> AbstractContextManager[None]:
-    """One thread for a small model, as many as there were for a large one (or for other work of a `size`)."""
-    return nullcontext() if size >= small or torch.get_num_threads() == 1 else one_thread()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch's operations by this thread alone."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class LoopTrainer:
@@ -70,6 +51,18 @@ class LoopTrainer:
         self._dropouts = [part for part in self._module.modules() if isinstance(part, KeyedDropout)]
         self._buffers = [buffer.clone() for buffer in self._module.buffers()]
         self._try_forward(clients[0], outputs)
+
+    def average(
+        self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
+    ) -> Average:
+        """Train and average the participants."""
+        return average_models(
+            lambda: self.train(start, position, participants, self._training.steps),
+            start.astype(np.float64),
+            samples,
+            start.itemsize,
+            want_gram,
+        )
 
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int

@@ -32,8 +32,8 @@ from sifu.sim.batches import draw_batches
 from sifu.sim.blocks import Part, PartPlaces, RowWeights, cut_into_groups, make_block
 from sifu.sim.clients import CheckedClient
 from sifu.sim.local_training import LocalTraining
-from sifu.sim.loop import few_threads
 from sifu.sim.models import TORCH_TYPES, LinearModel
+from sifu.sim.threads import few_threads
 
 ROWS_AN_OUTPUT = 4
 """Up to so many rows an output, one more product with all samples is cheaper than building local models."""
