@@ -1,0 +1,300 @@
+"""Bit-exact digests of one seeded run on every engine: proof that moving code changed no number.
+
+    python tests/house/digests.py            compares this machine with digests.json
+    python tests/house/digests.py --record   writes the digests of this machine into it
+
+Floating point depends on the hardware and on the libraries, so digests are kept for each `machine_key`. Record a new
+machine at a commit that is known to be good; record a known machine again only after a change that was meant to change
+numbers, and say so in the commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "flower"))
+if not Path("/dev/nvidia0").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # has to be said before anything imports triton
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import sifu
+from run_tools import query, small_spec
+from sifu.api.federation import engine_from_spec
+from sifu.core.engine import Position
+from sifu.sim import ConvNet, Convolution, ModuleModel
+
+RECORDED = Path(__file__).resolve().with_name("digests.json")
+ROUNDS = 4
+
+Digest = dict[str, str]
+"""One SHA-256 of the last model's bytes and one of the scalars of every round."""
+
+
+@dataclass(frozen=True)
+class RandomClient:
+    """A client with random data."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+def random_clients(kind: str, shape: tuple[int, ...], count: int = 6, samples: int = 9) -> tuple[RandomClient, ...]:
+    """Clients of unequal sizes, with labels of three classes, of two, or real targets."""
+    generator = np.random.default_rng(11)
+    clients = []
+    for number in range(count):
+        size = samples - number % 3
+        x = generator.standard_normal((size, *shape))
+        y = {
+            "softmax": generator.integers(0, 3, size),
+            "logistic": generator.integers(0, 2, size),
+            "least_squares": generator.standard_normal(size),
+        }[kind]
+        clients.append(RandomClient(f"client-{number}", x, y))
+    return tuple(clients)
+
+
+class Hasher:
+    """Takes in numbers, exactly as they are."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, *values: Any) -> None:
+        """Integers as int64, everything else as float64, with their number in front."""
+        for value in values:
+            array = np.asarray(value)
+            array = array.astype("<i8" if array.dtype.kind in "iub" else "<f8")
+            self._hash.update(f"{array.dtype.str}{array.shape}".encode())
+            self._hash.update(array.tobytes())
+
+    def hex(self) -> str:
+        """What was taken in, in 64 digits."""
+        return self._hash.hexdigest()
+
+
+def digest_of_rounds(engine: Any, *, want_gram: bool = True, want_updates: bool = True, rounds: int = ROUNDS) -> Digest:
+    """A few rounds of two branches; a client leaves before the second."""
+    scalars, models = Hasher(), Hasher()
+    everyone = np.arange(len(engine.clients))
+    for branch, active in enumerate((everyone, everyone[1:])):
+        model = engine.initial_model(branch)
+        for number in range(rounds):
+            wanted = {"want_gram": want_gram} if want_gram else {}
+            wanted |= {"want_updates": want_updates} if want_updates else {}
+            result = engine.run_round(model, Position(branch, number), active, **wanted)
+            model = result.model
+            scalars.add(result.participants, result.samples, result.drifts, result.mean_shift, result.rounding)
+            for matrix in (result.gram, result.updates):
+                if matrix is not None:
+                    scalars.add(matrix)
+        evaluation = engine.evaluate(model, active)
+        scalars.add(evaluation.samples, evaluation.correct, evaluation.loss_sum)
+        models.add(model)
+    return {"model": models.hex(), "scalars": scalars.hex()}
+
+
+def embedded(
+    kind: str = "softmax", shape: tuple[int, ...] = (7,), own: Any = None, **sections: dict[str, Any]
+) -> Callable[[], Digest]:
+    """A case of the embedded engine; `own` makes a module of the user's own, otherwise the spec names the model."""
+
+    def case() -> Digest:
+        return digest_of_rounds(_engine(kind, shape, own, sections)[0])
+
+    return case
+
+
+def _engine(kind: str, shape: tuple[int, ...], own: Any, sections: dict[str, Any]) -> tuple[Any, Any]:
+    clients = random_clients(kind, shape)
+    mapping = {"seed": 5, **sections, "model": {"kind": kind} | sections.get("model", {})}
+    model = None if own is None else ModuleModel(own)
+    return engine_from_spec(sifu.Spec.from_mapping(mapping), clients, model)[0], clients
+
+
+def _own_module() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(5, 3))
+
+
+NETWORK = ConvNet((2, 6, 6), (Convolution(3, 1), Convolution(4, 1, pool=False)), (5,), 3, dropout=0.2)
+BATCHES = {"rate": 0.05, "steps": 4, "batch": 4, "momentum": 0.9}
+
+
+def lanes(shape: tuple[int, ...], own: Any, **sections: dict[str, Any]) -> Callable[[], Digest]:
+    """A case of the GPU's kernels in Triton's interpreter."""
+
+    def case() -> Digest:
+        from sifu.sim.lanes import lane_engines
+
+        federation, clients = _engine("softmax", shape, own, sections)
+        (engine,) = lane_engines([federation], [clients], "cpu")
+        try:
+            return digest_of_rounds(engine, want_gram=False, want_updates=False, rounds=2)
+        finally:
+            engine.close()
+
+    return case
+
+
+def flower(*, masked: bool, **sections: dict[str, Any]) -> Callable[[], Digest]:
+    """A case of the Flower engine over a grid in memory."""
+
+    def case() -> Digest:
+        from flower_federation import both_engines, small_spec
+
+        _, engine, _ = both_engines(small_spec(**sections), masked=masked)
+        return digest_of_rounds(engine, want_gram=False, want_updates=False)
+
+    return case
+
+
+def request() -> Digest:
+    """A recorded linear run with a request to the middle, its noise seeded: released models and recorded rounds."""
+    spec = small_spec(
+        server={"participation": "poisson(0.6)"}, local={"weight_decay": 0.1}, privacy={"noise": "seeded"}
+    )
+    models, scalars = Hasher(), Hasher()
+    with tempfile.TemporaryDirectory() as folder:
+        run = sifu.train(spec, run=Path(folder) / "run", device="cpu")
+        exported = Path(folder) / "model.safetensors"
+        models.add(np.frombuffer(run.export(exported).read_bytes(), np.uint8))
+        plan = run.plan(["client-003"], sigma=0.1)
+        scalars.add(plan.source_depth, plan.noise_std)
+        (outcome,) = run.forget(["client-003"], "the-request", sigma=0.1, min_level="none")
+        scalars.add(outcome.psi, outcome.psi_star, outcome.rollback_to, outcome.rounds, outcome.delta_reached)
+        models.add(np.frombuffer(run.export(exported).read_bytes(), np.uint8))
+        for row in query(
+            run.folder,
+            "SELECT branch, position, samples, factor_sum, factor_max, averagedness_sum, averagedness_max, mean_shift, "
+            "rounding, noise_std, distance FROM nodes ORDER BY node",
+        ):
+            scalars.add(*row)
+        for row in query(run.folder, "SELECT node, client, samples, drift FROM participation ORDER BY node, client"):
+            scalars.add(*row)
+    return {"model": models.hex(), "scalars": scalars.hex()}
+
+
+CASES: dict[str, Callable[[], Digest]] = {
+    "loop: a module of the user's own": embedded(own=_own_module, local=BATCHES),
+    "loop: mlp in float32, sampled": embedded(
+        model={"kind": "mlp", "dtype": "float32"}, local=BATCHES, server={"participation": "fixed(4)"}
+    ),
+    "linear: softmax, whole batches": embedded(local={"rate": "auto", "steps": 5}),
+    "linear: softmax, momentum and mini-batches, Poisson": embedded(
+        local=BATCHES | {"weight_decay": 0.1}, server={"participation": "poisson(0.6)", "rate": 0.8}
+    ),
+    "linear: softmax, wide, Nesterov, float32": embedded(
+        shape=(40,), model={"dtype": "float32", "init": "random"}, local=BATCHES | {"nesterov": True}
+    ),
+    "linear: logistic, sampled": embedded("logistic", local=BATCHES, server={"participation": "fixed(3)"}),
+    "linear: least squares": embedded("least_squares", local={"rate": "auto", "steps": 4, "momentum": 0.5}),
+    "linear: clipped and noised": embedded(
+        local=BATCHES, server={"clip": 0.05, "noise": 1.5, "participation": "poisson(0.6)"}, privacy={"noise": "seeded"}
+    ),
+    "linear: every reply looked at": embedded(local=BATCHES, server={"update_bound": 100.0, "rejected": "reply"}),
+    "linear: a request": request,
+    "convolutions: float32, mini-batches, dropout": embedded(
+        shape=(2, 6, 6),
+        own=NETWORK,
+        model={"dtype": "float32"},
+        local=BATCHES,
+        server={"participation": "poisson(0.6)"},
+    ),
+    "convolutions: float64, whole batches": embedded(
+        shape=(2, 6, 6), own=NETWORK, local={"rate": 0.05, "steps": 3, "weight_decay": 0.01}
+    ),
+    "lanes: softmax, Poisson": lanes((7,), None, local=BATCHES, server={"participation": "poisson(0.6)"}),
+    "lanes: softmax, clipped": lanes((7,), None, local=BATCHES, server={"clip": 0.05}),
+    "lanes: convolutions": lanes((2, 6, 6), NETWORK, model={"dtype": "float32"}, local=BATCHES),
+    "flower: softmax": flower(masked=False),
+    "flower: mini-batches, Poisson": flower(
+        masked=False, server={"participation": "poisson(0.7)", "rate": 0.7}, local={"batch": 5}
+    ),
+    "flower: masked": flower(masked=True),
+    "flower: masked network in float32": flower(
+        masked=True, model={"kind": "mlp", "outputs": 10, "dtype": "float32"}, local={"rate": 0.1, "batch": 4}
+    ),
+}
+
+
+def missing(name: str) -> str:
+    """Why a case cannot run here; empty if it can."""
+    if name.startswith("lanes") and importlib.util.find_spec("triton") is None:
+        return "triton is not installed (there is none for this machine, or the dev extra is not installed)"
+    if name.startswith("lanes") and os.environ.get("TRITON_INTERPRET") != "1":
+        return "there is a GPU, and digests of lanes are those of Triton's interpreter: set TRITON_INTERPRET=1"
+    if name.startswith("flower") and importlib.util.find_spec("flwr") is None:
+        return "Flower is not installed: pip install sifu[flower]"
+    return ""
+
+
+def machine_key() -> str:
+    """What digests depend on: processor, its instructions as torch and BLAS use them, torch and numpy."""
+    blas = sorted({str(library.get("architecture", library["internal_api"])) for library in threadpool_info()
+                   if library["user_api"] == "blas"})  # fmt: skip
+    capability = torch.backends.cpu.get_cpu_capability()
+    parts = (platform.machine(), capability, "+".join(blas), f"torch {torch.__version__}", f"numpy {np.__version__}")
+    return ", ".join(parts)
+
+
+@contextmanager
+def one_thread() -> Any:
+    """Sums are split by threads, so bits depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def digest(name: str) -> Digest:
+    """The digests of a case on this machine."""
+    with one_thread():
+        return CASES[name]()
+
+
+def recorded() -> dict[str, dict[str, Digest]]:
+    """What digests.json holds: machine, case, digests."""
+    content: dict[str, dict[str, Digest]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    return content
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare, or record."""
+    everything = recorded()
+    key = machine_key()
+    here = {name: digest(name) for name in CASES if not missing(name)}
+    if "--record" in arguments:
+        kept = {name: old for name, old in everything.get(key, {}).items() if name in CASES}
+        everything[key] = dict(sorted((kept | here).items()))
+        RECORDED.write_text(json.dumps(dict(sorted(everything.items())), indent=1) + "\n")
+        print(f"recorded {len(here)} cases for {key}")
+        return 0
+    known = everything.get(key)
+    if known is None:
+        print(f"no digests of this machine ({key}); record them with --record at a commit that is known to be good")
+        return 1
+    different = [name for name, found in here.items() if known.get(name) != found]
+    print("\n".join(f"{'different' if name in different else 'same':<10}{name}" for name in here))
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

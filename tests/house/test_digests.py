@@ -1,0 +1,32 @@
+"""Every engine gives the bits it gave before: see digests.py."""
+
+from __future__ import annotations
+
+import pytest
+from digests import CASES, digest, machine_key, missing, recorded
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits_as_recorded(name: str) -> None:
+    known = recorded().get(machine_key())
+    if missing(name):
+        pytest.skip(missing(name))
+    if known is None or name not in known:
+        pytest.skip(
+            f"no digest was recorded for {machine_key()}: run `python tests/house/digests.py --record` at a commit "
+            "that is known to be good"
+        )
+    assert digest(name) == known[name]
+
+
+def test_a_digest_sees_one_bit() -> None:
+    """The negative control: the same case twice is equal, and a change of the last bit of one number is not."""
+    from digests import Hasher
+
+    def hashed(value: float) -> str:
+        hasher = Hasher()
+        hasher.add([1.0, value], 3)
+        return hasher.hex()
+
+    assert hashed(0.1) == hashed(0.1)
+    assert hashed(0.1) != hashed(0.1 + 2.0**-56)
