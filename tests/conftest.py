@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 if not Path("/dev/nvidia0").exists():
     # Without a GPU its kernels run in Triton's interpreter, which has to be said before anything imports triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # `make test &` of a script starts us with Ctrl-C ignored, and children inherit that; some tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import sys
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
@@ -22,8 +23,6 @@ from sifu.core.calibration import (
 )
 from sifu.core.errors import InputError
 from sifu.core.regularity import largest_momentum_step
-
-mpmath = pytest.importorskip("mpmath")
 
 EPSILONS = (1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
 DELTAS = (1e-12, 1e-9, 1e-6, 1e-5, 1e-3, 0.01, 0.1, 0.5, 0.9)

@@ -1,11 +1,9 @@
-"""The small pieces: participation draws, keyed generators, layouts, noise, request terms, and every doctest."""
+"""The small pieces: participation draws, keyed generators, layouts, noise, request terms."""
 
 from __future__ import annotations
 
-import doctest
 import importlib
 import math
-import pkgutil
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sifu.core
 from sifu.core.draws import base_key, place_key
 from sifu.core.errors import InputError, SifuError
 from sifu.core.layout import ModelLayout
@@ -21,13 +18,6 @@ from sifu.core.noise import SystemNormals, add_noise, noise_source
 from sifu.core.participation import Participation
 from sifu.core.randomness import keyed_generator
 from sifu.core.terms import RequestTerms, check_request_id
-
-MODULES = sorted(one.name for one in pkgutil.iter_modules(sifu.core.__path__))
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_doctests(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"sifu.core.{name}")).failed == 0
 
 
 def test_every_error_has_an_exit_code() -> None:

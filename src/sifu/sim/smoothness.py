@@ -54,7 +54,7 @@ def linear_curvature(
     >>> from sifu.sim.objectives import OBJECTIVES
     >>> one = CheckedClient("a", np.array([[1.0, 0.0]]), np.array([0]))
     >>> found = linear_curvature([one], OBJECTIVES["softmax"], LocalTraining(rate=0.1, steps=1))
-    >>> 1.0 <= found.smoothness[0] <= 1.0 + 1e-8
+    >>> 1.0 <= float(found.smoothness[0]) <= 1.0 + 1e-8
     True
     """
     samples = np.array([client.samples for client in clients])
