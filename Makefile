@@ -32,7 +32,7 @@ test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
 
 test-flower: $(VENV)/.flower  ## real SuperLink and SuperNode processes on loopback (minutes)
-	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/flower -m "flower or not flower" -n 2 --dist loadfile
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower -m "flower or not flower" -n 2 --dist loadfile
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other

@@ -24,8 +24,8 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
-from sifu.core.participation import Participation
-from sifu.sim import LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.theory.participation import Participation
 
 SETTINGS = {
     "cnn_cifar10": ((3, 32, 32), 10, 5, 5),

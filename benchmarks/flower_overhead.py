@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sifu.flower.averaging import BLOCK_WORDS, average_replies
+from sifu.engines.flower.averaging import BLOCK_WORDS, average_replies
 
 Rows = list[np.ndarray]
 

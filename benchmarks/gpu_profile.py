@@ -24,12 +24,12 @@ from gpu_rounds import CIFAR10, B, random_clients, take, together
 from torch.profiler import ProfilerActivity, profile
 
 from sifu.core.engine import Engine
-from sifu.core.participation import Participation
+from sifu.engines.sim import ModuleModel, SimulatedFederation
+from sifu.engines.sim.gpu.conv_plan import PRECISIONS, WeightForm
+from sifu.engines.sim.gpu.device_layout import DeviceLayout
+from sifu.engines.sim.lanes import lane_engines
 from sifu.experiments.provenance import commit
-from sifu.sim import ModuleModel, SimulatedFederation
-from sifu.sim.gpu.conv_plan import PRECISIONS, WeightForm
-from sifu.sim.gpu.device_layout import DeviceLayout
-from sifu.sim.lanes import lane_engines
+from sifu.theory.participation import Participation
 
 CLIENTS_A_ROUND = 5
 WEIGHT_KERNELS = {

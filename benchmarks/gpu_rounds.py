@@ -21,15 +21,15 @@ import numpy as np
 import torch
 
 from sifu.core.engine import Engine, Position
-from sifu.core.participation import Participation
-from sifu.core.retention import crosses_a_level
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, stream_rounds
-from sifu.core.tracking import SensitivityTracker, summarise_round
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim.lanes import lane_engines
+from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.experiments.provenance import commit
-from sifu.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
-from sifu.sim.lanes import lane_engines
-from sifu.sim.networks import ConvNet, Convolution
+from sifu.theory.participation import Participation
+from sifu.theory.retention import crosses_a_level
+from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 CIFAR10 = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
 B = LocalTraining(rate=0.01, steps=5, batch_size=20, momentum=0.9)

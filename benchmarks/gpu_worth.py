@@ -3,7 +3,7 @@
     python benchmarks/gpu_worth.py [--out FILE.json]
 
 Softmax regression in float64, K = 10 steps on all samples of a client, everyone taking part or ten clients a round.
-`sifu.api.devices.WORTH_A_GPU` is taken from here: values (samples times features) that the participants of a round have
+`launch.devices.WORTH_A_GPU` is taken from here: values (samples times features) that the participants of a round have
 between them. Then small networks in float32, on the CPU with the best of 1, 2, 4 and all threads.
 """
 
@@ -21,11 +21,11 @@ import torch
 from gpu_rounds import random_clients, take
 
 from sifu.core.engine import Engine
-from sifu.core.participation import Participation
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim.lanes import lane_engines
+from sifu.engines.sim.networks import CONV_NETS
 from sifu.experiments.provenance import commit
-from sifu.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
-from sifu.sim.lanes import lane_engines
-from sifu.sim.networks import CONV_NETS
+from sifu.theory.participation import Participation
 
 SAMPLES = 20
 SETTINGS = [

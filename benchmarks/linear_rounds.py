@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from sifu.core.engine import Position
-from sifu.core.participation import Participation
-from sifu.core.regularity import local_regularity
-from sifu.core.retention import crosses_a_level, level_ladder
-from sifu.core.tracking import SensitivityTracker, summarise_round
-from sifu.sim import LocalTraining, SimulatedFederation, Strategy
+from sifu.engines.sim import LocalTraining, SimulatedFederation, Strategy
+from sifu.theory.participation import Participation
+from sifu.theory.regularity import local_regularity
+from sifu.theory.retention import crosses_a_level, level_ladder
+from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 import sifu
-from sifu.core.draws import base_key, place_key
-from sifu.core.engine import ClientProfile, Evaluation, Position, RoundResult, TrainingFacts
-from sifu.core.errors import SifuError
+from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout
-from sifu.core.participation import Participation
+from sifu.errors import SifuError
 from sifu.experiments.provenance import commit, processor
+from sifu.theory.draws import base_key, place_key
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import Participation
 
 SIZE = 8
 SHIFT = 1e-3

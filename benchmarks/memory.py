@@ -36,10 +36,10 @@ def largest_resident() -> int:
 
 def measure(clients: int, samples: int, participants: int, rounds: int) -> dict[str, Any]:
     """One federation in this process: seconds a round, and the memory of each stage."""
-    from sifu.api.federation import engine_from_spec
     from sifu.core.engine import Position
     from sifu.core.spec import Spec
     from sifu.data import ClientData
+    from sifu.launch.federation import engine_from_spec
 
     spec = Spec.from_mapping(
         {
@@ -49,7 +49,7 @@ def measure(clients: int, samples: int, participants: int, rounds: int) -> dict[
             "server": {"participation": f"fixed({participants})"},
         }
     )
-    import_module("sifu.sim")  # torch is not the data's doing, nor the engine's
+    import_module("sifu.engines.sim")  # torch is not the data's doing, nor the engine's
     at_start = largest_resident()
     generator = np.random.default_rng(0)
     x = generator.random((clients, samples, FEATURES), dtype=np.float32)

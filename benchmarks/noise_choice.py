@@ -37,15 +37,15 @@ from typing import Any
 import numpy as np
 
 from sifu.api import Run, open_run, train
-from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.data import from_dataset, frozen_features, load, partition, trained_convolutions
 from sifu.experiments.provenance import commit
+from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.noised import noised_model
-from sifu.methods.plan import Plan
-from sifu.methods.training import retrain_unrecorded
-from sifu.methods.view import RunView
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.record.training import retrain_unrecorded
 
 GRID = 12
 CAP = 1.5

@@ -180,7 +180,7 @@ def show(title: str, heads: list[str], rows: Rows) -> None:
 
 def draw(results: Results, path: Path) -> None:
     """Bars of rounds a second, ours in another colour, the spread of the repeats as a line."""
-    from sifu.report.style import BLUE, FAINT, GREY, ORANGE, figure_bytes, figure_style, headline, new_figure
+    from sifu.plots.style import BLUE, FAINT, GREY, ORANGE, figure_bytes, figure_style, headline, new_figure
 
     with figure_style():
         figure = new_figure(0.9 + 2.4 * len(results.data))

@@ -95,7 +95,7 @@ def make(setting: Setting, folder: str | None = None) -> Workload:
     """Real data from `folder` (or where sifu looks for them), synthetic data of the same shape otherwise."""
     from contest import network
 
-    from sifu.core.errors import InputError
+    from sifu.errors import InputError
 
     generator = np.random.default_rng(SEED)
     try:

@@ -14,26 +14,28 @@ from pathlib import Path
 from typing import ClassVar
 
 import sifu
-from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
+from sifu.core.method_info import MethodInfo
 from sifu.core.premises import Premise
-from sifu.core.rollback import Exposure
-from sifu.core.terms import RequestTerms
+from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Method, Start, heuristic_premises
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start, StartsFrom, heuristic_premises
-from sifu.methods.plan import Plan
-from sifu.methods.registry import METHODS
-from sifu.methods.view import RunView
+from sifu.methods.registry import register
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.rollback import Exposure
 
 
 class Halfway(Method):
     """The mean of the initial and the current model, trained on without the client."""
 
-    name: ClassVar[str] = "halfway"
-    summary: ClassVar[str] = "go half of the way back to the initial model: an example, proves nothing"
-    certifies: ClassVar[bool] = False
-    protection: ClassVar[Protection] = "nothing"
-    starts_from: ClassVar[StartsFrom] = "current"
+    info: ClassVar[MethodInfo] = MethodInfo(
+        "halfway",
+        "go half of the way back to the initial model: an example, proves nothing",
+        certifies=False,
+        protection="nothing",
+        starts_from="current",
+    )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """What the request would do; changes nothing."""
@@ -51,7 +53,7 @@ class Halfway(Method):
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """What a certificate would rest on; the level follows from it."""
-        return heuristic_premises(view, clients, self.name)
+        return heuristic_premises(view, clients, self.info.name)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The model retraining starts from."""
@@ -60,7 +62,7 @@ class Halfway(Method):
         return Start(((first + current) / 2.0).astype(current.dtype))
 
 
-METHODS[Halfway.name] = Halfway  # in the package, this is the line of registry.py
+register(Halfway)  # in the package: a description in method_info.py and a line in registry.py
 
 
 def main(folder: Path) -> sifu.Run:

@@ -17,8 +17,20 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from run_tools import Answer, Command, build_run_with_requests, copy_run, small_spec
+
+# Property tests see the same examples on every run, with no deadline on a shared machine.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=45,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

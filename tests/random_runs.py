@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import sifu
-from sifu.api.federation import clients_from_spec
 from sifu.api.run import Run
 from sifu.core.spec import Spec
+from sifu.launch.federation import clients_from_spec
 
 
 def random_spec(dice: random.Random, seed: int) -> dict[str, Any]:

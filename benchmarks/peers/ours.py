@@ -8,18 +8,18 @@ import numpy as np
 from contest import ConvNet, Stopwatch, main
 from workloads import Setting, Workload
 
-from sifu.api.federation import engine_from_spec
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.participation import ClientIndices
-from sifu.core.retention import crosses_a_level, thin
 from sifu.core.spec import ModelSpec, Spec
-from sifu.core.tracking import SensitivityTracker, summarise_round
-from sifu.core.upward import norm
 from sifu.data import ClientData
-from sifu.methods.training import levels_to_keep
-from sifu.methods.view import Regularities
-from sifu.sim import ModuleModel
+from sifu.engines.sim import ModuleModel
+from sifu.launch.federation import engine_from_spec
+from sifu.record.run_view import Regularities
+from sifu.record.training import levels_to_keep
+from sifu.theory.participation import ClientIndices
+from sifu.theory.retention import crosses_a_level, thin
+from sifu.theory.rounding import norm
+from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 CONVOLUTIONAL = "cnn_cifar10"
 
@@ -74,7 +74,7 @@ def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[
 
 
 class Tracking:
-    """What a recorded run does after each round, short of the disk (see `sifu.methods.training`)."""
+    """What a recorded run does after each round, short of the disk (see `sifu.record.training`)."""
 
     def __init__(self, engine: Engine, spec: Spec, first: Vector) -> None:
         self._tracker = SensitivityTracker(len(engine.clients))

@@ -10,7 +10,7 @@ import pytest
 
 import sifu
 from run_tools import small_spec
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 RNG = np.random.default_rng(0)
 
@@ -79,7 +79,7 @@ def test_a_conditional_certificate_says_on_what_it_depends(tmp_path: Path) -> No
 
 def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`forget` with the same clients and terms finishes what it had begun, and says what came of it."""
-    from sifu.methods.training import RecordedTraining
+    from sifu.record.training import RecordedTraining
 
     run = sifu.train(small_spec(), run=tmp_path / "run")
     whole = RecordedTraining.run
@@ -99,7 +99,7 @@ def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypa
 
 
 def test_a_refused_request_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    from sifu.core.errors import NotCertifiableError
+    from sifu.errors import NotCertifiableError
 
     run = sifu.train(small_spec(), run=tmp_path / "run")
     run.request(["client-003"], "weak", calibration="classical", sigma=2.0)

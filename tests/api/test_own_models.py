@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import sifu
 from run_tools import query, scalars, state
-from sifu.core.errors import InputError
-from sifu.methods.training import Progress
+from sifu.errors import InputError
+from sifu.record.training import Progress
 
 SPEC: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
@@ -175,7 +175,7 @@ def test_an_interrupted_run_with_an_own_model_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_own_linear_model_is_measured(tmp_path: Path) -> None:
-    from sifu.sim import LinearModel
+    from sifu.engines.sim import LinearModel
 
     clients = {name: (x.reshape(len(x), -1), y) for name, (x, y) in arrays().items()}
     spec = {

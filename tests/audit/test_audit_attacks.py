@@ -11,14 +11,14 @@ from sklearn.metrics import roc_auc_score
 
 import sifu
 from run_tools import small_spec
-from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.audit import AuditOptions, Replays, audit_run
 from sifu.audit.forgetting import relearn_rounds
 from sifu.audit.membership import ShadowScores, attack_rates, bound_rates, lira
 from sifu.audit.scoring import Scorer, stacked
-from sifu.core.calibration import exact_multiplier
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
+from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.theory.calibration import exact_multiplier
 
 SMALL_ATTACKS = AuditOptions(replays=Replays(replays=2000, losses=40), shadows=6, relearn_rounds=5, seed=2)
 

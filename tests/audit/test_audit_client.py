@@ -11,10 +11,10 @@ import pytest
 
 import sifu
 from run_tools import Command, small_spec
-from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.audit import audit_client
-from sifu.core.errors import InputError
 from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.launch.federation import clients_from_spec, engine_from_spec
 
 CLIENT = "client-003"
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sifu.audit.empirical import clopper_pearson, epsilon_lower_bound, gaussian_epsilon
-from sifu.core.calibration import delta_reached, exact_multiplier
-from sifu.core.errors import InputError
+from sifu.errors import InputError
+from sifu.theory.calibration import delta_reached, exact_multiplier
 
 
 @given(hits=st.integers(0, 60), trials=st.integers(1, 60), mistake=st.sampled_from([0.05, 0.001, 1e-6]))

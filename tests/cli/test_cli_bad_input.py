@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from run_tools import Command, copy_run, run_cli, small_spec, state
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 SPEC = """
 [data]

@@ -211,7 +211,7 @@ def test_the_lock_is_let_go_when_its_holder_dies(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    from sifu.core.errors import RunBusyError
+    from sifu.errors import RunBusyError
 
     with pytest.raises(RunBusyError, match=f"pid {process.pid}"):
         WriterLock(tmp_path / "lock")

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.core.draws import base_key, place_key
-from sifu.core.errors import InputError, SifuError
 from sifu.core.layout import ModelLayout
 from sifu.core.noise import SystemNormals, add_noise, noise_source
-from sifu.core.participation import Participation
 from sifu.core.randomness import keyed_generator
-from sifu.core.terms import RequestTerms, check_request_id
+from sifu.core.request_terms import RequestTerms, check_request_id
+from sifu.errors import InputError, SifuError
+from sifu.theory.draws import base_key, place_key
+from sifu.theory.participation import Participation
 
 
 def test_every_error_has_an_exit_code() -> None:
-    errors = importlib.import_module("sifu.core.errors")
+    errors = importlib.import_module("sifu.errors")
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SifuError)]
     assert {one.__name__: one.exit_code for one in kinds} == {
         "SifuError": 1,

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.core.engine import TrainingFacts
-from sifu.core.participation import Participation
 from sifu.core.premises import (
     Level,
     MeasuredRegularity,
@@ -20,6 +18,8 @@ from sifu.core.premises import (
     level_of,
     preprocessing_premise,
 )
+from sifu.theory.facts import TrainingFacts
+from sifu.theory.participation import Participation
 
 BEST_FACTS = TrainingFacts(
     local_rate=0.1,

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from sifu.core.engine import ROUNDING_HOLDS_UP_TO
-from sifu.core.history import ActivePath, PathNode
 from sifu.core.noise import noise_rounding
-from sifu.core.tracking import SensitivityTracker
+from sifu.theory.facts import ROUNDING_HOLDS_UP_TO
+from sifu.theory.history import ActivePath, PathNode
+from sifu.theory.tracking import SensitivityTracker
 
 
 def exact_distance(one: np.ndarray, other: np.ndarray) -> Fraction:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sifu.core.calibration import LARGEST_NOISE
-from sifu.core.errors import InputError
-from sifu.core.participation import Participation
 from sifu.core.spec import DataSpec, Spec, commented_toml
+from sifu.errors import InputError
+from sifu.theory.calibration import LARGEST_NOISE
+from sifu.theory.participation import Participation
 
 SECTIONS = {one.name: typing.get_type_hints(Spec)[one.name] for one in fields(Spec) if one.name != "seed"}
 

@@ -8,8 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from sifu.core.errors import InputError
 from sifu.data.celeba import FILES, find, read_celeba
+from sifu.errors import InputError
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sifu.core.errors import InputError
 from sifu.data.cifar import find, read_cifar, restricted_load
+from sifu.errors import InputError
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

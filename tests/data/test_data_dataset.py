@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sifu.core.errors import InputError
 from sifu.data import Dataset, load, scale_features
 from sifu.data.dataset import SCALES
+from sifu.errors import InputError
 
 
 def make(name="npz:own", **changes):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sifu.core.errors import InputError
 from sifu.data import ClientData, from_arrays, from_dataset, from_torch, load, partition
+from sifu.errors import InputError
 
 X = np.arange(6.0).reshape(3, 2)
 Y = np.array([0, 1, 0])

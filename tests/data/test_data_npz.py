@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sifu.core.errors import InputError
 from sifu.data.npz import read_npz
+from sifu.errors import InputError
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])

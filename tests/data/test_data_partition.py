@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sifu.core.errors import InputError
 from sifu.data.partition import KINDS, even_sizes, given_names, partition
+from sifu.errors import InputError
 
 BALANCED = np.repeat(np.arange(10), 100)
 

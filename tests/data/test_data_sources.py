@@ -11,10 +11,10 @@ import sys
 import numpy as np
 import pytest
 
-from sifu.core.errors import InputError
 from sifu.data import NAMES, load
 from sifu.data.download import OFFICIAL, OfficialFile
 from sifu.data.idx import FIRST_LABELS
+from sifu.errors import InputError
 
 
 def write_subset(path, samples=5):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sifu.api.federation import clients_from_spec
-from sifu.core.errors import InputError
 from sifu.core.spec import Spec
 from sifu.data import Dataset, watermarked
 from sifu.data.watermark import mark_places
+from sifu.errors import InputError
+from sifu.launch.federation import clients_from_spec
 
 
 def images(rng: np.random.Generator, shape: tuple[int, ...]) -> Dataset:

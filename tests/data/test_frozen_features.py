@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sifu  # noqa: E402
-from sifu.core.errors import InputError  # noqa: E402
 from sifu.data import (  # noqa: E402
     ClientData,
     from_dataset,
@@ -20,6 +19,7 @@ from sifu.data import (  # noqa: E402
     random_convolutions,
     trained_convolutions,
 )
+from sifu.errors import InputError  # noqa: E402
 
 
 def digit_clients(count: int, samples: int) -> tuple[ClientData, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.experiments.jobs import run_in_processes
 from sifu.experiments.runner import Bench, Options, Update
 from sifu.experiments.table import read_table

@@ -97,7 +97,7 @@ def test_what_a_killed_session_left_is_removed_unless_it_was_to_be_kept(finished
 
 
 def test_a_folder_of_another_scale_is_refused(finished: Path) -> None:
-    from sifu.core.errors import InputError
+    from sifu.errors import InputError
 
     with pytest.raises(InputError, match="was made with scale = 'smoke'"):
         Bench(options(finished, scale="paper", presets=("paper",), max_rounds=1)).run()
@@ -126,7 +126,7 @@ def test_what_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch
 
 def test_a_training_that_diverges_is_a_result_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sifu.api import Run
-    from sifu.core.errors import RoundRejectedError
+    from sifu.errors import RoundRejectedError
     from sifu.experiments.figures import write_figures
 
     plain = Run.forget
@@ -197,9 +197,9 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
         assert len(federations) == len(clients)
         return [OneLane(one) for one in federations]
 
-    module = types.ModuleType("sifu.sim.lanes")
+    module = types.ModuleType("sifu.engines.sim.lanes")
     module.lane_engines = lane_engines  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sifu.sim.lanes", module)
+    monkeypatch.setitem(sys.modules, "sifu.engines.sim.lanes", module)
     monkeypatch.setattr(runner_module, "engine_source", lambda *_: (Lanes(_[2], "cuda", 2), "cpu"))
     result = Bench(options(tmp_path / "lanes", presets=("paper",))).run()
     assert not result.failures
@@ -302,9 +302,9 @@ def test_seeds_are_a_count_or_a_list() -> None:
 
 def test_the_mark_of_a_client_that_was_learned_is_found(tmp_path: Path) -> None:
     """The measure itself: positive for a model that relies on a mark, zero for one that has not seen it."""
-    from sifu.api.federation import clients_from_spec, engine_from_spec
     from sifu.core.engine import Position
     from sifu.core.spec import Spec
+    from sifu.launch.federation import clients_from_spec, engine_from_spec
 
     spec = Spec.from_mapping(
         {

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.experiments.settings import experiment_names, load_experiment, run_spec, shared_settings
 from sifu.experiments.work import parse_variant, plan_work
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sifu.core.errors import RunDamagedError
+from sifu.errors import RunDamagedError
 from sifu.experiments.table import REQUEST_COLUMNS, Table, read_table
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sifu.api.federation import clients_from_spec, engine_from_spec
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
 from sifu.experiments.counterfactual import Measured, measure_distances
+from sifu.launch.federation import clients_from_spec, engine_from_spec
 
 
 def engine_of(participation: str, seed: int = 3, clients=None):

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sifu
 from run_tools import files_of, scalars
 from sifu.api import verify_run
-from sifu.core.errors import SifuError
-from sifu.methods import training
+from sifu.errors import SifuError
+from sifu.record import training
 from sifu.store import database
 
 FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")

@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sifu
 from run_tools import build_run_with_requests
 from sifu.api import load_spec, restore, verify_certificate, verify_run
-from sifu.core.errors import SifuError
 from sifu.core.spec import Spec, commented_toml
+from sifu.errors import SifuError
 
 LONGEST = 30.0
 TOKENS = [

@@ -16,7 +16,7 @@ import pytest
 
 import sifu
 from run_tools import copy_run, environment, small_spec
-from sifu.core.errors import RunDamagedError
+from sifu.errors import RunDamagedError
 from sifu.store.files import model_path
 
 PROGRAM = Path(__file__).with_name("faulty_runs.py")

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from run_tools import environment
 from sifu.api import load_spec, restore, verify_certificate, verify_run
-from sifu.core.errors import SifuError
 from sifu.core.spec import Spec, commented_toml
+from sifu.errors import SifuError
 
 CORPUS = Path(__file__).with_name("corpus")
 QUICK = settings(

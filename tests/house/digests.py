@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "flower"))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "engines/flower"))
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # has to be said before anything imports triton
 
@@ -33,9 +33,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import sifu
 from run_tools import query, small_spec
-from sifu.api.federation import engine_from_spec
 from sifu.core.engine import Position
-from sifu.sim import ConvNet, Convolution, ModuleModel
+from sifu.engines.sim import ConvNet, Convolution, ModuleModel
+from sifu.launch.federation import engine_from_spec
 
 RECORDED = Path(__file__).resolve().with_name("digests.json")
 ROUNDS = 4
@@ -139,7 +139,7 @@ def lanes(shape: tuple[int, ...], own: Any, **sections: dict[str, Any]) -> Calla
     """A case of the GPU's kernels in Triton's interpreter."""
 
     def case() -> Digest:
-        from sifu.sim.lanes import lane_engines
+        from sifu.engines.sim.lanes import lane_engines
 
         federation, clients = _engine("softmax", shape, own, sections)
         (engine,) = lane_engines([federation], [clients], "cpu")

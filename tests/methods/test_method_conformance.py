@@ -11,9 +11,9 @@ import pytest
 
 import sifu
 from run_tools import copy_run, query, scalars, sigma_for, spec_for, state
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.methods.registry import METHODS, method_named
-from sifu.methods.training import Progress
+from sifu.record.training import Progress
 
 LEVELS = ("none", "conditional", "proven", "exact")
 
@@ -49,9 +49,9 @@ class TestEveryMethod:
 
     def test_it_describes_itself(self, method: str) -> None:
         made = method_named(method)
-        assert made.name == method
-        assert len(made.summary) > 10
-        assert isinstance(made.certifies, bool)
+        assert made.info.name == method
+        assert len(made.info.summary) > 10
+        assert isinstance(made.info.certifies, bool)
 
     def test_requests_one_after_the_other(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
@@ -61,7 +61,7 @@ class TestEveryMethod:
             assert outcome.request == f"r{number}"
             assert outcome.clients == tuple(clients)
             assert outcome.level in LEVELS
-            if not METHODS[method].certifies:
+            if not METHODS[method].info.certifies:
                 assert outcome.level == "none"
             assert outcome.rounds == outcome.cost.rounds == 8
             assert run.verify().problems == []

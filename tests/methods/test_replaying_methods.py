@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 
 import sifu
 from run_tools import copy_run, files_of, query, scalars, sigma_for, small_spec, spec_for
-from sifu.core.errors import InputError, NotCertifiableError
-from sifu.core.history import ActivePath
-from sifu.methods import replay
+from sifu.errors import InputError, NotCertifiableError
+from sifu.methods import stored_updates as replay
 from sifu.methods.registry import METHODS
-from sifu.methods.training import Progress
+from sifu.record.training import Progress
+from sifu.theory.history import ActivePath
 
 REPLAYING = ("fed_eraser", "fed_accum")
 RATE, STEPS, CALIBRATION, SERVER, EVERY, ROUNDS = 0.1, 4, 2, 0.7, 2, 6
@@ -206,7 +206,7 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
     # Without the rule: c4 has not taken part since the calibrated model, so that model would pass for untouched.
     with monkeypatch.context() as patched:
         patched.setattr(ActivePath, "unbounded_from", property(lambda path: len(path.nodes)))
-        patched.setattr("sifu.core.tracking.SensitivityTracker.lose_track", lambda tracker: None)
+        patched.setattr("sifu.theory.tracking.SensitivityTracker.lose_track", lambda tracker: None)
         wrong = sifu.open_run(run.folder).plan(["c4"], sigma=1e-9)  # nothing that was worked out with the rule
     assert wrong.level == "exact"
     heuristic = query(run.folder, "SELECT node FROM nodes WHERE kind = 'heuristic'")[0][0]
@@ -238,7 +238,7 @@ def test_a_heuristic_breaks_no_earlier_certificate(
         run.forget(["client-001"], method=method)
     forced = copy_run(run.folder, tmp_path / "forced")
     with monkeypatch.context() as patched:
-        patched.setattr("sifu.methods.replay.promises_broken", lambda *arguments: [])
+        patched.setattr("sifu.methods.stored_updates.promises_broken", lambda *arguments: [])
         sifu.open_run(forced).forget(["client-001"], method=method)
     assert any("whose certificate that breaks" in one for one in sifu.open_run(forced).verify().problems)
     # From a fresh model on nothing holds the client any more, and nothing is broken.
@@ -261,7 +261,7 @@ def test_noise_of_training_does_not_cover_a_replay(tmp_path: Path, monkeypatch: 
             ask(["client-001"], method="fed_accum")
     forced = copy_run(run.folder, tmp_path / "forced")
     with monkeypatch.context() as patched:
-        patched.setattr("sifu.methods.replay.promises_broken", lambda *arguments: [])
+        patched.setattr("sifu.methods.stored_updates.promises_broken", lambda *arguments: [])
         sifu.open_run(forced).forget(["client-001"], method="fed_accum")
     assert any("whose certificate that breaks" in one for one in sifu.open_run(forced).verify().problems)
     run.forget(["client-003"], method="scratch")

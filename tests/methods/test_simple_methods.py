@@ -13,11 +13,11 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate
-from sifu.core.calibration import exact_multiplier
-from sifu.core.composition import gaussian_epsilon, one_round_epsilon
-from sifu.core.errors import InputError, NotCertifiableError
+from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
-from sifu.methods.view import RunView
+from sifu.record.run_view import RunView
+from sifu.theory.calibration import exact_multiplier
+from sifu.theory.composition import gaussian_epsilon, one_round_epsilon
 
 NOISED = {"server": {"clip": 0.3, "noise": 3.0}}
 
@@ -258,7 +258,7 @@ def test_methods_are_listed(cli: Command) -> None:
     assert [one["name"] for one in listed] == list(METHODS)
     text = cli("methods").out
     for one in METHODS.values():
-        assert one.name in text
+        assert one.info.name in text
 
 
 def test_the_report_shows_requests_of_every_method(noised_run: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from report_runs import HOSTILE, SMALL
 
 import sifu
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.report import collect, write_report
 from sifu.report.words import verdict
 from sifu.report.write import page_path

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import sifu
-from sifu.methods import training
+from sifu.record import training
 
 TOUCHING_THE_DISK = {"fsync", "replace", "rename", "unlink", "execute", "executemany", "executescript"}
 """Functions of `os` and methods of an SQLite connection."""

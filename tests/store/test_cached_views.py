@@ -11,8 +11,8 @@ import pytest
 
 import sifu
 from run_tools import copy_run
-from sifu.core.errors import RunDamagedError
-from sifu.methods.view import RunView
+from sifu.errors import RunDamagedError
+from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 
 
@@ -105,7 +105,7 @@ def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_
 
 def test_a_second_plan_asks_no_client_for_its_rate_again(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows from all clients together is worked out once: of many it takes longer than a plan."""
-    from sifu.core import regularity
+    from sifu.theory import regularity
 
     run = sifu.open_run(own_trained)
     first = run.plan(["client-003"])

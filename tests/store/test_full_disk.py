@@ -13,8 +13,8 @@ import pytest
 
 import sifu
 from run_tools import Command, dump, small_spec, state
-from sifu.core.errors import SifuError
-from sifu.methods import training
+from sifu.errors import SifuError
+from sifu.record import training
 from sifu.store import connection, database, files, writer
 
 

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from independent_verifier import verify
 
 import sifu
+from independent_verifier import verify
 from run_tools import query, small_spec
-from sifu.api.federation import clients_from_spec, engine_from_spec
-from sifu.core.engine import ClientProfile, Position
-from sifu.core.errors import InputError, RoundRejectedError
+from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout
 from sifu.core.replies import Reply, ReplyGate, ReplyRules, largest_increment
 from sifu.core.spec import Spec
-from sifu.sim import SimulatedFederation
+from sifu.engines.sim import SimulatedFederation
+from sifu.errors import InputError, RoundRejectedError
+from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.theory.facts import ClientProfile
 
 VICTIM, FORGOTTEN = 3, 0
 Corruption = Callable[[Reply], list[Reply]]
@@ -206,7 +207,7 @@ def test_a_client_whose_own_data_diverge_is_left_out(rule: Any) -> None:
     """No harness: the embedded engine's own client returns NaN, since its data are enormous."""
     from types import SimpleNamespace
 
-    from sifu.sim import LocalTraining
+    from sifu.engines.sim import LocalTraining
 
     rng = np.random.default_rng(3)
     data = [(rng.normal(size=(8, 5)) * (1e60 if k == 2 else 1.0), rng.normal(size=8)) for k in range(4)]
@@ -268,7 +269,7 @@ def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> 
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_a_bound_on_updates_bounds_every_psi_beforehand(bound: float, rate: float, seed: int) -> None:
     """Delta_c <= 2 g w_c U, whatever the clients send; the drifts are those the engine reports."""
-    from sifu.core.sensitivity import client_increments
+    from sifu.theory.sensitivity import client_increments
 
     rng = np.random.default_rng(seed)
 

@@ -7,12 +7,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from independent_verifier import verify
 
 import sifu
+from independent_verifier import verify
 from run_tools import copy_run, files_of
 from sifu.api import verify_run
-from sifu.core.errors import InputError, RunDamagedError
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.writer import RunWriter
 
 OLDER = Path(__file__).with_name("older") / "schema-2-run.zip"

@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from run_tools import dump, files_of, state
-from sifu.core.errors import InputError, RunDamagedError
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.writer import RunWriter
 
 

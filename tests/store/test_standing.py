@@ -11,10 +11,10 @@ import pytest
 import sifu
 from run_tools import copy_run, small_spec
 from sifu.core.engine import Evaluation
-from sifu.core.terms import RequestTerms
-from sifu.methods.forecast import Forecast
-from sifu.methods.view import RunView
-from sifu.store.standing import STANDING_FILE, read_standing, remove_standing, write_standing
+from sifu.core.request_terms import RequestTerms
+from sifu.planning.forecast import Forecast
+from sifu.record.run_view import RunView
+from sifu.store.client_accuracy import STANDING_FILE, read_standing, remove_standing, write_standing
 from sifu.store.writer import RunWriter
 
 SPEC = small_spec(
@@ -107,7 +107,7 @@ def test_an_erasure_that_was_cut_short_takes_the_standing_along(trained: Path, t
 
 
 def test_a_backup_brings_it_along(trained: Path, tmp_path: Path) -> None:
-    from sifu.api.custody import restore
+    from sifu.api.backups import restore
 
     sifu.open_run(copy_run(trained, tmp_path / "run")).backup(tmp_path / "file.sifu")
     restore(tmp_path / "file.sifu", tmp_path / "again")

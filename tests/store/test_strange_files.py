@@ -16,11 +16,11 @@ import pytest
 import sifu
 from run_tools import small_spec
 from sifu.api import verify_run
-from sifu.core.errors import InputError, RunDamagedError
+from sifu.errors import InputError, RunDamagedError
+from sifu.store.client_accuracy import read_standing
 from sifu.store.files import write_atomically
 from sifu.store.inbox import any_letters
-from sifu.store.plain import private_folder, read_plain
-from sifu.store.standing import read_standing
+from sifu.store.regular_files import private_folder, read_plain
 from sifu.store.writer import RunWriter
 
 

@@ -1,12 +1,12 @@
 """The Python API: train, plan, forget, verify, in the shape of the command line."""
 
-from sifu.api.certificate_file import verify_certificate
-from sifu.api.custody import restore
-from sifu.api.entry import open_run, train
-from sifu.api.outcome import Outcome
+from sifu.api.backups import restore
 from sifu.api.run import Run
-from sifu.api.spec_files import load_spec
-from sifu.api.verification import Verification, verify_run
+from sifu.api.start_run import open_run, train
+from sifu.launch.spec_files import load_spec
+from sifu.requests.outcome import Outcome
+from sifu.verify.certificate_file import verify_certificate
+from sifu.verify.verification import Verification, verify_run
 
 __all__ = [
     "Outcome",

@@ -13,35 +13,39 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sifu.api.custody import anchor_of, back_up, keys_of, rotate_key
-from sifu.api.erasure import Purge, purge
-from sifu.api.federation import clients_from_spec, engine_from_spec, way_to_go_on
-from sifu.api.integrity import blaming_damage, check_integrity
-from sifu.api.lifecycle import DEADLINE_DAYS, Lifecycle, check_new, receive
-from sifu.api.mailbox import Mailbox, take_in
-from sifu.api.outcome import Outcome, outcome_of
-from sifu.api.requests import decide, history_of, public_record
-from sifu.api.signed_requests import id_of_signed, terms_of_signed
+from sifu.api.backups import back_up
+from sifu.api.key_rotation import rotate_key
 from sifu.api.status import status_of
-from sifu.api.terms import LEVELS, check_level, make_terms, terms_of
-from sifu.api.verification import Verification, verify_run
-from sifu.core.engine import ClientProfile, Engine
-from sifu.core.errors import InputError, NotCertifiableError, RunBusyError, RunDamagedError
+from sifu.core.engine import Engine
 from sifu.core.premises import Level
 from sifu.core.spec import Spec
-from sifu.methods.plan import Plan
+from sifu.errors import InputError, NotCertifiableError, RunBusyError, RunDamagedError
+from sifu.launch.federation import clients_from_spec, engine_from_spec, way_to_go_on
 from sifu.methods.registry import method_named
-from sifu.methods.sequence import most_expensive
-from sifu.methods.training import ProgressCallback, RecordedTraining
-from sifu.methods.view import RunView
+from sifu.planning.budgets import most_expensive
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.record.training import ProgressCallback, RecordedTraining
+from sifu.requests.erasure import Purge, purge
+from sifu.requests.given_terms import LEVELS, check_level, make_terms, terms_of
+from sifu.requests.lifecycle import DEADLINE_DAYS, Lifecycle, check_new, receive
+from sifu.requests.mailbox import Mailbox, take_in
+from sifu.requests.outcome import Outcome, outcome_of
+from sifu.requests.request_record import decide, history_of, public_record
+from sifu.requests.signed_requests import id_of_signed, terms_of_signed
 from sifu.store import keys
 from sifu.store.actor import actor_name
 from sifu.store.database import DATABASE
 from sifu.store.files import model_bytes, write_atomically
 from sifu.store.inbox import post
 from sifu.store.reader import RunReader
-from sifu.store.small_tables import RequestRow
+from sifu.store.table_rows import RequestRow
 from sifu.store.writer import RunWriter
+from sifu.theory.facts import ClientProfile
+from sifu.verify.anchor import anchor_of
+from sifu.verify.integrity import blaming_damage, check_integrity
+from sifu.verify.operator_keys import keys_of
+from sifu.verify.verification import Verification, verify_run
 
 
 class Run:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.cost import cost_of
-from sifu.api.requests import deadline_of, is_overdue
 from sifu.core.ledger import finite_or_text
-from sifu.core.terms import RequestTerms
+from sifu.core.request_terms import RequestTerms
 from sifu.methods.registry import METHODS, method_named
-from sifu.methods.sequence import budget_lines, outlook_now
-from sifu.methods.view import ACTIVE, RunView
+from sifu.planning.budgets import budget_lines, outlook_now
+from sifu.record.run_view import ACTIVE, RunView
+from sifu.requests.cost import cost_of
+from sifu.requests.request_record import deadline_of, is_overdue
 from sifu.store.inbox import letters
 from sifu.store.reader import RunReader
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.certification import RecordedRequest
-from sifu.api.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.audit.audit_report import AttackAudit, AuditOptions, AuditProgress
 from sifu.audit.evidence import Evidence, Watched
 from sifu.audit.forgetting import WatermarkSuccess, forgetting_audit
@@ -22,16 +20,18 @@ from sifu.audit.membership import (
 )
 from sifu.audit.scoring import Samples, Scorer, stacked
 from sifu.core.engine import Engine, Position
-from sifu.core.errors import InputError
 from sifu.core.layout import Vector
+from sifu.core.method_info import method_info
 from sifu.core.noise import NormalSource
 from sifu.core.randomness import keyed_generator
 from sifu.core.spec import Spec
-from sifu.methods.registry import method_named
-from sifu.methods.training import retrain_unrecorded
-from sifu.methods.view import RunView
+from sifu.errors import InputError
+from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
+from sifu.record.run_view import RunView
+from sifu.record.training import retrain_unrecorded
+from sifu.requests.certification import RecordedRequest
 from sifu.store.reader import RunReader
-from sifu.store.small_tables import EvaluationRow, RequestRow
+from sifu.store.table_rows import EvaluationRow, RequestRow
 
 MOST_HELD_OUT = 2000
 
@@ -165,7 +165,7 @@ class ReleaseAttack:
         bound = bound_rates(row.multiplier) if row.multiplier and certified else None
         rates, client, rounds = None, "", self._rounds_of(row).first(options.shadow_rounds)
         shares: list[float] | list[None] = [None, None]
-        if candidates and noise_std > 0.0 and options.shadows >= 4 and method_named(row.method).protection == "noise":
+        if candidates and noise_std > 0.0 and options.shadows >= 4 and method_info(row.method).protection == "noise":
             target = max(candidates, key=lambda one: evidence.distances[one.subject, source])  # type: ignore[index]
             client = ", ".join(target.names)
             own = stacked(data, list(target.clients))

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.certificate_file import verify_certificate
 from sifu.audit.scoring import Samples, Scorer
-from sifu.core.errors import InputError
 from sifu.core.layout import ModelLayout, Vector
+from sifu.errors import InputError
+from sifu.verify.certificate_file import verify_certificate
 
 CANNOT_SHOW = (
     "Accuracy on your data says little: a model that never saw you may be as good on it, and forgetting does not "
@@ -76,7 +76,7 @@ def audit_client(
     """Check a certificate and two released models from the client's side.
 
     `data` is an npz file with x (model inputs as floats, prepared as for training) and y. `nonce` opens the
-    certificate's commitment to the model after, if the operator hands it over. `model` is a `sifu.sim` model; by
+    certificate's commitment to the model after, if the operator hands it over. `model` is a model of `engines.sim`; by
     default it is read off the file as a linear one with the loss `kind` (auto: softmax, or logistic with one output
     and labels).
     """
@@ -222,7 +222,7 @@ def _on_own_data(
 
 
 def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -> Any:
-    from sifu.sim import LinearModel
+    from sifu.engines.sim import LinearModel
 
     weight = parameters.get("weight")
     if set(parameters) != {"weight", "bias"} or weight is None or weight.ndim != 2:

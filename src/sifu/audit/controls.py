@@ -18,21 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api.entry import train
 from sifu.api.run import Run
+from sifu.api.start_run import train
 from sifu.audit.audit_report import AuditOptions
 from sifu.audit.releases import Replays
 from sifu.audit.run_audit import audit_run
-from sifu.core.calibration import exact_multiplier
 from sifu.core.engine import Engine
-from sifu.core.rollback import Subject
-from sifu.core.terms import RequestTerms
-from sifu.methods.method import Method, Start
+from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Method, Start
 from sifu.methods.noised import noised_model
-from sifu.methods.plan import Plan
 from sifu.methods.registry import METHODS
 from sifu.methods.sifu import Sifu
-from sifu.methods.view import RunView
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.calibration import exact_multiplier
+from sifu.theory.rollback import Subject
 
 LEAVING = "the-one-who-leaves"
 DELTA = 0.01

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.calibration import delta_reached
-from sifu.core.errors import InputError
+from sifu.errors import InputError
+from sifu.theory.calibration import delta_reached
 
 Floats = NDArray[np.float64]
 THRESHOLDS = 400

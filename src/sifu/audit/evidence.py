@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Engine
-from sifu.core.history import PathNode
 from sifu.core.layout import Vector
-from sifu.core.rollback import Subject
-from sifu.methods.coupled import NoisedModel, recorded_noise, recorded_psi, replay_worlds
-from sifu.methods.registry import method_named
-from sifu.methods.view import RunView
+from sifu.core.method_info import method_info
+from sifu.record.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
+from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
-from sifu.store.small_tables import RequestRow
+from sifu.store.table_rows import RequestRow
+from sifu.theory.history import PathNode
+from sifu.theory.rollback import Subject
 
 Floats = NDArray[np.float64]
 RARE = 1e-6
@@ -271,7 +271,7 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     found = [
         Watched(row.subject, row.clients, tuple(names[k] for k in row.clients), requests[row.request])
         for row in reader.subjects()
-        if method_named(requests[row.request].method).protection == "noise"
+        if method_info(requests[row.request].method).protection == "noise"
         and requests[row.request].noise_node is not None
     ]
     if not reader.subjects():

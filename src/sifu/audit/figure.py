@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sifu.audit.audit_report import AuditReport, SubjectAudit
-from sifu.report.style import (
+from sifu.plots.style import (
     BLUE,
     FAINT,
     GREEN,

@@ -10,8 +10,8 @@ import numpy as np
 from sifu.audit.scoring import Samples, Scorer
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
-from sifu.core.participation import ClientIndices
-from sifu.store.small_tables import EvaluationRow
+from sifu.store.table_rows import EvaluationRow
+from sifu.theory.participation import ClientIndices
 
 RELEARN_BRANCH = 1 << 40
 """Positions that no run uses, so that relearning draws its own participants and batches."""

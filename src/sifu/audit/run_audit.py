@@ -31,8 +31,8 @@ from sifu.core.engine import Engine
 from sifu.core.noise import NormalSource, SystemNormals
 from sifu.core.randomness import keyed_generator
 from sifu.core.spec import Spec
-from sifu.methods.coupled import NoisedModel
-from sifu.methods.view import RunView
+from sifu.record.coupled_replay import NoisedModel
+from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.core.layout import Vector
+from sifu.errors import InputError
 
 Floats = NDArray[np.float64]
 CHUNK = 4096
@@ -29,7 +29,7 @@ class Samples:
 
 
 class Scorer:
-    """Losses and predictions of flat models on samples; `model` is a `sifu.sim` model."""
+    """Losses and predictions of flat models on samples; `model` is a `sifu.engines.sim` model."""
 
     def __init__(self, model: Any, dtype: str) -> None:
         from torch.nn.modules.batchnorm import _NormBase

@@ -26,7 +26,7 @@ from sifu.audit import (
 from sifu.cli.commands import table
 from sifu.cli.output import err, level_text, names_text, number, out, percent, plain_values, print_json
 from sifu.cli.progress import ShownBar
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.store.database import DATABASE
 
 MOST_SUBJECTS = 12
@@ -158,9 +158,9 @@ def show_audit(report: AuditReport | None, controls: Sequence[Control], output: 
 def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> list[Path]:
     """The audit as JSON and as a figure (confidential: it shows distances and nodes)."""
     from sifu.audit.figure import draw_audit
-    from sifu.report.style import figure_bytes
+    from sifu.plots.style import figure_bytes
     from sifu.store.files import write_atomically
-    from sifu.store.plain import private_folder
+    from sifu.store.regular_files import private_folder
 
     private_folder(output, parents=True)
     content = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 if TYPE_CHECKING:
     from sifu.experiments.runner import Result

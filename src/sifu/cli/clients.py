@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sifu.cli.options import Format, FormatOption
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 clients = typer.Typer(
     name="clients",
@@ -30,8 +30,8 @@ def add_client(
     format: FormatOption = Format.text,
 ) -> None:
     """Put a client on the list, or give it another key."""
-    from sifu.api.client_list import fingerprint_of_file
     from sifu.core.identity import check_names
+    from sifu.requests.client_list import fingerprint_of_file
 
     check_names([name])
     change = {"do": "replace" if replace else "add", "name": name, "key": fingerprint_of_file(key)}
@@ -41,9 +41,9 @@ def add_client(
 @clients.command("list")
 def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Who is on the list."""
-    from sifu.api.client_list import described_clients, run_id
     from sifu.cli.commands import table
     from sifu.cli.output import out, print_json
+    from sifu.requests.client_list import described_clients, run_id
 
     found = described_clients(run)
     if format is Format.json:
@@ -74,8 +74,8 @@ def sign_own_request(
     """At the client: ask to be forgotten. The operator hands the file in with sifu request DIR --signed FILE."""
     import json
 
-    from sifu.api.signed_requests import sign_request
     from sifu.cli.output import out, print_json
+    from sifu.requests.signed_requests import sign_request
     from sifu.store.files import write_atomically
 
     write_atomically(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")
@@ -101,8 +101,8 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 
 def _apply(run: Path, change: dict[str, Any], sentence: str, format: Format) -> None:
-    from sifu.api.client_list import ask_for_change
     from sifu.cli.output import out, print_json
+    from sifu.requests.client_list import ask_for_change
 
     done = ask_for_change(run, change)
     if format is Format.json:

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from sifu.api import Outcome, Run
-from sifu.api.federation import way_to_go_on
 from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json
 from sifu.core.ledger import finite_or_text
-from sifu.methods.registry import METHODS
+from sifu.core.method_info import METHOD_INFOS
+from sifu.launch.federation import way_to_go_on
 from sifu.store.inbox import INBOX
 
 MOST_CLIENTS = 10
@@ -191,12 +191,12 @@ def show_methods(as_json: bool) -> None:
     if as_json:
         listed = [
             {"name": name, "summary": one.summary, "certifies": one.certifies, "protection": one.protection}
-            for name, one in METHODS.items()
+            for name, one in METHOD_INFOS.items()
         ]
         print_json({"methods": listed})
         return
     shown = table("method", "what it does")
-    for name, one in METHODS.items():
+    for name, one in METHOD_INFOS.items():
         shown.add_row(name, one.summary)
     out.print(shown)
 
@@ -225,8 +225,8 @@ def show_doctor(as_json: bool) -> None:
             packages[name] = None
     import torch
 
-    from sifu.api.devices import why_no_gpu
     from sifu.data.sources import search_folders
+    from sifu.launch.devices import why_no_gpu
 
     devices = ["cpu"] + [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     values = {

@@ -11,8 +11,8 @@ from sifu.cli.commands import outcome_values, outcomes_table
 from sifu.cli.output import out, print_json
 from sifu.cli.plans import print_plan
 from sifu.cli.progress import RoundsProgress
-from sifu.core.errors import VerificationError
 from sifu.core.spec import Spec
+from sifu.errors import VerificationError
 
 # The noise is fresh every time, so the rounds vary: over 40 runs of this seed the three requests together took 3.7
 # to 18 times fewer rounds than Scratch; with other seeds the worst of 40 was between 2.3 and 3.4 times.

@@ -27,7 +27,7 @@ def new_app(
     format: FormatOption = Format.text,
 ) -> None:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
-    from sifu.cli.flower_app import default_run, write_app
+    from sifu.cli.flower_template import default_run, write_app
     from sifu.cli.output import out, print_json
 
     files = write_app(folder, run or default_run(folder), insecure)

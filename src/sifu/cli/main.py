@@ -18,7 +18,7 @@ from sifu.cli.proof import audit, verify
 from sifu.cli.requests import certificate, decide, requests
 from sifu.cli.runs import demo, doctor, export, init, methods, report, status, train
 from sifu.cli.unlearning import forget, plan, request
-from sifu.core.errors import SifuError
+from sifu.errors import SifuError
 from sifu.version import __version__
 
 app = typer.Typer(

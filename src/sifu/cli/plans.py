@@ -14,12 +14,12 @@ from rich.table import Table
 from sifu.cli.commands import MOST_CLIENTS, table
 from sifu.cli.output import level_text, names_text, number, out, percent, print_json
 from sifu.core.certificate import attacker_rate
-from sifu.core.errors import InputError
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import BEFORE_TRAINING
-from sifu.methods.forward import ForwardForgetting
-from sifu.methods.plan import NoiseOption, Plan
-from sifu.methods.sequence import LOOK_AHEAD, BudgetLine, Outlook
+from sifu.errors import InputError
+from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
+from sifu.planning.forward_forgetting import ForwardForgetting
+from sifu.planning.plan import NoiseOption, Plan
 
 MOST_OPTIONS = 16
 
@@ -96,8 +96,8 @@ def show_plan(plan: Plan, picture: Path | None, as_json: bool) -> None:
 
 def draw_picture(plan: Plan, file: Path) -> None:
     """The plan's curve as a picture."""
+    from sifu.plots.style import figure_bytes
     from sifu.report.draw_plan import draw_plan
-    from sifu.report.style import figure_bytes
     from sifu.store.files import write_atomically
 
     kind = file.suffix.lower().lstrip(".")
@@ -225,7 +225,7 @@ def _fixed_noise_text(outlook: Outlook) -> str:
 def show_what_if(spec: Path, overrides: list[str], data: Path | None, as_json: bool) -> None:
     """`sifu plan SPEC.toml --what-if`."""
     from sifu.api import load_spec
-    from sifu.api.what_if import what_if
+    from sifu.api.advice import what_if
     from sifu.cli.progress import RoundsProgress
 
     if spec.is_dir():

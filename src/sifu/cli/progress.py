@@ -47,7 +47,7 @@ class RoundsProgress(ShownBar):
         self._started = 0.0
 
     def __call__(self, update: object) -> None:
-        """Takes a `sifu.methods.training.Progress`."""
+        """Takes a `sifu.record.training.Progress`."""
         if not self._shown:
             return
         phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sifu.cli.options import DataOption, Format, FormatOption
-from sifu.core.errors import InputError, VerificationError
+from sifu.errors import InputError, VerificationError
 
 
 def verify(

@@ -91,8 +91,8 @@ def show(
 ) -> None:
     """A certificate; with --public the answer to the client in plain words."""
     from sifu.api import Run
-    from sifu.api.requests import plain_answer
     from sifu.cli.output import out, print_json
+    from sifu.requests.request_record import plain_answer
 
     content = Run(run).certificate(request, "public" if public else "auditor")
     if format is Format.json or not public:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, RunArgument
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 
 def demo(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, RunArgument
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 EpsilonOption = Annotated[float | None, typer.Option("--epsilon", help="Budget; 1 is strong, 10 is weak.")]
 DeltaOption = Annotated[float | None, typer.Option("--delta", help="Budget; 0.01 or smaller is usual.")]
@@ -179,9 +179,9 @@ def request(
     from rich.markup import escape
 
     from sifu.api import Run
-    from sifu.api.federation import FLOWER
     from sifu.cli.clients import read_statement
     from sifu.cli.output import names_text, out, print_json
+    from sifu.launch.federation import FLOWER
 
     terms = _terms(epsilon, delta, sigma, unit, scope, method, calibration, retention, reserve, max_rounds, target)
     opened = Run(run)

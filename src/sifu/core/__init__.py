@@ -1,1 +1,1 @@
-"""The mathematics of certified federated unlearning: pure functions and frozen dataclasses over numpy."""
+"""The contracts of the package: spec, request terms, engine, certificate, premises, ledger."""

@@ -14,17 +14,9 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.identity import IN_PROCESS
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.participation import ClientIndices, Participation
-
-FIXED_CONSTANTS = "fixed constants"
-DECLARED_FIXED = "declared fixed by the operator"
-"""Two values of `TrainingFacts.preprocessing`; any other means that nothing is known of it."""
-
-ROUNDING_HOLDS_UP_TO = 1000.0
-"""`RoundResult.rounding` must cover every other world whose model is at most this far away: Psi beyond it has
-no proven allowance, and the certificate then says so."""
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices
 
 
 @dataclass(frozen=True)
@@ -68,53 +60,6 @@ class Rejection:
     client: str
     reason: Reason
     left_out: bool
-
-
-@dataclass(frozen=True)
-class ClientProfile:
-    """What is known of a client before any round.
-
-    `smoothness` (beta) bounds from above the curvature of *every* loss one of its local steps descends
-    (each mini-batch too), `curvature` (mu) bounds it from below; both include weight decay. None means
-    that nothing is known: then only an assumed regularity can be used.
-    """
-
-    name: str
-    samples: int
-    local_steps: int
-    smoothness: float | None = None
-    curvature: float | None = None
-
-
-@dataclass(frozen=True)
-class TrainingFacts:
-    """What every client does in every round, and the facts a certificate's premises need.
-
-    `smooth_model` says that the loss has Lipschitz gradients in the parameters (a linear model with
-    softmax, logistic or squared loss); a ReLU network, dropout, or an unknown user module has False.
-    `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
-    `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
-    `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
-    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`. `identity`
-    says how clients are known (`sifu.core.identity`).
-    """
-
-    local_rate: float
-    momentum: float
-    nesterov: bool
-    weight_decay: float
-    batch_size: int | None
-    server_rate: float
-    participation: Participation
-    dtype: str
-    smooth_model: bool
-    rounding_bounded: bool
-    outside: tuple[str, ...] = ()
-    preprocessing: str = FIXED_CONSTANTS
-    shape_from_labels: bool = False
-    clip: float = 0.0
-    noise: float = 0.0
-    identity: str = IN_PROCESS
 
 
 @dataclass(frozen=True)

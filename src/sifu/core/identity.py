@@ -13,12 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
-AUTHENTICATED = "node keys"
-CLAIMED = "claimed names"
-IN_PROCESS = "in process"
-"""How clients are known to the engine, `TrainingFacts.identity`: only the second leaves a doubt."""
 LONGEST_NAME = 200
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 Vector = NDArray[np.floating]
 

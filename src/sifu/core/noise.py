@@ -12,10 +12,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import ROUNDING_HOLDS_UP_TO
 from sifu.core.layout import Vector
 from sifu.core.randomness import keyed_generator
-from sifu.core.upward import UNIT_ROUNDOFF, norm_up, up
+from sifu.theory.facts import ROUNDING_HOLDS_UP_TO
+from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 NoiseSource = Literal["system", "seeded"]
 

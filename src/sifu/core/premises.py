@@ -13,13 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sifu.core.calibration import Calibration
-from sifu.core.composition import TrainingNoise
-from sifu.core.engine import DECLARED_FIXED, FIXED_CONSTANTS, ROUNDING_HOLDS_UP_TO, TrainingFacts
-from sifu.core.history import Accounting
-from sifu.core.identity import AUTHENTICATED, IN_PROCESS
 from sifu.core.noise import NoiseSource
-from sifu.core.regularity import RegularityClass
+from sifu.theory.calibration import Calibration
+from sifu.theory.composition import TrainingNoise
+from sifu.theory.facts import (
+    AUTHENTICATED,
+    DECLARED_FIXED,
+    FIXED_CONSTANTS,
+    IN_PROCESS,
+    ROUNDING_HOLDS_UP_TO,
+    TrainingFacts,
+)
+from sifu.theory.history import Accounting
+from sifu.theory.regularity import RegularityClass
 
 Level = Literal["exact", "proven", "conditional", "none"]
 Status = Literal["met", "trusted", "assumed", "failed"]
@@ -139,7 +145,7 @@ def training_noise_premises(
     left_out: int = 0,
     gaps: int = 0,
 ) -> tuple[Premise, ...]:
-    """Every premise of what noise in training promises (`sifu.core.composition`), in a fixed order.
+    """Every premise of what noise in training promises (`sifu.theory.composition`), in a fixed order.
 
     `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
     than those that were counted, and calibration is neither clipped nor noised.

@@ -20,10 +20,11 @@ from typing import Literal
 
 import numpy as np
 
-from sifu.core.engine import ClientProfile, Position, Reason, Rejection
-from sifu.core.errors import InputError
+from sifu.core.engine import Position, Reason, Rejection
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.upward import norm_up, up
+from sifu.errors import InputError
+from sifu.theory.facts import ClientProfile
+from sifu.theory.rounding import norm_up, up
 
 OnRejection = Literal["stop", "reply", "round"]
 """What a rejected reply does: stop training with a sentence, leave out that reply, or drop the whole round."""

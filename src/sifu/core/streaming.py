@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Engine, Evaluation, Position, Rejection
-from sifu.core.errors import RoundRejectedError
 from sifu.core.layout import Vector
-from sifu.core.participation import ClientIndices
 from sifu.core.spec import StopSpec
-from sifu.core.upward import norm
+from sifu.errors import RoundRejectedError
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rounding import norm
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:

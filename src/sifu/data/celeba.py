@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.data.dataset import Dataset
+from sifu.errors import InputError
 
 SIDE = 64
 ATTRIBUTE = "Smiling"

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.data.dataset import Dataset
+from sifu.errors import InputError
 
 LARGEST_BATCH = 512 << 20
 """The largest official batch (CIFAR-100's train) has 155 MB."""

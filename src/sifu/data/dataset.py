@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 Array = NDArray[Any]
 Normalise = Literal["unit", "standard"]

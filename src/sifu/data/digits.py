@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.data.dataset import Dataset
+from sifu.errors import InputError
 
 SAMPLES = 1797
 TRAIN_SAMPLES = 1600

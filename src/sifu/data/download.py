@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all (0 when the server does not say)."""

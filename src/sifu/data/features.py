@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.core.errors import InputError
 from sifu.data.federation import ClientData, check_federation
+from sifu.errors import InputError
 
 if TYPE_CHECKING:
     import torch

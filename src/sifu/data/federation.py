@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.data.dataset import FEATURE_TYPES, Array, Dataset, Normalise, check_pair
+from sifu.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.data.dataset import Dataset
+from sifu.errors import InputError
 
 UNSIGNED_BYTE = 0x08
 LARGEST_FILE = 1 << 30

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.data.dataset import Array, Dataset
+from sifu.errors import InputError
 
 LARGEST_FILE = 16 << 30
 """Bytes of all arrays of a file together, unpacked; more than that does not fit our memory either."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 Indices = NDArray[np.int64]
 

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from sifu.core.errors import InputError
 from sifu.data import celeba, cifar, idx
 from sifu.data.dataset import Dataset
 from sifu.data.digits import read_digits
 from sifu.data.download import Opener, Progress, download_official
 from sifu.data.npz import read_npz
+from sifu.errors import InputError
 
 NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "celeba")
 ENVIRONMENT_VARIABLE = "SIFU_DATA"

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
 from sifu.core.randomness import keyed_generator
 from sifu.data.dataset import SCALES, Array, Dataset
+from sifu.errors import InputError
 
 
 def watermarked(

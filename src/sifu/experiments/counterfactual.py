@@ -14,8 +14,8 @@ import numpy as np
 
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.participation import ClientIndices
-from sifu.core.tracking import SensitivityTracker, summarise_round
+from sifu.theory.participation import ClientIndices
+from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 
 class ReplayingEngine(Engine, Protocol):

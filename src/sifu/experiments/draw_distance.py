@@ -10,7 +10,7 @@ from sifu.experiments.panels import footnote, title
 from sifu.experiments.reading import datasets_of, title_of
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
-from sifu.report.style import BRANCH_COLOURS, FAINT, GREY, INK, only_ticks, styled
+from sifu.plots.style import BRANCH_COLOURS, FAINT, GREY, INK, only_ticks, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

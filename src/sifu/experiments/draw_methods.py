@@ -32,7 +32,7 @@ from sifu.experiments.reading import (
 )
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
-from sifu.report.style import INK, new_figure, say_instead, styled
+from sifu.plots.style import INK, new_figure, say_instead, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ from sifu.experiments.reading import (
 )
 from sifu.experiments.settings import Experiment, shared_settings
 from sifu.experiments.table import Row
-from sifu.report.style import BLUE, GREEN, GREY, INK, VERMILLION, only_ticks, styled
+from sifu.plots.style import BLUE, GREEN, GREY, INK, VERMILLION, only_ticks, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from sifu.api.devices import check_choice, why_no_gpu
-from sifu.api.federation import clients_from_spec, engine_from_spec, known_outputs, preprocessing_of
 from sifu.core.engine import Engine
-from sifu.core.errors import InputError
 from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.launch.devices import check_choice, why_no_gpu
+from sifu.launch.federation import clients_from_spec, engine_from_spec, known_outputs, preprocessing_of
 
 if TYPE_CHECKING:
-    from sifu.sim import LocalTraining, SimulatedFederation
+    from sifu.engines.sim import LocalTraining, SimulatedFederation
 
 
 class Named(Protocol):
@@ -120,7 +120,7 @@ class OneByOne:
 
 
 class OnFlower:
-    """Flower's simulation: virtual nodes on this machine, one unit after the other (`sifu.flower.simulation`)."""
+    """Flower's simulation: virtual nodes on this machine, one unit after the other (`engines.flower.simulation`)."""
 
     def __init__(self, cache: ClientCache) -> None:
         self._cache = cache
@@ -128,7 +128,7 @@ class OnFlower:
 
     def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
         """All units in one simulation, with as many nodes as the largest federation has clients."""
-        from sifu.flower.simulation import enter_federation, simulate
+        from sifu.engines.flower.simulation import enter_federation, simulate
 
         failures: list[Failure[AnyUnit]] = []
         found: list[tuple[AnyUnit, Any]] = []
@@ -164,7 +164,7 @@ class OnFlower:
 
 
 class Lanes:
-    """Engines that run as lanes of one batched program, a thread for each unit (see `sifu.sim.lanes`)."""
+    """Engines that run as lanes of one batched program, a thread for each unit (see `sifu.engines.sim.lanes`)."""
 
     def __init__(self, cache: ClientCache, device: str, lanes: int, precision: str = "float32") -> None:
         self._cache, self._device, self._lanes, self._precision = cache, device, lanes, precision
@@ -182,7 +182,7 @@ class Lanes:
         return failures
 
     def _run_group(self, group: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
-        from sifu.sim.lanes import lane_engines
+        from sifu.engines.sim.lanes import lane_engines
 
         # Lanes of one seed differ in what is asked of them, not in who takes part: they share a federation.
         federations: dict[int, SimulatedFederation] = {}

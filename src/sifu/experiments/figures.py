@@ -12,7 +12,7 @@ from sifu.experiments.draw_noise import draw_scale, draw_sigma
 from sifu.experiments.provenance import read_record
 from sifu.experiments.settings import Experiment, load_experiment
 from sifu.experiments.table import Row, read_table
-from sifu.report.style import VERMILLION, figure_bytes
+from sifu.plots.style import VERMILLION, figure_bytes
 from sifu.store.files import write_atomically
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.experiments.engines import Failure
 from sifu.experiments.runner import TABLE, Bench, Options, Result, Update
 from sifu.experiments.table import Table, read_table

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sifu.experiments.reading import Course, Line
-from sifu.report.style import (
+from sifu.plots.style import (
     BLUE,
     FAINT,
     GREEN,

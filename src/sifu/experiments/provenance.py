@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sifu.core.errors import InputError, RunDamagedError
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.files import write_atomically
 from sifu.version import __version__
 

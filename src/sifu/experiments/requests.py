@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.errors import InputError
 from sifu.core.randomness import keyed_generator
 from sifu.core.spec import Spec
+from sifu.errors import InputError
 from sifu.experiments.settings import Requests
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from sifu.api import Run, open_run
-from sifu.api.federation import engine_from_spec
 from sifu.core.engine import Engine
-from sifu.core.errors import InputError, RoundRejectedError
+from sifu.core.method_info import METHOD_INFOS
 from sifu.core.randomness import keyed_generator
+from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
-from sifu.core.terms import RequestTerms
+from sifu.errors import InputError, RoundRejectedError
 from sifu.experiments.counterfactual import measure_distances
 from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
 from sifu.experiments.provenance import provenance, read_record, record
@@ -32,8 +32,8 @@ from sifu.experiments.settings import Experiment, Scale, load_experiment, run_sp
 from sifu.experiments.table import DISTANCE_COLUMNS, REQUEST_COLUMNS, Table
 from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_row
 from sifu.experiments.work import Training, Trajectory, Work, combinations, plan_work, variant_text
-from sifu.methods.registry import METHODS
-from sifu.methods.training import Progress
+from sifu.launch.federation import engine_from_spec
+from sifu.record.training import Progress
 
 TABLE = "results.csv"
 RUNS = "runs"
@@ -167,9 +167,11 @@ class Bench:
     def work(self) -> Work:
         """Every trajectory of the experiment as it was asked for."""
         methods = self.options.methods or self.experiment.methods
-        strange = [name for name in self.options.methods if name not in METHODS and name not in self.experiment.methods]
+        strange = [
+            name for name in self.options.methods if name not in METHOD_INFOS and name not in self.experiment.methods
+        ]
         if strange:
-            raise InputError(f"method {strange[0]!r} is not known: write some of {', '.join(METHODS)}")
+            raise InputError(f"method {strange[0]!r} is not known: write some of {', '.join(METHOD_INFOS)}")
         return plan_work(
             self.experiment,
             datasets=self.datasets,
@@ -177,7 +179,7 @@ class Bench:
             methods=methods,
             presets=self.presets,
             scale=self.options.scale,
-            known_methods=METHODS,
+            known_methods=METHOD_INFOS,
             has_time_limit=requests_can_be_limited(),
             over=self.over,
         )

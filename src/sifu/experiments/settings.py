@@ -17,9 +17,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from sifu.core.calibration import noise_multiplier
-from sifu.core.errors import InputError
 from sifu.core.spec import ModelSpec, Spec
+from sifu.errors import InputError
+from sifu.theory.calibration import noise_multiplier
 
 Scale = Literal["smoke", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "paper")

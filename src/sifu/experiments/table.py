@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sifu.core.errors import RunDamagedError
+from sifu.errors import RunDamagedError
 from sifu.store.files import room_to_write, sync_folder
 
 Row = dict[str, Any]

@@ -19,11 +19,11 @@ import numpy as np
 
 from sifu.api import Outcome, Run, open_run, train
 from sifu.core.engine import Engine
-from sifu.core.errors import RoundRejectedError
+from sifu.errors import RoundRejectedError
 from sifu.experiments.costs import request_cost, training_cost
 from sifu.experiments.table import Row, Table
 from sifu.experiments.work import Training, Trajectory
-from sifu.methods.training import ProgressCallback
+from sifu.record.training import ProgressCallback
 from sifu.store.files import write_atomically
 
 BEFOREHAND = "bench.json"

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sifu.core.calibration import noise_multiplier
-from sifu.core.errors import InputError
 from sifu.core.spec import Spec
+from sifu.errors import InputError
 from sifu.experiments.settings import (
     Experiment,
     Requests,
@@ -22,6 +21,7 @@ from sifu.experiments.settings import (
     shared_settings,
     spec_has,
 )
+from sifu.theory.calibration import noise_multiplier
 
 BOTH_PRESETS = ("sifu", "last")
 """Methods whose result depends on accounting, calibration or scope; others run once, under the first preset."""

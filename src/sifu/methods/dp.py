@@ -2,7 +2,7 @@
 
 The run must have been trained that way (`server.clip`, `server.noise`). Two accountings are stated. The paper's looks
 at one update in one round. The honest one composes every round the client really took part in, over the whole
-recorded history (`sifu.core.composition` derives it and says why sampling is not counted); it alone decides the
+recorded history (`sifu.theory.composition` derives it and says why sampling is not counted); it alone decides the
 level, so a budget that it exceeds certifies nothing.
 """
 
@@ -13,27 +13,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from sifu.core.certificate import Protection
-from sifu.core.composition import TrainingNoise, composed_ratio, promise_of
 from sifu.core.engine import Engine
-from sifu.core.errors import InputError
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, training_noise_premises
-from sifu.core.rollback import Exposure, Subject
-from sifu.core.terms import RequestTerms
+from sifu.core.request_terms import RequestTerms
+from sifu.errors import InputError
+from sifu.methods.base import Method, Start
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start, StartsFrom
-from sifu.methods.plan import Plan
-from sifu.methods.view import RunView
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.composition import TrainingNoise, composed_ratio, promise_of
+from sifu.theory.rollback import Exposure, Subject
 
 
 class Dp(Method):
     """The current model of a training with clipped and noised updates."""
 
-    name: ClassVar[str] = "dp"
-    summary: ClassVar[str] = "rely on the clipping and noise of training, go on without the client"
-    certifies: ClassVar[bool] = True
-    protection: ClassVar[Protection] = "training noise"
-    starts_from: ClassVar[StartsFrom] = "current"
+    info: ClassVar[MethodInfo] = METHOD_INFOS["dp"]
 
     def check_run(self, view: RunView) -> None:
         """Refuse a run whose training added no noise."""

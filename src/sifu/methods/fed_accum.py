@@ -13,17 +13,17 @@ from typing import ClassVar
 import numpy as np
 
 from sifu.core.engine import Engine
-from sifu.methods.method import RoundUpdates, Start
-from sifu.methods.plan import Plan
-from sifu.methods.replay import Replaying, clients_gone, initial_model, load, move, rounds_to_replay
-from sifu.methods.view import RunView
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
+from sifu.methods.base import RoundUpdates, Start
+from sifu.methods.stored_updates import Replaying, clients_gone, initial_model, load, move, rounds_to_replay
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
 
 
 class FedAccum(Replaying):
     """Replay without calibration."""
 
-    name: ClassVar[str] = "fed_accum"
-    summary: ClassVar[str] = "add the kept updates of the others up again from the initial model; proves nothing"
+    info: ClassVar[MethodInfo] = METHOD_INFOS["fed_accum"]
     note: ClassVar[str] = "the updates of {rounds} kept rounds are added up again"
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

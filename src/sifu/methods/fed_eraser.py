@@ -16,19 +16,17 @@ from typing import ClassVar
 import numpy as np
 
 from sifu.core.engine import Engine, Position
-from sifu.methods.method import RoundUpdates, Start
-from sifu.methods.plan import Plan
-from sifu.methods.replay import Replaying, clients_gone, initial_model, load, move, rounds_to_replay
-from sifu.methods.view import RunView
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
+from sifu.methods.base import RoundUpdates, Start
+from sifu.methods.stored_updates import Replaying, clients_gone, initial_model, load, move, rounds_to_replay
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
 
 
 class FedEraser(Replaying):
     """Replay with calibration."""
 
-    name: ClassVar[str] = "fed_eraser"
-    summary: ClassVar[str] = (
-        "replay the kept rounds without the client, calibrated by a few local steps; proves nothing"
-    )
+    info: ClassVar[MethodInfo] = METHOD_INFOS["fed_eraser"]
     note: ClassVar[str] = "{rounds} kept rounds are replayed, each with a round of calibration"
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

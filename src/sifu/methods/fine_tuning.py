@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise
-from sifu.core.rollback import Exposure
-from sifu.core.terms import RequestTerms
+from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Method, Start, heuristic_premises
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start, StartsFrom, heuristic_premises
-from sifu.methods.plan import Plan
-from sifu.methods.view import RunView
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.rollback import Exposure
 
 
 class FineTuning(Method):
     """The current model, trained on without the client."""
 
-    name: ClassVar[str] = "fine_tuning"
-    summary: ClassVar[str] = "go on from the current model without the client: fast, proves nothing"
-    certifies: ClassVar[bool] = False
-    protection: ClassVar[Protection] = "nothing"
-    starts_from: ClassVar[StartsFrom] = "current"
+    info: ClassVar[MethodInfo] = METHOD_INFOS["fine_tuning"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Nothing is undone, nothing is added."""
@@ -41,7 +37,7 @@ class FineTuning(Method):
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """That it is a heuristic decides everything."""
-        return heuristic_premises(view, clients, self.name)
+        return heuristic_premises(view, clients, self.info.name)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The current model as it is."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sifu.core.calibration import hidden_sensitivity
-from sifu.core.composition import TrainingNoise
 from sifu.core.premises import Premise, level_of
-from sifu.core.rollback import Exposure, Subject
-from sifu.core.terms import RequestTerms
-from sifu.methods.forecast import Forecast, predicted_rounds
-from sifu.methods.method import Method
+from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Method
 from sifu.methods.noised import planned_charges
-from sifu.methods.plan import Plan
-from sifu.methods.view import RunView
+from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.composition import TrainingNoise
+from sifu.theory.rollback import Exposure, Subject
 
 
 def plan_in_place(
@@ -31,7 +31,7 @@ def plan_in_place(
     tip = view.path.tip
     node, rounds = view.path.nodes[tip].node, view.path.rounds_until(tip)
     untouched = all(one.psi_to_hide(tip) == 0.0 for one in exposures)
-    charged = method.protection == "noise"
+    charged = method.info.protection == "noise"
     return Plan(
         terms=terms,
         order=view.next_order,
@@ -51,7 +51,7 @@ def plan_in_place(
         predicted_rounds=predicted_rounds(Forecast(view, terms).predict(tip, noise_std)),
         scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
         notes=notes,
-        protection=method.protection,
+        protection=method.info.protection,
         untouched=untouched,
         training_noise=training_noise,
     )

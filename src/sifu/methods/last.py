@@ -15,28 +15,24 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
-from sifu.core.errors import NotCertifiableError
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, level_of
-from sifu.core.rollback import Exposure, least_noise
-from sifu.core.terms import RequestTerms
+from sifu.core.request_terms import RequestTerms
+from sifu.errors import NotCertifiableError
+from sifu.methods.base import Method, Start
 from sifu.methods.in_place import plan_in_place
-from sifu.methods.method import Method, Start, StartsFrom
-from sifu.methods.noise_choice import on_ladder
 from sifu.methods.noised import noised_model, noised_premises
-from sifu.methods.plan import Plan
-from sifu.methods.view import RunView
+from sifu.planning.noise_choice import on_ladder
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.rollback import Exposure, least_noise
 
 
 class Last(Method):
     """Calibrated Gaussian noise on the current model."""
 
-    name: ClassVar[str] = "last"
-    summary: ClassVar[str] = "add the noise that the current model needs, without going back, retrain"
-    certifies: ClassVar[bool] = True
-    protection: ClassVar[Protection] = "noise"
-    starts_from: ClassVar[StartsFrom] = "current"
+    info: ClassVar[MethodInfo] = METHOD_INFOS["last"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """The current model, with the least noise that every budget allows there, or the larger one asked for."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from sifu.core.layout import Vector
 from sifu.core.noise import add_noise, noise_source
 from sifu.core.premises import Premise, collect_premises
-from sifu.core.rollback import Exposure, Subject, charge, largest_psi_on_the_way
-from sifu.core.terms import RequestTerms
-from sifu.methods.plan import Plan, PlannedCharge
-from sifu.methods.view import RunView
+from sifu.core.request_terms import RequestTerms
+from sifu.planning.plan import Plan, PlannedCharge
+from sifu.record.run_view import RunView
+from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
 
 
 def noised_premises(

@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from sifu.core.calibration import hidden_sensitivity
 from sifu.core.engine import Engine
-from sifu.core.terms import RequestTerms
-from sifu.methods.method import Start
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
+from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Start
 from sifu.methods.noised import noised_model
-from sifu.methods.plan import Plan
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
-from sifu.methods.view import RunView
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.calibration import hidden_sensitivity
 
 
 class NoisyScratch(Scratch):
     """Scratch from a noised initial model."""
 
-    name: ClassVar[str] = "noisy_scratch"
-    summary: ClassVar[str] = "a fresh model plus sifu's noise, without the client: exact, a control"
+    info: ClassVar[MethodInfo] = METHOD_INFOS["noisy_scratch"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Scratch with the noise asked for; with auto, the noise sifu would really add (none if it would add none)."""

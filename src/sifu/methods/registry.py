@@ -1,36 +1,29 @@
-"""The methods by name. A new one is one file and one line here."""
+"""The methods by name. A new one is one file, one description in `sifu.core.method_info` and one line here."""
 
 from __future__ import annotations
 
-import difflib
-
-from sifu.core.errors import InputError
+from sifu.core.method_info import METHOD_INFOS, method_info
+from sifu.methods.base import Method
 from sifu.methods.dp import Dp
 from sifu.methods.fed_accum import FedAccum
 from sifu.methods.fed_eraser import FedEraser
 from sifu.methods.fine_tuning import FineTuning
 from sifu.methods.last import Last
-from sifu.methods.method import Method
 from sifu.methods.noisy_scratch import NoisyScratch
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 
 METHODS: dict[str, type[Method]] = {
-    Sifu.name: Sifu,
-    Scratch.name: Scratch,
-    FineTuning.name: FineTuning,
-    Last.name: Last,
-    Dp.name: Dp,
-    FedEraser.name: FedEraser,
-    FedAccum.name: FedAccum,
-    NoisyScratch.name: NoisyScratch,
+    method.info.name: method for method in (Sifu, Scratch, FineTuning, Last, Dp, FedEraser, FedAccum, NoisyScratch)
 }
 
 
 def method_named(name: str) -> Method:
-    """The method of this name, or a sentence with the known ones."""
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown method {name!r}: there are {', '.join(METHODS)}{hint}")
-    return METHODS[name]()
+    """The method of this name, or a sentence with the known names."""
+    return METHODS[method_info(name).name]()
+
+
+def register(method: type[Method]) -> None:
+    """Add a method of your own, for this process (docs/new-method.md)."""
+    METHOD_INFOS[method.info.name] = method.info
+    METHODS[method.info.name] = method

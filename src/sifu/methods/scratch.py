@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.calibration import hidden_sensitivity
-from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import (
     Premise,
     hyper_parameters_premise,
@@ -15,22 +14,19 @@ from sifu.core.premises import (
     level_of,
     preprocessing_premise,
 )
-from sifu.core.rollback import Exposure
-from sifu.core.terms import RequestTerms
-from sifu.methods.forecast import Forecast, predicted_rounds
-from sifu.methods.method import Method, Start, StartsFrom
-from sifu.methods.plan import Plan, PlannedCharge
-from sifu.methods.view import RunView
+from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Method, Start
+from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.plan import Plan, PlannedCharge
+from sifu.record.run_view import RunView
+from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.rollback import Exposure
 
 
 class Scratch(Method):
     """Start again from a model that nobody's data has touched."""
 
-    name: ClassVar[str] = "scratch"
-    summary: ClassVar[str] = "train a fresh model without the client: exact, and the slowest"
-    certifies: ClassVar[bool] = True
-    protection: ClassVar[Protection] = "noise"
-    starts_from: ClassVar[StartsFrom] = "fresh"
+    info: ClassVar[MethodInfo] = METHOD_INFOS["scratch"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """No node, no noise, nothing charged to anyone."""
@@ -55,7 +51,7 @@ class Scratch(Method):
             level=level_of(premises, exact=True),
             predicted_rounds=predicted_rounds(Forecast(view, terms).scratch()),
             scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
-            protection=self.protection,
+            protection=self.info.protection,
             untouched=True,
         )
 

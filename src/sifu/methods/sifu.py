@@ -9,31 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sifu.core.calibration import hidden_sensitivity
-from sifu.core.certificate import Protection
 from sifu.core.engine import Engine
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, level_of
-from sifu.core.rollback import Exposure, choose_node, largest_psi, least_noise
-from sifu.core.terms import RequestTerms
-from sifu.methods.forecast import Forecast, predicted_rounds
-from sifu.methods.forward import weigh_forward
-from sifu.methods.method import Method, Start, StartsFrom
-from sifu.methods.noise_choice import NoiseChoice, choose_noise, noise_options
+from sifu.core.request_terms import RequestTerms
+from sifu.methods.base import Method, Start
 from sifu.methods.noised import noised_model, noised_premises, planned_charges
-from sifu.methods.plan import Plan
-from sifu.methods.sequence import budget_lines, outlook
-from sifu.methods.units import both_units
-from sifu.methods.view import RunView
+from sifu.planning.budgets import budget_lines, outlook
+from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.forward_forgetting import weigh_forward
+from sifu.planning.noise_choice import NoiseChoice, choose_noise, noise_options
+from sifu.planning.plan import Plan
+from sifu.planning.units import both_units
+from sifu.record.run_view import RunView
+from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.rollback import Exposure, choose_node, largest_psi, least_noise
 
 
 class Sifu(Method):
     """Rollback and calibrated Gaussian noise."""
 
-    name: ClassVar[str] = "sifu"
-    summary: ClassVar[str] = "roll back to the last model within the budget, add calibrated noise, retrain"
-    certifies: ClassVar[bool] = True
-    protection: ClassVar[Protection] = "noise"
-    starts_from: ClassVar[StartsFrom] = "rule"
+    info: ClassVar[MethodInfo] = METHOD_INFOS["sifu"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """The latest allowed node, with the noise asked for or the one chosen from the recorded scalars."""
@@ -97,7 +93,7 @@ class Sifu(Method):
             scratch_rounds=predicted_rounds(scratch),
             options=options,
             notes=tuple(notes),
-            protection=self.protection,
+            protection=self.info.protection,
             untouched=node.exact,
             units=both_units(view, terms, noise_std, earlier),
             budgets=budget_lines(view, earlier, node.depth, node.noise_std),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sifu.plots.style import counted
 from sifu.report.data import Request
 from sifu.report.markup import Markup, badge, table, text
-from sifu.report.style import counted
 from sifu.report.words import LEVEL_WORDS, attacker_words, moment, percent, promise, rounds_words, status_words
 
 MOST_NAMES = 12

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.calibration import noise_multiplier, true_positive_rate
-from sifu.core.history import PathNode
-from sifu.methods.registry import method_named
-from sifu.methods.view import RunView
+from sifu.core.method_info import method_info
+from sifu.record.run_view import RunView
 from sifu.report.data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
 from sifu.report.psi import psi_panel
 from sifu.store.reader import RunReader
 from sifu.store.rows import ParticipationRows
-from sifu.store.small_tables import EvaluationRow, RequestRow
+from sifu.store.table_rows import EvaluationRow, RequestRow
+from sifu.theory.calibration import noise_multiplier, true_positive_rate
+from sifu.theory.history import PathNode
 
 MOST_PANELS = 6
 MOST_SUBJECTS = 24
@@ -236,7 +236,7 @@ def _psi_panels(reader: _RememberingReader, view: RunView, evaluations: Evaluati
     rows = [
         one
         for one in view.requests
-        if one.noise_node is not None and one.source_node is not None and method_named(one.method).protection == "noise"
+        if one.noise_node is not None and one.source_node is not None and method_info(one.method).protection == "noise"
     ]
     rows = sorted(rows, key=lambda one: one.request_order or 0)[-MOST_PANELS:]
     charged = {(one.noise_node, one.subject): float(one.psi.strip("'")) for one in reader.charges()}

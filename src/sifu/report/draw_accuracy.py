@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sifu.report.data import ReportData, Request
-from sifu.report.style import (
+from sifu.plots.style import (
     BLUE,
     FAINT,
     GREY,
@@ -23,6 +22,7 @@ from sifu.report.style import (
     styled,
     whole_numbers,
 )
+from sifu.report.data import ReportData, Request
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

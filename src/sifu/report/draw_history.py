@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sifu.report.data import Branch, ReportData
-from sifu.report.style import (
+from sifu.plots.style import (
     GREY,
     INK,
     branch_colour,
@@ -17,6 +16,7 @@ from sifu.report.style import (
     styled,
     whole_numbers,
 )
+from sifu.report.data import Branch, ReportData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sifu.methods.plan import Plan
-from sifu.report.style import BLUE, GREY, ORANGE, VERMILLION, headline, new_figure, only_ticks, say_instead, styled
+from sifu.planning.plan import Plan
+from sifu.plots.style import BLUE, GREY, ORANGE, VERMILLION, headline, new_figure, only_ticks, say_instead, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

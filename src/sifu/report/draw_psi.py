@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.report.data import PsiPanel, ReportData
-from sifu.report.style import (
+from sifu.plots.style import (
     BLUE,
     FAINT,
     GREY,
@@ -21,6 +20,7 @@ from sifu.report.style import (
     styled,
     whole_numbers,
 )
+from sifu.report.data import PsiPanel, ReportData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sifu.report.data import ReportData, Request
-from sifu.report.style import (
+from sifu.plots.style import (
     BLUE,
     GREY,
     INK,
@@ -18,6 +17,7 @@ from sifu.report.style import (
     styled,
     whole_numbers,
 )
+from sifu.report.data import ReportData, Request
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

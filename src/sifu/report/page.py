@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 
+from sifu.plots.style import counted, inline_svg
 from sifu.report.certificates import certificate_article
 from sifu.report.data import ReportData, Request
 from sifu.report.figures import FIGURES
 from sifu.report.markup import badge, table, text
-from sifu.report.style import counted, inline_svg
 from sifu.report.words import moment, percent, rounds_words, size, verdict
 from sifu.version import __version__
 

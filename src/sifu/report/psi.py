@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sifu.core.calibration import hidden_sensitivity, noise_multiplier
-from sifu.core.rollback import Subject
-from sifu.methods.view import RunView
+from sifu.record.run_view import RunView
 from sifu.report.data import PsiPanel
 from sifu.store.reader import RunReader
-from sifu.store.small_tables import RequestRow, SubjectRow
+from sifu.store.table_rows import RequestRow, SubjectRow
+from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
+from sifu.theory.rollback import Subject
 
 MOST_POINTS = 400
 

@@ -7,9 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.report.collect import collect
-from sifu.store.plain import private_folder
+from sifu.store.regular_files import private_folder
 
 PAGE = "index.html"
 
@@ -20,9 +20,9 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     `output` is the page (`report.html`) or a folder for it; by default it is RUN/report/index.html. The run
     is only read, within one snapshot, so this also works while another process writes to it.
     """
+    from sifu.plots.style import figure_bytes
     from sifu.report.figures import FIGURES
     from sifu.report.page import render_page
-    from sifu.report.style import figure_bytes
 
     data = collect(run_folder)
     page = page_path(Path(run_folder), None if output is None else Path(output))

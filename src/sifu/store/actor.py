@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 ACTOR = "SIFU_ACTOR"
 LONGEST_ACTOR = 120

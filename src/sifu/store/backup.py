@@ -19,16 +19,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.ledger import canonical_json
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.certificate_path import CERTIFICATES
+from sifu.store.client_accuracy import STANDING_FILE
 from sifu.store.database import DATABASE
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
-from sifu.store.head import HEAD_FILE
+from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import KEY_FILE
-from sifu.store.plain import create_private, private_folder
 from sifu.store.reader import RunReader
-from sifu.store.standing import STANDING_FILE
+from sifu.store.regular_files import create_private, private_folder
 from sifu.store.updates import UPDATES
 
 FORMAT = "sifu-backup-1"

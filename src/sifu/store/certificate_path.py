@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sifu.core.errors import RunDamagedError
-from sifu.core.terms import is_request_id
+from sifu.core.request_terms import is_request_id
+from sifu.errors import RunDamagedError
 
 CERTIFICATES = "certificates"
 FORMS = ("auditor", "public")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
-from sifu.core.errors import RunDamagedError
+from sifu.errors import RunDamagedError
 from sifu.store.database import UNUSABLE, open_database, transaction
 
 Version = tuple[int, int]
@@ -30,7 +30,7 @@ class RunConnection:
         self._known_at: Version | None = None
         self._remembered: tuple[Version, dict[str, Any]] = ((-1, -1), {})
         self.trackers: dict[int, Any] = {}
-        """Psi of all clients at some nodes, kept by whoever computed it (`sifu.methods.view`)."""
+        """Psi of all clients at some nodes, kept by whoever computed it (`sifu.record.run_view`)."""
 
     def close(self) -> None:
         """Close the database."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from sifu.core.errors import InputError, NoSpaceError, RunDamagedError
+from sifu.errors import InputError, NoSpaceError, RunDamagedError
 
 DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.ledger import Event
-from sifu.core.terms import is_request_id
+from sifu.core.request_terms import is_request_id
 from sifu.store.certificate_path import FORMS
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.rows import NodeRow

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sifu.core.errors import NoSpaceError, RunDamagedError
 from sifu.core.layout import ModelLayout, Vector
-from sifu.store.plain import create_private, read_plain
+from sifu.errors import NoSpaceError, RunDamagedError
+from sifu.store.regular_files import create_private, read_plain
 
 TEMPORARY_PREFIX = ".tmp-"
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sifu.core.errors import RunDamagedError
+from sifu.errors import RunDamagedError
 from sifu.store.connection import RunConnection, Version
 from sifu.store.database import UNUSABLE
 from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.core.errors import InputError
 from sifu.core.ledger import canonical_json
-from sifu.core.terms import check_request_id
+from sifu.core.request_terms import check_request_id
+from sifu.errors import InputError
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder, write_durably
-from sifu.store.plain import private_folder
+from sifu.store.regular_files import private_folder
 
 INBOX = "inbox"
 LARGEST_LETTER_BYTES = 1 << 20

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.ledger import canonical_json
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.files import sync_folder, write_atomically
 
 KEY_FILE = "operator.key"

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from sifu.core.errors import RunBusyError
+from sifu.errors import RunBusyError
 
 LOCK_FILE = "lock"
 

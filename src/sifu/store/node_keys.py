@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sifu.core.errors import InputError
 from sifu.core.identity import key_fingerprint
 from sifu.core.ledger import canonical_json
+from sifu.errors import InputError
 
 
 def sign_statement(key_file: Path, body: dict[str, Any]) -> dict[str, Any]:

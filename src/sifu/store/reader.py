@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from sifu.core.engine import ClientProfile
-from sifu.core.errors import InputError, RunDamagedError
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
+from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.history_reader import HistoryReader
-from sifu.store.small_tables import (
+from sifu.store.table_rows import (
     ChargeRow,
     ComparisonRow,
     EvaluationRow,
@@ -25,6 +24,7 @@ from sifu.store.small_tables import (
     SubjectRow,
 )
 from sifu.store.updates import UpdatesRow, read_updates
+from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
 

@@ -1,15 +1,15 @@
 """Whether the ledger is whole and the small tables are what it says; checked whenever a run is opened for writing.
 
 Clients and rounds are not looked at, of which there can be a million; whoever builds on them checks them too
-(`sifu.api.integrity`).
+(`sifu.verify.integrity`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from sifu.core.errors import RunDamagedError
 from sifu.core.ledger import NONCE_BYTES, broken_links, canonical_json
+from sifu.errors import RunDamagedError
 from sifu.store.database import schema_problems
 from sifu.store.events_check import check_events
 from sifu.store.projection import KEYS, changes, replay

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import ClientProfile
-from sifu.core.history import NodeKind, PathNode
 from sifu.core.ledger import canonical_json
-from sifu.core.regularity import RoundRegularity
+from sifu.theory.facts import ClientProfile
+from sifu.theory.history import NodeKind, PathNode
+from sifu.theory.regularity import RoundRegularity
 
 NODE_KINDS: tuple[NodeKind, ...] = ("initial", "round", "noise", "heuristic")
 NODE_DTYPE = np.dtype(

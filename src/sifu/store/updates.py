@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import RunDamagedError
-from sifu.core.participation import ClientIndices
-from sifu.store.plain import read_plain
+from sifu.errors import RunDamagedError
+from sifu.store.regular_files import read_plain
+from sifu.theory.participation import ClientIndices
 
 UPDATES = "updates"
 FILE_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors")

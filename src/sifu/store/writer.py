@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sifu.core.engine import ClientProfile, TrainingFacts
-from sifu.core.errors import InputError, RunBusyError, RunDamagedError
-from sifu.core.history import PathNode
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
+from sifu.errors import InputError, RunBusyError, RunDamagedError
 from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
+from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.database import (
     CLIENTS_FILE,
     DATABASE,
@@ -37,17 +36,18 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
-from sifu.store.head import signs_of_an_older_database, write_head
+from sifu.store.head_file import signs_of_an_older_database, write_head
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import LOCK_FILE, WriterLock
-from sifu.store.plain import private_folder, strange_files
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
+from sifu.store.regular_files import private_folder, strange_files
 from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
-from sifu.store.small_tables import EvaluationRow
-from sifu.store.standing import read_standing, remove_standing
+from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
 """Lies in the folder from before something is erased for good until no page and no log of the database holds it."""

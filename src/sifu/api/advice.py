@@ -1,0 +1,217 @@
+"""Before training: will certified unlearning pay here? The law of DESIGN section 8, and a short pilot.
+
+Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So it pays when the
+number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder, from which Psi,
+the way gone and the learning curve are read; what it says of a longer training is extrapolated, and said so.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api.start_run import as_clients, as_model
+from sifu.api.start_run import train as start_training
+from sifu.core.engine import Engine
+from sifu.core.premises import Level, level_of
+from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import Spec
+from sifu.launch.federation import LINEAR_KINDS, clients_from_spec, engine_from_spec
+from sifu.methods.registry import method_named
+from sifu.planning.budgets import influence, most_expensive
+from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
+from sifu.record.run_view import RunView
+from sifu.record.training import ProgressCallback
+from sifu.theory.calibration import exact_multiplier
+from sifu.theory.participation import Participation
+
+PILOT_ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The answer: the figures of the law, what the pilot saw, a verdict and what to change.
+
+    `noise_to_signal` is that of the most expensive client at the pilot's last model, `typical_noise_to_signal` that
+    of the median one. `epsilon_needed` and `clients_needed` would each, by the law, bring the first down to where
+    unlearning pays; None where it already does (or no epsilon would).
+    """
+
+    clients: int
+    parameters: int
+    epsilon: float
+    delta: float
+    multiplier: float
+    clients_over_law: float
+    pilot_rounds: int
+    reached_target: bool
+    accuracy: float | None
+    noise_to_signal: float
+    typical_noise_to_signal: float
+    level: Level
+    verdict: str
+    pays: bool
+    epsilon_needed: float | None
+    clients_needed: int | None
+    predicted_rounds: int | None
+    scratch_rounds: int | None
+    suggestions: tuple[str, ...]
+
+
+def what_if(
+    spec: Spec,
+    *,
+    data_folder: str | Path | None = None,
+    pilot_rounds: int = PILOT_ROUNDS,
+    clients: Any = None,
+    model: Any = None,
+    progress: ProgressCallback | None = None,
+) -> WhatIf:
+    """Train a pilot of the spec somewhere temporary and say whether requests would pay; keeps nothing."""
+    if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
+        # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
+        spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
+    data = clients if clients is not None else clients_from_spec(spec, data_folder)
+    engine, _ = engine_from_spec(spec, as_clients(data, spec), as_model(model))
+    shorter = replace(
+        spec.stop,
+        max_rounds=min(pilot_rounds, spec.stop.max_rounds),
+        min_rounds=min(spec.stop.min_rounds, pilot_rounds, spec.stop.max_rounds),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = start_training(
+            replace(spec, stop=shorter), run=Path(folder) / "pilot", engine=engine, model=model, clients=clients,
+            progress=progress,
+        )  # fmt: skip
+        reader = run.reader()
+        try:
+            return _judge(spec, RunView(reader), engine)
+        finally:
+            reader.close()
+
+
+def _judge(spec: Spec, view: RunView, engine: Engine) -> WhatIf:
+    """From a pilot to an answer."""
+    privacy = spec.privacy
+    terms = RequestTerms(
+        (most_expensive(view),),
+        privacy.epsilon,
+        privacy.delta,
+        calibration=privacy.calibration,
+        reserve=privacy.reserve,
+    )
+    tip = view.path.tip
+    count, parameters, multiplier = len(view.clients), view.parameters, terms.multiplier
+    law = count / (multiplier * math.sqrt(parameters))
+    signal = view.rows[tip].distance
+    psi = influence(view, tip)[view.active]
+
+    def ratio(one: float) -> float:
+        return multiplier * math.sqrt(parameters) * one / signal if signal > 0.0 else math.inf
+
+    worst, typical = ratio(float(psi.max())), ratio(float(np.median(psi)))
+    method = method_named("sifu")
+    plan = method.plan(view, terms)
+    premises = method.premises(view, view.indices(terms.clients), view.exposures(plan.subjects), tip, terms)
+    level = level_of(premises, exact=False)
+    pays = worst <= LARGEST_NOISE_TO_SIGNAL and level != "none"
+    excess = worst / LARGEST_NOISE_TO_SIGNAL
+    accuracy = next((row.accuracy for row in view.reader.evaluations() if row.node == view.rows[tip].node.node), None)
+    reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
+    predicted, scratch = (plan.predicted_rounds, plan.scratch_rounds) if reached else (None, None)
+    if reached and predicted is not None and scratch is not None:
+        pays = pays or (level != "none" and predicted < 0.8 * scratch)
+    if level == "none":
+        verdict = "Nothing could be certified as the spec stands; see what to change."
+    elif pays:
+        verdict = "It pays: the noise that hides any client is small against what was learned."
+    elif excess <= 3.0:
+        verdict = "Borderline: requests will go back a good part of the way, and save some of the rounds."
+    else:
+        verdict = "It does not pay: the noise would drown the model, and requests will be as slow as Scratch."
+    return WhatIf(
+        clients=count,
+        parameters=parameters,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        multiplier=multiplier,
+        clients_over_law=law,
+        pilot_rounds=view.path.rounds_until(tip),
+        reached_target=reached,
+        accuracy=accuracy,
+        noise_to_signal=worst,
+        typical_noise_to_signal=typical,
+        level=level,
+        verdict=verdict,
+        pays=pays,
+        epsilon_needed=None if pays else _epsilon_for(multiplier / excess, privacy.delta),
+        clients_needed=None if pays or not math.isfinite(excess) else math.ceil(count * excess),
+        predicted_rounds=predicted,
+        scratch_rounds=scratch,
+        suggestions=tuple(_suggestions(spec, view, worst, typical, pays)),
+    )
+
+
+def _epsilon_for(multiplier: float, delta: float) -> float | None:
+    """The smallest epsilon, to two digits, whose s is at most this; None beyond 1000, which would promise nothing."""
+    for epsilon in np.geomspace(0.1, 1000.0, 161):
+        if exact_multiplier(float(epsilon), delta) <= multiplier:
+            return float(f"{epsilon:.2g}")
+    return None
+
+
+def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, pays: bool) -> Sequence[str]:
+    """What could be changed, most useful first."""
+    facts, measured = view.facts, view.regularities.measured
+    found = []
+    if spec.model.kind not in LINEAR_KINDS and not facts.smooth_model:
+        found.append(
+            "Freeze the features and train a linear head (docs/frozen-features.md): convex, so certificates can be "
+            "proven, and with far fewer parameters."
+        )
+    if measured.kind == "smooth" and measured.largest_certified_rate is not None:
+        found.append(
+            f"Set local.rate to at most {measured.largest_certified_rate:.6g} (now {measured.local_rate:g}): the "
+            "largest that is certified as convex. Above it the bound grows with every step."
+        )
+    if facts.dtype != "float64" and facts.smooth_model:
+        found.append(
+            'Set model.dtype = "float64": the rounding of float32 is an assumption, that of float64 is bounded.'
+        )
+    participation = Participation.parse(spec.server.participation)
+    if participation.kind == "fixed":
+        rate = min(1.0, participation.count / len(view.clients))
+        found.append(
+            f'Set server.participation = "poisson({rate:.3g})": with a fixed number another client would have filled '
+            "the slot, and certificates are conditional."
+        )
+    if spec.privacy.accounting != "round":
+        found.append('Set privacy.accounting = "round": population accounting certifies nothing.')
+    if pays:
+        return found
+    if spec.local.weight_decay == 0.0 and facts.smooth_model and measured.kind != "smooth":
+        steps = max(one.local_steps for one in view.clients)
+        # L = (1 - eta lambda)^K a round; with L = 0.98 Psi stops growing after some 50 rounds.
+        decay = 0.02 / (measured.local_rate * steps)
+        found.append(
+            f"Try local.weight_decay = {decay:.2g}: then L is about 0.98 a round, and Psi stops growing after some 50 "
+            "rounds. It must not keep the model from its target."
+        )
+    if worst > 3.0 * typical:
+        found.append(
+            "A few clients weigh far more than the others: cap the samples of a client, or the requests of those few "
+            "will be as slow as Scratch (the others pay less)."
+        )
+    if participation.kind == "all" and spec.local.steps > 5:
+        found.append(
+            f"Try fewer local steps (now {spec.local.steps}): clients drift apart less within a round, at the price of "
+            "more rounds."
+        )
+    found.append("More clients, fewer parameters (frozen features of a smaller width), or a larger epsilon all help.")
+    return found

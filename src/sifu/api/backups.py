@@ -1,0 +1,163 @@
+"""Backups of a run: everything it is in one file, and a folder made from such a file again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sifu.errors import InputError, RunDamagedError
+from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
+from sifu.requests.erasure import forgetting_models
+from sifu.store import keys
+from sifu.store.backup import read_backup, write_backup
+from sifu.store.database import transaction
+from sifu.store.reader import RunReader
+from sifu.store.table_rows import RequestRow
+from sifu.store.writer import RunWriter
+from sifu.verify.anchor import anchor_of, check_anchor, holds_anchor, parse_anchor
+from sifu.verify.operator_keys import keys_of
+from sifu.verify.restorations import RESTORED
+from sifu.verify.verification import verify_run
+
+BACKED_UP = "backup made"
+LARGEST_CERTIFICATE_BYTES = 64 << 20
+
+
+def back_up(writer: RunWriter, file: Path) -> str:
+    """Write everything the run is into one file; the ledger remembers that it was made. Returns its anchor."""
+    if file.exists():
+        raise InputError(f"{file} exists: choose another name for the backup, or remove it")
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder {file.parent} to write {file.name} into")
+    with uninterrupted():
+        writer.record(
+            BACKED_UP,
+            {"backup": file.name, "held_models": sorted(writer.models()), "held_updates": sorted(writer.updates())},
+        )
+    write_backup(writer, file)
+    return anchor_of(writer)
+
+
+def restore(
+    file: Path, folder: Path, anchor: str | None = None, certificates: Sequence[Path] = (), accept_older: bool = False
+) -> dict[str, Any]:
+    """Make a run folder from a backup, in a way that its ledger tells ever after.
+
+    `anchor` is the latest head that was published or kept. A backup that does not hold it is older than the run was:
+    it is refused unless `accept_older`, and then every certificate made from it is conditional at best, since
+    releases may have been made that it knows nothing of. `certificates` issued since the backup bring their requests
+    back: the clients are asked for no more, and kept models that hold their part are erased at once.
+    """
+    if anchor is not None:
+        parse_anchor(anchor)
+    given = [_read_certificate(path) for path in certificates]
+    with read_backup(file, folder) as staged:
+        check_whole(staged, file)
+        reader = RunReader(staged)
+        try:
+            known = {key for _, key in keys_of(reader)}
+            head, run = anchor_of(reader), reader.value("run")
+            held = anchor is not None and holds_anchor(reader, anchor)
+            if anchor is not None and not held and not accept_older:
+                problem = next(iter(check_anchor(reader, anchor)))
+                raise InputError(
+                    f"{file} is not the latest state of the run. {problem}. What was erased, released or forgotten "
+                    "since is not in it: find a newer backup, or accept it with --accept-older and the certificates "
+                    "issued since"
+                )
+            for body in given:
+                if body["body"]["run"] != run or not any(keys.signature_holds(body, key) for key in known):
+                    raise InputError(
+                        f"certificate {body['body']['request']} is not one of this run, or its signature fails"
+                    )
+        finally:
+            reader.close()
+        # Recorded before the folder gets its name: there is no instant at which it looks as if nothing had happened.
+        late, dropped, complete = _record_restoration(staged, file, head, anchor, held, [one["body"] for one in given])
+    return {
+        "run": str(folder),
+        "backup_head": head,
+        "complete": complete,
+        "requests": late,
+        "erased": list(dropped),
+    }
+
+
+def check_whole(staged: Path, file: Path) -> None:
+    """Refuse a backup whose run does not verify: its list of files is as easily forged as its files."""
+    verification = verify_run(staged)
+    if verification.problems:
+        raise RunDamagedError(f"{file} is damaged or was changed, nothing was restored. {verification.problems[0]}")
+    if not keys.is_encrypted(staged):  # an encrypted one is opened when it is needed, with its passphrase
+        try:
+            keys.load_key(staged, verification.public_key)
+        except RunDamagedError as error:
+            raise RunDamagedError(
+                f"{file} is damaged or was changed, nothing was restored: the operator's key in it is missing or "
+                "another one, and nothing could be certified with it"
+            ) from error
+
+
+def _record_restoration(
+    staged: Path, file: Path, head: str, anchor: str | None, held: bool, bodies: list[dict[str, Any]]
+) -> tuple[list[str], tuple[int, ...], bool]:
+    """Bring back the requests of `bodies`, erase what holds their clients' part, and say that this is a restoration."""
+    writer = RunWriter.open(staged)
+    try:
+        with transaction(writer.connection, None):
+            writer.connection.execute("PRAGMA journal_mode=WAL")
+        complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
+        known = {one.request: one for one in writer.requests()}
+        late = {one["request"]: one for one in bodies if not _carried_out(known.get(one["request"]))}
+        for one in late.values():
+            if one["request"] not in known:
+                writer.record("request received", {"request": _request_again(one)})
+        view = RunView(writer)
+        names = sorted({name for one in late.values() for name in one["clients"]})
+        dropped = forgetting_models(view, view.indices(names), set(writer.models())) if names else ()
+        content = {
+            "backup": file.name,
+            "backup_head": head,
+            "anchor": anchor,
+            "complete": complete,
+            "branch": view.path.nodes[-1].branch,
+            "requests": sorted(late),
+        }
+        writer.record(RESTORED, content, dropped_models=dropped, for_good=bool(dropped))
+        return sorted(late), dropped, complete
+    finally:
+        writer.close()
+
+
+def _carried_out(row: RequestRow | None) -> bool:
+    return row is not None and row.status in ("running", "done")
+
+
+def _read_certificate(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
+            raise ValueError("it is far too large")
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        body = content["body"]
+        if not all(isinstance(body[key], str) for key in ("run", "request", "method")):
+            raise ValueError("it has no readable body")
+        if not isinstance(body["clients"], list):
+            raise ValueError("it names no clients")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is not a sifu certificate: {error}") from error
+    return content
+
+
+def _request_again(body: dict[str, Any]) -> dict[str, Any]:
+    """The request behind a certificate, to be carried out once more."""
+    kept = ("request", "clients", "method", "epsilon", "delta", "unit", "scope", "calibration", "retention")
+    return {key: body[key] for key in kept} | {
+        "sigma": str(body["sigma"]) if body["sigma"] else "auto",
+        "reserve": 0.0,
+        "max_rounds": 0,
+        "target": None,
+        "deadline_days": 0,
+    }

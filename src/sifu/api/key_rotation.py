@@ -1,0 +1,42 @@
+"""A new key in place of the operator's, signed by the old one and by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sifu.core.ledger import canonical_json
+from sifu.errors import InputError
+from sifu.record.training import uninterrupted
+from sifu.store import keys
+from sifu.store.writer import RunWriter
+from sifu.verify.operator_keys import ROTATED, keys_of
+
+
+def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
+    """Put a new key (or the one `brought` as a PEM file) in place of the operator's; returns its public half."""
+    old_hex = writer.value("public_key")
+    old = keys.load_key(writer.folder, old_hex)
+    if brought is None:
+        key = keys.new_key()
+    else:
+        try:
+            key = keys.read_key(brought)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{brought} is not an Ed25519 private key in PEM form ({error})") from error
+    new_hex = keys.public_hex(key)
+    if new_hex in [one for _, one in keys_of(writer)]:
+        raise InputError("this key was used by the run already: make a new one")
+    statement = canonical_json(keys.rotation_statement(writer.value("run"), old_hex, new_hex))
+    keys.write_key(writer.folder / (keys.PENDING + new_hex), key)
+    with uninterrupted():
+        writer.record(
+            ROTATED,
+            {
+                "run": {"public_key": new_hex},
+                "old_key": old_hex,
+                "signature_by_old": old.sign(statement).hex(),
+                "signature_by_new": key.sign(statement).hex(),
+            },
+        )
+        keys.finish_rotation(writer.folder, new_hex)
+    return new_hex

@@ -1,0 +1,212 @@
+"""Ways into a run: train a new one, continue one, open one."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api.run import Run
+from sifu.core.engine import Engine
+from sifu.core.identity import check_names
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.launch.devices import Device, Precision, check_choice, on_device
+from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
+from sifu.launch.spec_files import load_spec
+from sifu.record.run_view import Regularities
+from sifu.record.training import ProgressCallback
+from sifu.store.database import DATABASE
+from sifu.store.writer import RunWriter
+from sifu.version import __version__
+
+
+def open_run(
+    folder: str | Path,
+    *,
+    model: Any = None,
+    clients: Any = None,
+    data_folder: str | Path | None = None,
+    engine: Engine | None = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
+) -> Run:
+    """An existing run. `model` and `clients` are needed to go on with one that was made from Python.
+
+    `engine` is used instead of building one; it must be of the same model and clients. `device` and `precision` are
+    those of `train`.
+    """
+    check_choice(device, precision)
+
+    def make_engine(spec: Spec) -> Engine:
+        if engine is not None:
+            return engine
+        data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
+        made, _ = engine_from_spec(spec, data, as_model(model))
+        return on_device(made, data, spec, device, precision)
+
+    return Run(folder, make_engine)
+
+
+def train(
+    spec: Spec | Mapping[str, Any] | str | Path | None = None,
+    *,
+    run: str | Path,
+    model: Any = None,
+    clients: Any = None,
+    data_folder: str | Path | None = None,
+    download: bool = False,
+    progress: ProgressCallback | None = None,
+    data_progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
+) -> Run:
+    """FedAvg with tracking into the folder `run`; continues a run that was not finished.
+
+    `spec` is a Spec, a mapping, or the path of a TOML file. Python users may bring their own: `model` a
+    function that makes a torch module (or a `sifu.engines.sim` model), `clients` a mapping from names to (x, y)
+    arrays or to torch data sets. `engine` is used instead of building one from the spec. `device` is auto, cpu or
+    cuda (`sifu.launch.devices`); `precision` is that of networks on a GPU: float32, tf32 or tf32x3.
+    """
+    check_choice(device, precision)
+    if spec is None:
+        spec = Spec()
+    elif isinstance(spec, str | Path):
+        spec = load_spec(spec)
+    elif not isinstance(spec, Spec):
+        spec = Spec.from_mapping(spec)
+    if model is not None:
+        spec = replace(spec, model=replace(spec.model, kind="python"))
+        if spec.regularity.kind == "measured" and not _is_linear(model):
+            raise InputError(
+                "a module of your own has no measured smoothness: set regularity.kind = 'assumed' (and its factor), "
+                "and every certificate will say that this was assumed"
+            )
+    if clients is not None:
+        spec = replace(spec, data=replace(spec.data, name=PYTHON))
+    folder = Path(run)
+    if (folder / DATABASE).exists():
+        existing = open_run(
+            folder,
+            model=model,
+            clients=clients,
+            data_folder=data_folder,
+            engine=engine,
+            device=device,
+            precision=precision,
+        )
+        check_same_spec(existing, spec)
+        return existing.train(progress)
+    if engine is None:
+        data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
+        data = as_clients(data, spec)
+        engine, resolved = engine_from_spec(spec, data, as_model(model))
+        engine = on_device(engine, data, resolved, device, precision)
+    else:
+        resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
+    # Remember where the data lay, so that a later command finds them from wherever it is called.
+    place, file = data_folder or resolved.data.folder, resolved.data.file
+    located = replace(
+        resolved.data,
+        folder=str(Path(place).resolve()) if place else "",
+        file=str(Path(file).resolve()) if file else "",
+    )
+    create_run(folder, spec, replace(resolved, data=located), engine).close()
+    made = open_run(folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision)
+    made._engine = engine
+    return made.train(progress)
+
+
+def create_run(folder: Path, asked: Spec, resolved: Spec, engine: Engine) -> RunWriter:
+    """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in."""
+    check_names([one.name for one in engine.clients])
+    Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
+    return RunWriter.create(
+        folder,
+        asked.to_mapping(),
+        resolved.to_mapping(),
+        engine.layout,
+        engine.clients,
+        engine.facts,
+        versions(),
+        engine.initial_model(0),
+    )
+
+
+def check_same_spec(existing: Run, asked: Spec) -> None:
+    """A run is continued with the spec it was made with."""
+    reader = existing.reader()
+    try:
+        recorded, wanted = reader.asked, asked.to_mapping()
+    finally:
+        reader.close()
+    for section, values in wanted.items():
+        pairs = values.items() if isinstance(values, dict) else [("", values)]
+        for key, value in pairs:
+            found = recorded[section][key] if key else recorded[section]
+            if found != value:
+                name = f"{section}.{key}" if key else section
+                raise InputError(
+                    f"{existing.folder} was made with {name} = {found!r}, the spec says {value!r}: "
+                    "use the same spec to continue it, or another folder"
+                )
+
+
+def as_clients(data: Any, spec: Spec) -> Any:
+    """Clients as the engine takes them: from ClientData, (x, y) arrays, or torch data sets."""
+    from sifu.data import from_arrays, from_torch
+
+    if isinstance(data, Mapping):
+        pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
+        odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
+        if odd:
+            raise InputError(
+                f"client {odd[0]!r} has {data[odd[0]]!r}: give a pair (x, y) of arrays, or a torch data set"
+            )
+        if len(set(pairs.values())) > 1:
+            raise InputError("some clients have pairs of arrays and some torch data sets: give all the same way")
+        made = (
+            from_arrays(data, dtype=spec.model.dtype)
+            if all(pairs.values())
+            else from_torch(data, dtype=spec.model.dtype)
+        )
+    else:
+        made = tuple(data)
+        strange = [one for one in made if not all(hasattr(one, name) for name in ("name", "x", "y"))]
+        if strange:
+            raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
+    if len(made) < 2:
+        raise InputError(f"a federation needs at least 2 clients, found {len(made)}")
+    return made
+
+
+def as_model(model: Any) -> Any:
+    """A model as the engine takes it: a function that makes a module becomes a ModuleModel."""
+    if model is None or _is_linear(model):
+        return model
+    from sifu.engines.sim import ModuleModel
+
+    return model if isinstance(model, ModuleModel) else ModuleModel(model)
+
+
+def _is_linear(model: Any) -> bool:
+    from sifu.engines.sim import LinearModel
+
+    return isinstance(model, LinearModel)
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    import torch
+
+    return {
+        "sifu": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,1 @@
+"""Engines run rounds: the embedded simulator, and Flower."""

@@ -1,0 +1,165 @@
+"""The client's side: a few lines make a training function, or a ClientApp that exists, a tracked client.
+
+    app = client_app(lambda context: FunctionClient("hospital-a", samples=len(y), train=my_training))
+
+`my_training(arrays)` gets the model as named numpy arrays and returns the trained ones. A ClientApp that already
+answers Flower's `train` (and `evaluate`) messages needs one line: `add_profile(app, "hospital-a", samples=len(y))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from sifu.engines.flower.masked_client import add_masking
+from sifu.engines.flower.wire import (
+    ARRAYS,
+    EVALUATE_SEVERAL,
+    METRICS,
+    PROFILE_QUERY,
+    SAMPLES,
+    TRAIN,
+    Arrays,
+    Asked,
+    WireProfile,
+    arrays_of,
+    profile_reply,
+    read_arrays,
+    scores_record,
+    several_of,
+)
+from sifu.errors import InputError
+
+IN_THE_CLEAR = "this client sends masked updates only: the server must run with masked-updates = true"
+
+
+class LocalClient(Protocol):
+    """What a node can do: say what it has, train, and evaluate."""
+
+    def profile(self, asked: Asked) -> WireProfile:
+        """Name, samples, local steps, and bounds on its loss where it has any."""
+        ...
+
+    def train(self, model: Arrays, asked: Asked) -> tuple[Arrays, int]:
+        """The model after `asked.steps` local steps, and on how many samples."""
+        ...
+
+    def evaluate(self, model: Arrays, asked: Asked) -> tuple[int, int, float]:
+        """Samples, correct predictions and the sum of losses."""
+        ...
+
+
+MakeClient = Callable[[Context], LocalClient]
+
+
+def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientApp:
+    """A ClientApp around `make_client`, which is called for every message: each may come to a new process.
+
+    It takes part in masked rounds too. With `masked_only` it never sends an update in the clear, whoever asks.
+    """
+    app = ClientApp()
+
+    def trained(message: Message, context: Context) -> tuple[Arrays, int]:
+        return make_client(context).train(_model_of(message), Asked.of(message))
+
+    add_masking(app, trained)
+
+    @app.query(PROFILE_QUERY.removeprefix("query."))
+    def profile(message: Message, context: Context) -> Message:
+        return profile_reply(replace(make_client(context).profile(Asked.of(message)), several=True), message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if masked_only:
+            raise InputError(IN_THE_CLEAR)
+        arrays, samples = trained(message, context)
+        content = RecordDict(
+            {
+                ARRAYS: ArrayRecord({name: Array(one) for name, one in arrays.items()}),
+                METRICS: MetricRecord({SAMPLES: samples}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        samples, correct, loss_sum = make_client(context).evaluate(_model_of(message), Asked.of(message))
+        metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": loss_sum})
+        return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+    @app.evaluate(EVALUATE_SEVERAL.removeprefix("evaluate."))
+    def evaluate_several(message: Message, context: Context) -> Message:
+        client, asked = make_client(context), Asked.of(message)
+        scores = [client.evaluate(model, asked) for model in several_of(message)]
+        return Message(RecordDict({METRICS: scores_record(scores)}), reply_to=message)
+
+    return app
+
+
+def add_profile(
+    app: ClientApp,
+    name: str | Callable[[Context], str],
+    samples: int | Callable[[Context], int],
+    local_steps: int = 1,
+    smoothness: float | None = None,
+    curvature: float | None = None,
+) -> ClientApp:
+    """Make a ClientApp that answers Flower's usual messages a tracked one: it also says who it is and can mask.
+
+    The same app runs on every node: where name and samples differ, give functions of the node's context.
+    """
+
+    def trained(message: Message, context: Context) -> tuple[Arrays, int]:
+        usual = copy(message)  # its content is shared, its kind is the usual one
+        usual.__dict__["_metadata"] = copy(message.metadata)
+        usual.metadata.message_type = TRAIN
+        return read_arrays(app(usual, context))
+
+    add_masking(app, trained)
+
+    @app.query(PROFILE_QUERY.removeprefix("query."))
+    def profile(message: Message, context: Context) -> Message:
+        who = name(context) if callable(name) else name
+        count = samples(context) if callable(samples) else samples
+        return profile_reply(WireProfile(who, count, local_steps, smoothness, curvature), message)
+
+    return app
+
+
+@dataclass(frozen=True)
+class FunctionClient:
+    """A client made of functions over named numpy arrays, in whatever framework they are written."""
+
+    name: str
+    samples: int
+    train_arrays: Callable[[Arrays], Arrays]
+    evaluate_arrays: Callable[[Arrays], tuple[int, float]] | None = None
+    local_steps: int = 1
+    smoothness: float | None = None
+    curvature: float | None = None
+
+    def profile(self, asked: Asked) -> WireProfile:
+        """What was given."""
+        return WireProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
+
+    def train(self, model: Arrays, asked: Asked) -> tuple[Arrays, int]:
+        """One call of the function; it knows its own number of steps."""
+        if asked.steps != self.local_steps:
+            raise InputError(f"{asked.steps} local steps were asked for, this client always does {self.local_steps}")
+        return self.train_arrays(model), self.samples
+
+    def evaluate(self, model: Arrays, asked: Asked) -> tuple[int, int, float]:
+        """Correct predictions and the sum of losses."""
+        if self.evaluate_arrays is None:
+            raise InputError("this client evaluates nothing")
+        correct, loss_sum = self.evaluate_arrays(model)
+        return self.samples, correct, loss_sum
+
+
+def _model_of(message: Message) -> Arrays:
+    return arrays_of(message.content[ARRAYS])  # type: ignore[arg-type]

@@ -1,0 +1,194 @@
+"""Ready-made models on Flower: linear models and networks of `engines.sim`, each client training alone on its own data.
+
+A client trains exactly as it would in the embedded simulator: same steps, same batches (drawn for its number among
+all), same bound on its smoothness. So the same seeded problem gives the same Psi, to rounding, on both engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sifu.core.replies import ReplyRules
+from sifu.core.spec import Spec
+from sifu.engines.flower.engine import Blueprint
+from sifu.engines.flower.wire import Arrays, Asked, WirePlan, WireProfile
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.engines.sim.clients import count_outputs, input_shape
+from sifu.engines.sim.clipping import OUTSIDE, Clipping
+from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
+from sifu.engines.sim.objectives import OBJECTIVES
+from sifu.errors import InputError
+from sifu.theory.facts import TrainingFacts
+from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.regularity import largest_certified_rate
+
+PLACEHOLDER_RATE = 1.0
+"""What clients are asked for their profile with: no bound of a profile depends on the rate."""
+
+
+def plan_of(spec: Spec, outputs: int = 0, rate: float = PLACEHOLDER_RATE) -> WirePlan:
+    """What clients must know of a spec; before the profiles are in, without rate and outputs."""
+    local = spec.local
+    return WirePlan(
+        spec.model.kind,
+        outputs,
+        spec.model.init,
+        spec.model.dtype,
+        spec.seed,
+        rate if local.rate == "auto" else local.rate,
+        local.steps,
+        local.batch,
+        local.momentum,
+        local.nesterov,
+        local.weight_decay,
+    )
+
+
+def _training(plan: WirePlan) -> LocalTraining:
+    return LocalTraining(plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.nesterov, plan.weight_decay)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyClient:
+    """A client that trains a ready-made model on data of its own: `x` (n, ...) and `y` as `engines.sim` takes them."""
+
+    name: str
+    x: Any
+    y: Any
+
+    def profile(self, asked: Asked) -> WireProfile:
+        """Its data in figures: nothing of them but the shape, the counts and the bounds."""
+        plan = WirePlan.of_text(asked.plan)
+        outputs = count_outputs([self], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
+        shape = input_shape([self])
+        made = WireProfile(self.name, int(np.shape(self.x)[0]), plan.steps, None, None, shape, outputs)
+        if plan.model not in OBJECTIVES:
+            return made
+        federation = self._federation(replace(plan, outputs=max(outputs, plan.outputs)), 0)
+        sizes, one = federation.sizes, federation.clients[0]
+        assert sizes is not None  # every linear model has them
+        return replace(
+            made,
+            smoothness=one.smoothness,
+            curvature=one.curvature,
+            batch_ratio=float(sizes.batch_ratios[0]),
+            energy=float(sizes.energy[0]),
+            target_norm=float(sizes.target_norms[0]),
+        )
+
+    def train(self, model: Arrays, asked: Asked) -> tuple[Arrays, int]:
+        """K local steps, the batches drawn for this client's number."""
+        federation = self._federation(WirePlan.of_text(asked.plan), asked.client)
+        start = federation.layout.flatten(model)
+        moved = federation.local_models(start, asked.position, np.array([0]), asked.steps)[0]
+        return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
+
+    def evaluate(self, model: Arrays, asked: Asked) -> tuple[int, int, float]:
+        """On its own data."""
+        federation = self._federation(WirePlan.of_text(asked.plan), asked.client)
+        found = federation.evaluate(federation.layout.flatten(model), np.array([0]))
+        return int(found.samples[0]), int(found.correct[0]), float(found.loss_sum[0])
+
+    def _federation(self, plan: WirePlan, number: int) -> SimulatedFederation:
+        return _federation_of(self, plan, number)
+
+
+@lru_cache(maxsize=32)
+def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> SimulatedFederation:
+    """A federation of one; kept, since a process of Flower's simulation plays the same client again and again."""
+    model = make_model(plan.model, input_shape([client]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
+    return SimulatedFederation(
+        [client],
+        model,
+        _training(plan),
+        dtype=plan.dtype,  # type: ignore[arg-type]
+        seed=plan.seed,
+        first_number=number,
+    )
+
+
+def blueprint(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """The training a spec describes on clients with these profiles, and the spec with its local rate filled in."""
+    shapes = {one.input_shape for one in profiles}
+    if len(shapes) != 1 or () in shapes:
+        raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")
+    counted = max(one.outputs for one in profiles)
+    linear_values = spec.model.kind in ("logistic", "least_squares")
+    outputs = spec.model.outputs or counted
+    if outputs < counted:
+        raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+    clients = tuple(one.client for one in profiles)
+    rate = spec.local.rate
+    if rate == "auto":
+        largest = largest_certified_rate(clients, spec.local.momentum)
+        if largest is None or spec.local.nesterov:
+            raise InputError('local.rate = "auto" needs a linear model without nesterov: give a number')
+        rate = largest / 2.0 if spec.model.kind == "least_squares" else largest
+        spec = replace(spec, local=replace(spec.local, rate=rate))
+    plan = plan_of(spec, outputs)
+    training = _training(plan)
+    model: LinearModel | ModuleModel = make_model(plan.model, next(iter(shapes)), outputs, init=spec.model.init)
+    server = spec.server
+    rules = ReplyRules(server.rejected, server.update_bound)
+    clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
+    rounding = _rounding(model, training, server.rate, profiles, spec.model.dtype) if clipping is None else None
+    facts = TrainingFacts(
+        local_rate=training.rate,
+        momentum=training.momentum,
+        nesterov=training.nesterov,
+        weight_decay=training.weight_decay,
+        batch_size=training.batch_size,
+        server_rate=server.rate,
+        participation=Participation.parse(server.participation),
+        dtype=spec.model.dtype,
+        smooth_model=model.smooth,
+        rounding_bounded=rounding is not None,
+        outside=(*model.outside, *((OUTSIDE,) if clipping else ()), *rules.outside),
+        preprocessing=preprocessing,
+        shape_from_labels=not spec.model.outputs and not linear_values,
+        clip=clipping.clip if clipping else 0.0,
+        noise=clipping.noise if clipping else 0.0,
+        identity=identity,
+    )
+
+    def allowance(norm: float, participants: ClientIndices) -> float:
+        return rounding.of_round(norm, participants) if rounding else 0.0
+
+    made = Blueprint(
+        model.layout(spec.model.dtype),
+        clients,
+        facts,
+        lambda branch: model.initial(spec.seed, branch, spec.model.dtype),
+        spec.seed,
+        plan.to_text(),
+        allowance,
+        clipping,
+        rules,
+        all(one.several for one in profiles),
+    )
+    return made, spec
+
+
+def _rounding(
+    model: LinearModel | ModuleModel,
+    training: LocalTraining,
+    server_rate: float,
+    profiles: Sequence[WireProfile],
+    dtype: str,
+) -> LinearRounding | None:
+    """The allowance from what clients reported; None where nothing is proven."""
+    needed = [(one.smoothness, one.batch_ratio, one.energy, one.target_norm) for one in profiles]
+    if not isinstance(model, LinearModel) or dtype != "float64" or any(None in one for one in needed):
+        return None
+    smoothness, ratios, energy, norms = (np.array(column, dtype=np.float64) for column in zip(*needed, strict=True))
+    if not within_reach(training, float(smoothness.max())):
+        return None
+    samples = np.array([one.samples for one in profiles], dtype=np.int64)
+    return LinearRounding(model, training, server_rate, ClientSizes(samples, ratios, smoothness, energy, norms))

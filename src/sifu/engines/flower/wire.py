@@ -1,0 +1,328 @@
+"""What travels between server and clients: named numpy arrays and plain values, in Flower's own usual records.
+
+A training message holds `arrays` and `config` and is answered by `arrays` and `metrics` with `num-examples`, as
+Flower's FedAvg has it: a ClientApp written for that takes part as it is, in any framework. What is ours stands in
+`config` (branch, round, the client's number, the local steps, the plan as JSON), and there is one query more, the
+client's profile, asked once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from sifu.core.engine import Position
+from sifu.core.layout import ModelLayout, Vector
+from sifu.errors import InputError
+from sifu.theory.facts import ClientProfile
+
+Arrays = dict[str, NDArray[np.floating]]
+ARRAYS, CONFIG, METRICS, PROFILE = "arrays", "config", "metrics", "profile"
+SAMPLES = "num-examples"
+PROFILE_QUERY = "query.sifu_profile"
+TRAIN, EVALUATE = "train", "evaluate"
+EVALUATE_SEVERAL = "evaluate.sifu_several"
+"""An evaluation of several models, in `arrays-0`, `arrays-1`, ...; asked of clients whose profile says `several`."""
+PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
+"""The three messages of a masked round; a ClientApp that does not know them answers none of them in the clear."""
+KEY, MASKED, DRIFT = "key", "masked", "drift"
+LOSS_KEYS = ("loss", "eval_loss", "eval-loss")
+ACCURACY_KEYS = ("accuracy", "eval_acc", "eval_accuracy", "acc")
+
+
+@dataclass(frozen=True)
+class WirePlan:
+    """What every client of a ready-made model must know, the same in every message."""
+
+    model: str
+    outputs: int
+    init: str
+    dtype: str
+    seed: int
+    rate: float
+    steps: int
+    batch: int
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+
+    def to_text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def of_text(text: str) -> WirePlan:
+        """From JSON."""
+        return WirePlan(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a message asks of a client besides the model: where it stands, how many local steps, and the plan.
+
+    `client` is its number among all, which its batches are drawn for. `plan` is empty unless the model is ready-made.
+    """
+
+    position: Position
+    client: int
+    steps: int
+    plan: str = ""
+
+    def to_record(self) -> ConfigRecord:
+        """As Flower carries it."""
+        return ConfigRecord(
+            {
+                "branch": self.position.branch,
+                "round": self.position.round,
+                "server-round": self.position.round + 1,
+                "client": self.client,
+                "steps": self.steps,
+                "plan": self.plan,
+            }
+        )
+
+    @staticmethod
+    def of(message: Message) -> Asked:
+        """Of a message of ours."""
+        found = message.content[CONFIG]
+        if not isinstance(found, ConfigRecord) or not {"branch", "round", "client", "steps", "plan"} <= set(found):
+            raise InputError("the message was not sent by a sifu server: it names no branch, round and client")
+        place = Position(int(found["branch"]), int(found["round"]))  # type: ignore[arg-type]
+        return Asked(place, int(found["client"]), int(found["steps"]), str(found["plan"]))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class WireProfile:
+    """A `ClientProfile`, and what a server needs to build a ready-made model and to bound its rounding.
+
+    `input_shape` and `outputs` are those of the client's data; `batch_ratio`, `energy` and `target_norm` are those of
+    `engines.sim.float_rounding`, None where nothing is proven. `several` says that it evaluates several models at once.
+    """
+
+    name: str
+    samples: int
+    local_steps: int
+    smoothness: float | None = None
+    curvature: float | None = None
+    input_shape: tuple[int, ...] = ()
+    outputs: int = 0
+    batch_ratio: float | None = None
+    energy: float | None = None
+    target_norm: float | None = None
+    several: bool = False
+
+    @property
+    def client(self) -> ClientProfile:
+        """What every engine knows of a client."""
+        return ClientProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON."""
+        return asdict(self) | {"input_shape": list(self.input_shape)}
+
+    @staticmethod
+    def of_mapping(values: Mapping[str, Any]) -> WireProfile:
+        """From plain values, checked: a client must not break the server."""
+        try:
+            made = WireProfile(**(dict(values) | {"input_shape": tuple(int(one) for one in values["input_shape"])}))
+            numbers = (made.smoothness, made.curvature, made.batch_ratio, made.energy, made.target_norm)
+            sound = (
+                isinstance(made.name, str)
+                and isinstance(made.samples, int)
+                and 0 < made.samples < 2**53
+                and isinstance(made.local_steps, int)
+                and 0 < made.local_steps <= 10**6
+                and isinstance(made.several, bool)
+                and all(one is None or (isinstance(one, float) and 0.0 <= one < math.inf) for one in numbers)
+            )
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(f"a client's profile cannot be read ({error})") from error
+        if not sound:
+            raise InputError(f"a client reported a profile that cannot be used: {dict(values)!r}"[:300])
+        return made
+
+
+def arrays_record(layout: ModelLayout, model: Vector) -> ArrayRecord:
+    """A model as named arrays."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(one)) for name, one in layout.unflatten(model).items()})
+
+
+def arrays_of(record: ArrayRecord) -> Arrays:
+    """The named arrays of a record."""
+    return {name: one.numpy() for name, one in record.items()}
+
+
+def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Named arrays as one vector, by name: both sides of a masked round agree on it without a layout."""
+    return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
+
+
+def model_message(
+    models: ArrayRecord | Sequence[ArrayRecord] | None,
+    asked: Asked,
+    node: int,
+    kind: str,
+    timeout: float,
+    more: Mapping[str, Any] | None = None,
+) -> Message:
+    """A message, mostly with a model, or several; its answer is worth nothing after `timeout` seconds."""
+    content = RecordDict({CONFIG: ConfigRecord({**asked.to_record(), **(more or {})})})
+    if isinstance(models, ArrayRecord):
+        content[ARRAYS] = models
+    elif models is not None:
+        for number, one in enumerate(models):
+            content[f"{ARRAYS}-{number}"] = one
+    return Message(content, node, kind, ttl=timeout, group_id=f"{asked.position.branch}.{asked.position.round}")
+
+
+def profile_message(node: int, plan: str, timeout: float) -> Message:
+    """Asks a node who it is and what it has."""
+    content = RecordDict({CONFIG: Asked(Position(0, 0), 0, 1, plan).to_record()})
+    return Message(content, node, PROFILE_QUERY, ttl=timeout, group_id="profile")
+
+
+def profile_reply(profile: WireProfile, message: Message) -> Message:
+    """The answer to `profile_message`."""
+    content = RecordDict({PROFILE: ConfigRecord({"profile": json.dumps(profile.to_mapping())})})
+    return Message(content, reply_to=message)
+
+
+def read_profile(reply: Message) -> WireProfile:
+    """The profile in a reply."""
+    try:
+        return WireProfile.of_mapping(json.loads(str(reply.content[PROFILE]["profile"])))  # type: ignore[index]
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(f"a node's answer holds no profile ({error})") from error
+
+
+def read_arrays(reply: Message) -> tuple[Arrays, int]:
+    """The named arrays and the number of samples in a reply to `TRAIN`."""
+    records = [one for one in reply.content.values() if isinstance(one, ArrayRecord)]
+    if len(records) != 1:
+        raise InputError(f"the answer holds {len(records)} array records, one was expected")
+    try:
+        return arrays_of(records[0]), int(_number(_metrics(reply), SAMPLES))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the answer's arrays cannot be read ({error})") from error
+
+
+def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
+    """The model and the number of samples in a reply, not yet checked; other names or shapes give an empty model.
+
+    Nothing is cast: an array of another type gives a model of that type, which is then refused for it.
+    """
+    arrays, samples = read_arrays(reply)
+    other = next((one.dtype for one in arrays.values() if one.dtype != np.dtype(layout.dtype)), None)
+    if other is not None:
+        return np.zeros(layout.size, dtype=other), samples
+    try:
+        return layout.flatten(arrays), samples
+    except (InputError, ValueError, TypeError):
+        return np.zeros(0, dtype=layout.dtype), samples
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A client that has trained for a masked round: its samples, whether its update fits the range, its key."""
+
+    samples: int
+    fits: bool
+    key: bytes
+
+
+def read_ready(reply: Message) -> Ready:
+    """The answer to `PREPARE`."""
+    metrics, config = _metrics(reply), reply.content.get(CONFIG)
+    key = config.get(KEY) if isinstance(config, ConfigRecord) else None
+    if not isinstance(key, bytes) or len(key) != 32:
+        raise InputError("the answer holds no key for the round")
+    return Ready(int(_number(metrics, SAMPLES)), bool(_number(metrics, "fits")), key)
+
+
+def read_masked(reply: Message, size: int) -> NDArray[np.uint64]:
+    """The answer to `MASKED_TRAIN`: `size` words."""
+    records = [one for one in reply.content.values() if isinstance(one, ArrayRecord)]
+    if len(records) != 1 or set(records[0]) != {MASKED}:
+        raise InputError("the answer is not one masked update")
+    try:
+        words = records[0][MASKED].numpy()
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the masked update cannot be read ({error})") from error
+    if words.dtype != np.uint64 or words.shape != (size,):
+        raise InputError(f"the masked update is {words.dtype} of shape {words.shape}, not {size} words")
+    return words
+
+
+def read_drift(reply: Message, position: Position) -> float:
+    """The answer to `DRIFT_QUERY`: a number for this very round."""
+    metrics = _metrics(reply)
+    place = Position(int(_number(metrics, "branch")), int(_number(metrics, "round")))
+    drift = float(_number(metrics, DRIFT))
+    if place != position:
+        raise InputError(f"the drift is that of round {place.branch}.{place.round}")
+    if not 0.0 <= drift < math.inf:
+        raise InputError(f"the drift is {drift}")
+    return drift
+
+
+def read_score(reply: Message) -> tuple[int, int, float]:
+    """Samples, correct predictions and the sum of losses in an evaluation's reply, ours or Flower's usual one."""
+    metrics = _metrics(reply)
+    samples = int(_number(metrics, SAMPLES))
+    if "loss-sum" in metrics:
+        loss_sum = _number(metrics, "loss-sum")
+    else:
+        loss_sum = samples * _number(metrics, next((key for key in LOSS_KEYS if key in metrics), "loss"))
+    if "correct" in metrics:
+        correct = int(_number(metrics, "correct"))
+    else:
+        key = next((key for key in ACCURACY_KEYS if key in metrics), None)
+        correct = round(samples * _number(metrics, key)) if key else 0
+    if samples < 1 or not 0 <= correct <= samples or not math.isfinite(loss_sum):
+        raise InputError(f"the evaluation says {correct} of {samples} right with losses of {loss_sum}")
+    return samples, correct, loss_sum
+
+
+def several_of(message: Message) -> list[Arrays]:
+    """The models of an `EVALUATE_SEVERAL`, in order."""
+    records = [one for one in message.content.values() if isinstance(one, ArrayRecord)]
+    return [arrays_of(message.content[f"{ARRAYS}-{number}"]) for number in range(len(records))]  # type: ignore[arg-type]
+
+
+def scores_record(scores: Sequence[tuple[int, int, float]]) -> MetricRecord:
+    """The answer to `EVALUATE_SEVERAL`: samples, correct predictions and sum of losses of each model."""
+    samples, correct, losses = (list(column) for column in zip(*scores, strict=True))
+    return MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": losses})
+
+
+def read_scores(reply: Message, count: int) -> list[tuple[int, int, float]]:
+    """Samples, correct predictions and the sum of losses of each of `count` models; a loss may be infinite."""
+    metrics = _metrics(reply)
+    columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
+    found: list[tuple[int, int, float]] = []
+    if all(isinstance(one, list) and len(one) == count for one in columns):
+        found = [(int(n), int(right), float(loss)) for n, right, loss in zip(*columns, strict=True)]  # type: ignore
+    if not found or any(n < 1 or not 0 <= right <= n for n, right, _ in found):
+        raise InputError(f"the answer does not hold {count} evaluations")
+    return found
+
+
+def _metrics(reply: Message) -> MetricRecord:
+    records = [one for one in reply.content.values() if isinstance(one, MetricRecord)]
+    if len(records) != 1:
+        raise InputError(f"the answer holds {len(records)} metric records, one was expected")
+    return records[0]
+
+
+def _number(metrics: MetricRecord, key: str) -> float:
+    found = metrics.get(key)
+    if not isinstance(found, int | float):
+        raise InputError(f"the answer's metrics have no number {key!r}; they have {sorted(metrics)}")
+    return found

@@ -1,0 +1,288 @@
+"""The server's side of a round: the weighted mean, and how far each client's model is from it.
+
+    mean = sum_i w_i theta_i,   w_i = |D_i| / sum_j |D_j|,   drift_i = ||theta_i - mean||     (DESIGN section 2)
+
+Models come as theta_i = base + u_i with one `base` for all of them (zero, or a multiple of the model the round
+started from), so that mean = base + m with m = sum_i w_i u_i, and drift_i = ||u_i - m||: the base drops out.
+Everything is float64, whatever the models are, and every norm is an upper bound of the norm to the *exact* mean.
+
+**Rows.** Where the u_i are at hand, a float64 sum of M weighted rows is off by at most (M + 2) u max_i ||u_i||,
+which is added to every norm.
+
+**Duals.** A linear model trained between samples has u_i = X_i' V_i, and no u_i needs to be built:
+m = sum_i X_i'(w_i V_i) is one product over the rows of all clients, and with m^ the computed m
+
+    ||u_i - m^||^2 = s - 2c + q,    s = tr V_i' G_i V_i,   c = <V_i, X_i m^>,   q = ||m^||^2,   G_i = X_i X_i'.
+
+Floating point, with F_i = ||X_i||_F ||V_i||_F >= ||u_i||, d the width, n the rows of a client, C the outputs
+and u = 2^-53 (first order, Higham 2002, chapter 3; Cauchy-Schwarz turns sums of absolute values into norms):
+
+    G_i       inner products of d terms            s is off by at most  d u F_i^2
+    G_i V_i   inner products of n terms            ...                  n u F_i^2
+    <V_i, .>  a sum of nC terms                    ...                  nC u F_i^2
+    X_i m^    inner products of d terms, then nC   c ...                (d + nC) u F_i ||m^||
+    q         a sum of dC terms                    q ...                dC u q
+
+so the true square is at most the computed one plus
+
+    a_i = 1.01 u [ (d + n + nC + 8) F_i^2 + 2 (d + nC + 8) F_i ||m^|| + (dC + 8) q ],
+
+the three 8s covering the last additions and higher orders (1.01 suffices while dC < 2^40). The product that made
+m^ went through at most p + M + 4 roundings an entry, p rows at a time, so ||m^ - m|| <= (p + M + 4) u sum_i w_i F_i:
+added to every norm. When s - 2c + q cancels so far that a_i would enlarge a drift by more than a millionth,
+u_i is built for that client, which costs n + 2 roundings of F_i instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sifu.engines.sim.client_blocks import Part, PartPlaces
+from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, up
+
+Floats = NDArray[np.float64]
+LocalModels = Callable[[], Iterator[tuple[PartPlaces, Tensor]]]
+"""Trains the participants when called: pairs of (places among them, rows of flat models)."""
+
+KEEP_BYTES = 2**30
+"""Local models are kept between the two passes up to this size, and trained again beyond it."""
+TOLERATED_EXCESS = 1e-6
+"""A drift found without building models exceeds the computed value by no more than this, relatively."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """The mean of a round less the model it started from, and every participant's distance to it, rounded up.
+
+    `not_finite` lists the places of participants whose model has a NaN or an Inf; if it is not empty, or if
+    the mean overflowed, nothing else means anything.
+    """
+
+    step: Floats
+    drifts: Floats
+    mean_shift: float
+    gram: Floats | None
+    not_finite: tuple[int, ...]
+
+
+class LocalUpdates(Protocol):
+    """The u_i of some participants; places are theirs among all participants."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """sum_i w_i u_i over these participants, from the weights of all, in float64."""
+        ...
+
+    def distances(self, mean: Tensor, norms: Floats) -> None:
+        """Put upper bounds of ||u_i - mean|| to their places in `norms`."""
+        ...
+
+    def sum_error(self, weights: Floats, mean_norm: float) -> float:
+        """How far `weighted_sum`, added up with all others, can be from exact; asked for after `distances`."""
+        ...
+
+    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
+        """The u_i themselves: (places, rows); not asked for after `distances`."""
+        ...
+
+    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
+        """u_i - mean in float64: (places, rows)."""
+        ...
+
+
+class RowUpdates:
+    """Updates that are made row by row, to be changed in place; kept between the passes where `keep` says so."""
+
+    def __init__(self, make: LocalModels, keep: bool) -> None:
+        self._make, self._keep = make, keep
+        self._kept: list[tuple[PartPlaces, Tensor]] | None = None
+        self._centred = False
+        self._largest = 0.0
+
+    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        made = []
+        for places, rows in self._make():
+            if self._keep:
+                made.append((places, rows))
+            yield places, rows
+        if self._keep:
+            self._kept = made
+
+    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
+        if self._centred:
+            yield from self.rows()
+            return
+        kept = []
+        for places, rows in self.rows():
+            rows = rows.to(torch.float64).sub_(mean)
+            if self._keep:
+                kept.append((places, rows))
+            yield places, rows
+        if self._keep:
+            self._kept, self._centred = kept, True
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        sums = [weights[places] @ rows.to(torch.float64) for places, rows in self.rows()]
+        return sum(sums[1:], start=sums[0])
+
+    def distances(self, mean: Tensor, norms: Floats) -> None:
+        factor = enlargement(mean.numel())
+        for places, difference in self.differences(mean):
+            found = torch.linalg.vector_norm(difference, dim=1).numpy()
+            found = _repaired(found, difference.numpy()) * factor
+            norms[places] = found
+            self._largest = max(self._largest, float(found.max()))
+
+    def sum_error(self, weights: Floats, mean_norm: float) -> float:
+        if weights.size == 1:
+            return 0.0
+        return (weights.size + 2) * UNIT_ROUNDOFF * (mean_norm + self._largest) * 1.001
+
+
+class DualUpdates:
+    """Updates u_i = X_i' V_i of clients of a linear model, by V_i' (clients, outputs, rows) in float64."""
+
+    def __init__(self, part: Part, gram: Tensor, dual: Tensor, keep: bool) -> None:
+        self._part, self._gram, self._dual = part, gram, dual
+        self._let_go = (lambda: None) if keep else part.let_go
+        lengths = _repaired(torch.linalg.vector_norm(dual, dim=(1, 2)).numpy(), dual.flatten(1).numpy())
+        self._sizes = part.lengths * lengths * enlargement(dual[0].numel() + 4)
+        """F_i, rounded up."""
+
+    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
+        yield self._part.places, self._part.pulled_back(self._dual).flatten(1)
+
+    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
+        for places, rows in self.rows():
+            yield places, rows.sub_(mean)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self._part.summed(self._dual * weights[self._part.places][:, None, None]).flatten()
+        self._let_go()
+        return total
+
+    def distances(self, mean: Tensor, norms: Floats) -> None:
+        dual, (_, outputs, samples), size = self._dual, self._dual.shape, mean.numel()
+        width = size // outputs
+        own = torch.bmm(dual, self._gram).mul_(dual).sum(dim=(1, 2)).numpy()
+        along = self._part.outputs(mean.reshape(outputs, width)).mul_(dual).sum(dim=(1, 2)).numpy()
+        whole, mean_norm = float(torch.dot(mean, mean)), norm_up(mean.numpy())
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = own - 2.0 * along + whole
+            slack = (
+                (width + samples + samples * outputs + 8) * self._sizes**2
+                + 2.0 * (width + samples * outputs + 8) * self._sizes * mean_norm
+                + (size + 8) * whole
+            ) * (1.01 * UNIT_ROUNDOFF)
+            found = np.sqrt(np.maximum(square, 0.0) + slack) * enlargement(4)
+            # Written so that NaN is not trusted either.
+            trusted = (slack <= TOLERATED_EXCESS * square) & (square > 1e-280) & (square < 1e280)
+        if not trusted.all():
+            doubtful = np.flatnonzero(~trusted)
+            chosen = torch.from_numpy(doubtful)
+            built = torch.bmm(dual[chosen], self._part.x[chosen]).flatten(1) - mean
+            lengths = _repaired(torch.linalg.vector_norm(built, dim=1).numpy(), built.numpy()) * enlargement(size)
+            found[doubtful] = lengths + (samples + 2) * UNIT_ROUNDOFF * self._sizes[doubtful] * 1.01
+        norms[self._part.places] = found
+        self._let_go()
+
+    def sum_error(self, weights: Floats, mean_norm: float) -> float:
+        roundings = self._dual.shape[0] * self._dual.shape[2] + weights.size + 4
+        return float(weights[self._part.places] @ self._sizes) * roundings * UNIT_ROUNDOFF * 1.001
+
+
+def average(
+    updates: Sequence[LocalUpdates],
+    offset: Floats | None,
+    offset_error: float,
+    samples: NDArray[np.int64],
+    want_gram: bool,
+) -> Average:
+    """Average participants with `samples` samples each; `offset` is base - start, off by at most `offset_error`.
+
+    None is an offset of zero.
+
+    Gram entries are plain float64 inner products, off by at most (d + M + 8) u drift_i drift_j or so.
+    """
+    count = samples.size
+    weights = samples / samples.sum()
+    shares = torch.from_numpy(weights)
+    sums = [one.weighted_sum(shares) for one in updates]
+    mean = sum(sums[1:], start=sums[0])
+    step = mean.numpy() if offset is None else offset + mean.numpy()
+    mean_norm = _norm_up(mean.numpy())
+    if not (math.isfinite(mean_norm) or np.isfinite(mean.numpy()).all()):
+        return Average(step, np.zeros(count), 0.0, None, _not_finite(updates))
+    drifts = np.zeros(count)
+    if count > 1:  # a single model is its own mean, exactly
+        for one in updates:
+            one.distances(mean, drifts)
+    mean_error = sum(one.sum_error(weights, mean_norm) for one in updates)
+    if count > 1:
+        drifts += mean_error
+        drifts = np.where(drifts == 0.0, 0.0, np.nextafter(drifts, np.inf))
+        drifts[np.isnan(drifts)] = np.inf  # what overflowed on the way bounds nothing
+    shift = mean_norm if offset is None else _norm_up(step)
+    if mean_error or offset_error:
+        shift = up(shift + mean_error + offset_error)
+    return Average(step, drifts, shift, _gram(updates, mean, count) if want_gram else None, ())
+
+
+def worth_keeping(count: int, size: int, item_bytes: int) -> bool:
+    """Whether `count` models of `size` numbers are kept between the passes instead of made again."""
+    return count * size * item_bytes <= KEEP_BYTES
+
+
+def average_models(
+    local_models: LocalModels, start: Floats, samples: NDArray[np.int64], item_bytes: int, want_gram: bool
+) -> Average:
+    """Average whole local models, trained from `start`."""
+    keep = want_gram or worth_keeping(samples.size, start.size, item_bytes)
+    return average([RowUpdates(local_models, keep)], -start, 0.0, samples, want_gram)
+
+
+def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
+    differences = torch.zeros((count, mean.numel()), dtype=torch.float64)
+    for one in updates if count > 1 else ():
+        for places, rows in one.differences(mean):
+            differences[places] = rows
+    return (differences @ differences.T).numpy()
+
+
+def _repaired(norms: Floats, rows: Floats) -> Floats:
+    """Norms whose squares over- or underflowed, computed again with scaling."""
+    trusted = (norms > 1e-140) & (norms < 1e140)
+    if not trusted.all():
+        for place in np.flatnonzero(~trusted):
+            norms[place] = _norm_up(rows[place])
+    return norms
+
+
+def _norm_up(vector: Floats) -> float:
+    """`norm_up`, also where every square underflows to zero."""
+    length = norm_up(vector)
+    if length != 0.0:
+        return length
+    largest = float(np.max(np.abs(vector), initial=0.0))
+    return up(norm_up(vector / largest) * largest) if largest > 0.0 else 0.0
+
+
+def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:
+    """Places of the participants whose model holds a NaN or an Inf."""
+    found: list[int] = []
+    for one in updates:
+        for places, rows in one.rows():
+            if isinstance(places, slice):
+                places = np.arange(places.start, places.stop)
+            found.extend(places[~torch.isfinite(rows).all(dim=1).numpy()].tolist())
+    return tuple(sorted(found))

@@ -1,0 +1,99 @@
+"""Clipped and noised updates: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
+
+c_i = u_i min(1, C / ||u_i||) is the update u_i = theta_i - theta of client i, clipped. The order of the sums matters
+for what can be proven (`sifu.theory.composition`): the clipped updates are averaged by themselves, so their
+rounding is bounded by C alone; the noise is averaged by itself and touches no data; one addition joins them, and
+what follows is post-processing. Everything is float64, also where the model is not.
+
+Clipping is exact: the norm of c_i is at most C for the very numbers that are averaged, since ||u_i|| is rounded up
+and the factor down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Position
+from sifu.core.noise import NoiseSource, NormalSource, SystemNormals
+from sifu.core.randomness import keyed_generator
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up
+
+Floats = NDArray[np.float64]
+OUTSIDE = "clipping of updates"
+"""What `TrainingFacts.outside` says of it: theta + clip(u(theta)) may expand distances, so no bound on L holds."""
+
+
+def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
+    """Each row scaled to a norm of at most `clip`, exactly; rows within it stay as they are, NaN and Inf stay bad.
+
+    >>> clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0).round(6).tolist()
+    [[0.6, 0.8], [0.3, 0.4]]
+    """
+    rows = np.asarray(updates, dtype=np.float64)
+    norms = np.array([norm_up(row) for row in rows])
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        factors = np.where(norms <= clip, 1.0, clip / norms * (1.0 - 2.0**-50))
+        return rows * factors[:, None]
+
+
+@dataclass(frozen=True)
+class ClippedAverage:
+    """What the server takes of a round: `step` = sum_i w_i (c_i + noise_i), and each participant's distance to it.
+
+    Norms are rounded up. `updates` are the c_i + noise_i as they were sent, `not_finite` the places of participants
+    whose update has a NaN or an Inf; if there are any, nothing else means anything.
+    """
+
+    step: Floats
+    updates: Floats
+    drifts: Floats
+    mean_shift: float
+    gram: Floats | None
+    not_finite: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Clipping to `clip`, and noise of `noise` times that, from the operating system or keyed by place."""
+
+    clip: float
+    noise: float
+    source: NoiseSource
+    seed: int
+
+    def average(
+        self,
+        updates: NDArray[np.floating],
+        position: Position,
+        participants: ClientIndices,
+        samples: NDArray[np.int64],
+        want_gram: bool,
+    ) -> ClippedAverage:
+        """Clip, add noise, average."""
+        sent = clip_rows(updates, self.clip)
+        count, size = sent.shape
+        bad = tuple(int(place) for place in np.flatnonzero(~np.isfinite(sent).all(axis=1)))
+        if bad:
+            return ClippedAverage(np.zeros(size), sent, np.zeros(count), 0.0, None, bad)
+        weights = samples / samples.sum()
+        step = weights @ sent
+        if self.noise > 0.0:
+            noises = np.stack([self._draw(position, int(client), size) for client in participants])
+            step = step + weights @ noises
+            sent = sent + noises
+        differences = sent - step
+        drifts = np.linalg.norm(differences, axis=1) * enlargement(size)
+        largest = float(drifts.max()) + norm_up(step)
+        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # of the two weighted sums and what joins them
+        gram = differences @ differences.T if want_gram else None
+        return ClippedAverage(step, sent, (drifts + error) * (1.0 + 2.0**-50), norm_up(step) + error, gram, ())
+
+    def _draw(self, position: Position, client: int, size: int) -> Floats:
+        normals: NormalSource = SystemNormals()
+        if self.source == "seeded":
+            normals = keyed_generator(self.seed, "training noise", position.branch, position.round, client)
+        return self.noise * self.clip * normals.standard_normal(size)

@@ -1,0 +1,1 @@
+"""Convolutional networks on the CPU: passes written out by hand."""

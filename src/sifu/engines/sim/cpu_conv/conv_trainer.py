@@ -1,0 +1,337 @@
+"""Convolutional networks on the CPU: hand-written passes, one thread an item of work, the cores on different clients.
+
+A batch is cut into pieces whose buffers fit in a core's cache, and the gradients of the pieces are added in an order
+that depends on the batch alone. So the bits do not depend on how many threads there are or on who else takes part.
+Every thread trains clients of its own; those left over, when the threads do not divide them, are trained by
+several threads each, which share the pieces of every batch, if it has several. Five clients on two cores: two each,
+and one together.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sifu.core.engine import Position
+from sifu.core.layout import Vector
+from sifu.engines.sim.averaging import Average, average_models
+from sifu.engines.sim.batches import batch_sequence
+from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.cpu_conv.conv_pass import (
+    ConvPass,
+    padded_images,
+    parameter_views,
+    pass_order,
+    prepare,
+    room_to_prepare,
+)
+from sifu.engines.sim.cpu_conv.scripted import scripted
+from sifu.engines.sim.cpu_conv.tiled_convolution import bytes_a_sample
+from sifu.engines.sim.dropout import dropout_key, kept_units
+from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.networks import ConvNet
+from sifu.engines.sim.objectives import OBJECTIVES
+from sifu.engines.sim.threads import one_thread
+from sifu.errors import InputError
+from sifu.theory.participation import ClientIndices
+
+PIECE_BYTES = 3 * 2**19
+"""The largest buffer of a piece of a batch is at most this: most of a core's second-level cache."""
+
+SUMS = 4
+"""Pieces are added up in this many sums, so at most this many threads share a client."""
+
+SCRIPT_AFTER = 50
+"""A pass that is used this often is compiled: for the paper's networks that takes as long as 10 to 70 passes."""
+
+CLIENTS_AHEAD = 32
+"""Clients trained before their models are handed on, the same for any number of threads."""
+
+
+class ConvTrainer:
+    """Trains and evaluates the clients of a `ConvNet` with softmax loss."""
+
+    def __init__(
+        self,
+        network: ConvNet,
+        clients: Sequence[CheckedClient],
+        outputs: int,
+        training: LocalTraining,
+        dtype: str,
+        seed: int,
+        first_number: int = 0,
+    ) -> None:
+        _check(network, clients[0], outputs)
+        self._first_number = first_number
+        self._network, self._training, self._seed = network, training, seed
+        self._order = pass_order(network)
+        self._back = torch.argsort(self._order)
+        samples = np.array([client.samples for client in clients], dtype=np.int64)
+        self._samples, self._first = samples, np.cumsum(samples) - samples
+        self._images = torch.cat(
+            [padded_images(network, torch.from_numpy(one.x).reshape(-1, *network.input_shape)) for one in clients]
+        )
+        self._labels = torch.from_numpy(np.concatenate([client.y for client in clients]))
+        item = self._images.element_size()
+        largest = max(bytes_a_sample(layer, item) for layer in network.convolution_layers)
+        self._piece = max(1, PIECE_BYTES // largest)
+        self._passes = _Spares(lambda: _Passes(network, self._images.dtype))
+        self._locals = _Spares(lambda: _Local(network, self._images.dtype))
+
+    def average(
+        self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
+    ) -> Average:
+        """Train and average the participants.
+
+        What is done between clients is done by one thread: those that torch would share it with go on waiting in a busy
+        loop on the cores that train (`sifu.engines.sim.threads`).
+        """
+        threads, steps = torch.get_num_threads(), self._training.steps
+        with one_thread(), ExitStack() as stack:
+
+            def train() -> Iterator[tuple[slice, Tensor]]:
+                # Closed in here even if averaging fails half-way: closing sets the number of threads.
+                return stack.enter_context(closing(self.train(start, position, participants, steps, threads)))
+
+            return average_models(train, start.astype(np.float64), samples, start.itemsize, want_gram)
+
+    def train(
+        self,
+        start: Vector,
+        position: Position,
+        participants: ClientIndices,
+        steps: int,
+        threads: int | None = None,
+    ) -> Generator[tuple[slice, Tensor]]:
+        """The local models after `steps` steps, some clients at a time: (places among the participants, rows).
+
+        By `threads` threads, by default as many as torch would use.
+        """
+        model = torch.from_numpy(start)[self._order]
+        largest = int(self._samples[participants].max(initial=1))
+        # Whoever has no piece of a batch to work on would only wait for the others.
+        most_pieces = len(self._pieces(min(largest, self._training.batch_size or largest)))
+        threads = threads or torch.get_num_threads()
+        with _crew(threads) as crew:
+            for first in range(0, participants.size, CLIENTS_AHEAD):
+                chosen = participants[first : first + CLIENTS_AHEAD]
+                rows = torch.empty((chosen.size, start.size), dtype=model.dtype)
+                left = chosen.size % threads
+                team = min(SUMS, threads // left, most_pieces) if left else 1
+                alone = chosen.size - left if team > 1 else chosen.size
+                waiting = [
+                    crew.submit(self._train_alone, model, position, int(client), steps, rows[place])
+                    for place, client in enumerate(chosen[:alone])
+                ]
+                for place in range(alone, chosen.size):
+                    shared = self._begin(self._locals.take(), model, position, int(chosen[place]), steps)
+                    meeting = threading.Barrier(team)
+                    waiting += [
+                        crew.submit(self._train_shared, shared, member, team, meeting, rows[place])
+                        for member in range(team)
+                    ]
+                errors = [one.exception() for one in waiting]
+                for error in errors:
+                    if error and not isinstance(error, threading.BrokenBarrierError):  # which follows from another
+                        raise error
+                yield slice(first, first + chosen.size), rows
+
+    def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
+        """Correct predictions and sum of losses of each client."""
+        parameters = parameter_views(self._network, torch.from_numpy(model)[self._order])
+        prepared = prepare(self._network, parameters)
+        sizes = self._samples[clients]
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *map(self._rows_of, clients)])
+        hits, losses = np.zeros(rows.size, dtype=np.int64), np.zeros(rows.size)
+
+        def score(low: int, high: int) -> None:
+            index = torch.from_numpy(rows[low:high])
+            passes = self._passes.take()
+            one = passes.of(high - low)
+            one.forward(self._images, index, parameters, prepared)
+            targets = OBJECTIVES["softmax"].encode(self._labels[index], self._network.outputs, one.scores.dtype)
+            hits[low:high] = OBJECTIVES["softmax"].hits(one.scores, targets).numpy()
+            losses[low:high] = OBJECTIVES["softmax"].row_loss(one.scores, targets).numpy()
+            self._passes.give(passes)
+
+        with _crew(torch.get_num_threads()) as crew:
+            for one in [crew.submit(score, low, high) for low, high in self._pieces(rows.size)]:
+                one.result()
+        owner = np.repeat(np.arange(clients.size), sizes)
+        correct = np.bincount(owner, weights=hits, minlength=clients.size).astype(np.int64)
+        return correct, np.bincount(owner, weights=losses, minlength=clients.size)
+
+    def _rows_of(self, client: int) -> np.ndarray:
+        return np.arange(self._first[client], self._first[client] + self._samples[client])
+
+    def _pieces(self, samples: int) -> list[tuple[int, int]]:
+        """Cuts `samples` samples into as few pieces as fit, as equal as can be."""
+        count = -(-samples // self._piece)
+        return [(samples * one // count, samples * (one + 1) // count) for one in range(count)]
+
+    def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
+        """Set a local training up: the model, the batches and the keys of the dropped units."""
+        local.value.copy_(model)
+        number = self._first_number + client
+        drawn = batch_sequence(self._training, int(self._samples[client]), self._seed, position, number, steps)
+        local.batches = [torch.from_numpy(batch + self._first[client]) for batch in drawn]
+        hidden = [layer for layer in self._network.linear_layers if layer.hidden]
+        places = np.arange(steps)[:, None], np.arange(len(hidden))[None, :]
+        local.keys = dropout_key(self._seed, position, number, *places)
+        return local
+
+    def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, found: Tensor) -> None:
+        local = self._begin(self._locals.take(), model, position, client, steps)
+        self._descend(local, 0, 1, None)
+        torch.index_select(local.value, 0, self._back, out=found)
+        self._locals.give(local)
+
+    def _train_shared(self, local: _Local, member: int, team: int, meeting: threading.Barrier, found: Tensor) -> None:
+        try:
+            self._descend(local, member, team, meeting)
+        except BaseException:
+            meeting.abort()  # or the others would wait for ever
+            raise
+        if member == 0:
+            torch.index_select(local.value, 0, self._back, out=found)
+            self._locals.give(local)
+
+    def _descend(self, local: _Local, member: int, team: int, meeting: threading.Barrier | None) -> None:
+        """All steps of one client: this member's pieces of every batch, and its share of the parameters."""
+        passes = self._passes.take()
+        size = self._network.parameters
+        share = slice(size * member // team, size * (member + 1) // team)
+        for step, batch in enumerate(local.batches):
+            prepared = prepare(self._network, local.parameters, passes.room)
+            pieces = self._pieces(batch.numel())
+            for number in range(min(SUMS, len(pieces))):
+                if number % team == member:
+                    self._add_up(passes, local, step, number, pieces, prepared)
+            if meeting:
+                meeting.wait()
+            total = local.sums[0][share]
+            for one in local.sums[1 : min(SUMS, len(pieces))]:
+                total.add_(one[share])
+            self._training.descend_in_place(local.value[share], total, local.velocity[share], step)
+            if meeting:
+                meeting.wait()
+        self._passes.give(passes)
+
+    def _add_up(
+        self,
+        passes: _Passes,
+        local: _Local,
+        step: int,
+        number: int,
+        pieces: Sequence[tuple[int, int]],
+        prepared: list[Tensor],
+    ) -> None:
+        """Sum `number` of a step: the gradients of every SUMS-th piece from that one on."""
+        batch = local.batches[step]
+        for low, high in pieces[number::SUMS]:
+            first = low == pieces[number][0]
+            rows = batch[low:high]
+            kept = None
+            if self._network.dropout:
+                kept = [
+                    torch.from_numpy(kept_units(key, low, high - low, layer.features_out, layer.dropout))
+                    for key, layer in zip(local.keys[step], self._network.linear_layers, strict=False)
+                ]
+            passes.of(high - low).gradient(
+                self._images,
+                rows,
+                self._labels[rows],
+                batch.numel(),
+                kept,
+                local.parameters,
+                prepared,
+                local.gradients[number] if first else passes.gradients,
+            )
+            if not first:
+                local.sums[number].add_(passes.flat_gradient)
+
+
+class _Local:
+    """One client's training: model, velocity and sums of gradients in pass order, batches, keys of dropped units."""
+
+    def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
+        self.value = torch.empty(network.parameters, dtype=dtype)
+        self.parameters = parameter_views(network, self.value)
+        self.velocity = torch.empty_like(self.value)
+        self.sums = torch.empty((SUMS, network.parameters), dtype=dtype)
+        self.gradients = [parameter_views(network, one) for one in self.sums]
+        self.batches: list[Tensor] = []
+        self.keys = np.zeros((0, 0), dtype=np.uint64)
+
+
+class _Passes:
+    """A thread's buffers for every size of a piece."""
+
+    def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
+        self._network, self._dtype = network, dtype
+        self._by_size: dict[int, ConvPass] = {}
+        self._uses: collections.Counter[int] = collections.Counter()
+        self.flat_gradient = torch.empty(network.parameters, dtype=dtype)
+        self.gradients = parameter_views(network, self.flat_gradient)
+        self.room = room_to_prepare(network, dtype)
+
+    def of(self, samples: int) -> ConvPass:
+        """The buffers for `samples` samples."""
+        self._uses[samples] += 1
+        if samples not in self._by_size:
+            self._by_size[samples] = ConvPass(self._network, samples, self._dtype)
+        if self._uses[samples] == SCRIPT_AFTER:
+            self._by_size[samples] = scripted(self._by_size[samples])
+        return self._by_size[samples]
+
+
+Thing = TypeVar("Thing")
+
+
+class _Spares(Generic[Thing]):
+    """Things to use by one thread at a time: taken when there is one to spare, else made."""
+
+    def __init__(self, make: Callable[[], Thing]) -> None:
+        self._make, self._spare = make, list[Thing]()
+
+    def take(self) -> Thing:
+        """One that nobody uses."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._make()
+
+    def give(self, thing: Thing) -> None:
+        """Hand one back."""
+        self._spare.append(thing)
+
+
+@contextmanager
+def _crew(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that each run torch's operations by themselves."""
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as crew:
+            yield crew
+    finally:
+        torch.set_num_threads(before)  # threads that others start later take the latest number set
+
+
+def _check(network: ConvNet, client: CheckedClient, outputs: int) -> None:
+    """Refuse a network that cannot take the clients' samples before any round has begun."""
+    shape = client.x.shape[1:]
+    if shape != network.input_shape and (1, *shape) != network.input_shape:
+        raise InputError(
+            f"the model cannot take the samples of client {client.name!r} (shape {shape}): it takes images of shape "
+            f"{network.input_shape}"
+        )
+    if network.outputs < outputs:
+        raise InputError(f"the model has outputs of shape {(network.outputs,)}, {outputs} are needed")

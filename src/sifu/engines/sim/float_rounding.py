@@ -1,0 +1,208 @@
+r"""How far floating point can have moved a round of a linear model from exact arithmetic.
+
+One local step in exact arithmetic is T(W) = W - eta (X'(s(XW) - Y)/b + lambda W) with X (b x d, bias column
+included) the batch and s the softmax, the sigmoid or the identity. Write u = 2^-53, ||X|| for the spectral norm,
+c for the curvature factor (s is c-Lipschitz: 1/2, 1/4, 1), and suppose eta beta <= 2. Then, for every batch
+and for the whole data (n rows),
+
+    (eta/b) c ||X||^2 <= 2,     (eta/b) c ||X||_F^2 <= 2 r,     1 <= r <= min(n, d),
+
+r = max(1, eta energy / 2) measured. Let R bound ||W|| on the whole path, and y = 1 for class labels (then
+||s - Y||_F <= sqrt(2b) for softmax, sqrt(b) for logistic) or at least the largest ||y_row|| for least squares,
+whose residual is at most ||X|| R + sqrt(b) y. Errors of one computed step, first order (Higham 2002, chapter 3):
+
+    outputs    ||dZ|| <= d u ||X||_F ||W||        times (eta/b) c ||X||:    <= 2 d r u R
+    s(Z)       2(C + 8) u a row (exp(-t) t <= 1)  times (eta/b) ||X||:      <= 6 (C + 8) u sqrt(eta)
+    residual   u ||s - Y||                        times (eta/b) ||X||:      <= 4 u sqrt(eta) y + 2 u R
+    X'(s - Y)  b u ||X||_F ||s - Y||              times eta/b:              <= n r u (3 sqrt(eta) y + 2 R)
+    update     8 u (||W|| + eta ||gradient||)                               <= 8 u (3 R + 3 sqrt(eta) y)
+
+The vectorised path may carry W_k = a_k W_0 + X'V_k by V_k (n x C) and G = XX' of the whole data instead. Its
+implied iterate makes the same step with ||dZ|| <= u (d ||X||_F R + (d + n + 8) ||X_B||_F ||X||_F ||V||). With
+Q >= sqrt(2n/(eta c)) ||V|| (so Q >= ||X|| ||V||), that costs at most 2 r (2d + n + 8) u max(R, Q), and turning
+V_K into W_K once costs (n + 6) r u Q. Either way one step, or that last conversion, costs at most
+
+    e = 8 u (d + n + C + 16) r (max(R, Q) + sqrt(eta) y),       the sums above give 6 in place of 8.
+
+**The path.** eta ||gradient of the data's constant part|| <= 3 sqrt(eta) y, and the rest of a step does not
+lengthen W, so R = R_0 + 3 K sqrt(eta) y. V grows in a step by (eta/b) ||residual||: Q = K sqrt(n/b_min)
+(3 sqrt(eta) y + [2 R for least squares]). With momentum the norms obey v' = rho v + kappa R + 3 y/sqrt(eta),
+R' = R + eta v', kappa = lambda for labels and beta otherwise, and Q likewise with kappa = lambda.
+
+**Over K steps.** Without momentum T does not expand distances (eta beta <= 2, convex), so errors add:
+(K + 1) e. With momentum rho an error in the velocity lives on, and only smoothness bounds what follows:
+position p and velocity q obey q' = rho q + beta p + e/eta, p' = p + eta q' + e (Nesterov: p' = p +
+eta (beta p + e/eta + rho q') + e), from p = q = 0.
+
+**Averaging** M models and the server's step: 4 (M + 8) u R, times max(1, g) like all before. The vectorised path
+carries theta_i as a_K W_0 + u_i. Where it builds u_i, that takes two more roundings of numbers below 2R, once, and
+the conversion's e, which is then not needed for anything else, covers them. Where it does not, conversion and
+averaging are one product sum_i X_i'(w_i V_i) over at most m rows of several clients at a time, whose sums are
+then added: each entry goes through at most m + M + 4 roundings, so the error is at most (m + M + 4) u times
+sum_i w_i ||X_i||_F ||V_i|| <= r Q. Added, with room: 2 (m + M + 8) u r max(R, Q), m the rows of the round or the
+most rows of a product, whichever is less.
+
+**Both worlds.** A sensitivity compares two computed runs, so everything counts twice. The other run's model
+is within Psi of this one, so its path is covered by R_0 = ||theta|| + 1000 as long as Psi <= 1000, which
+whoever states a level has to check (`ROUNDING_HOLDS_UP_TO`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.engines.sim.client_blocks import PART_ROWS
+from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.models import LinearModel
+from sifu.engines.sim.objectives import Objective
+from sifu.engines.sim.smoothness import LinearCurvature
+from sifu.theory.facts import ROUNDING_HOLDS_UP_TO
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
+
+
+@dataclass(frozen=True)
+class RoundSize:
+    """What the allowance depends on, as the largest over the participants of a round.
+
+    `width` is d = features + 1, `outputs` C, `samples` n, `batch_ratio` n/b_min, `participants` M, `rows` m,
+    `smoothness` beta, `energy` as in `LinearCurvature`, `target_norm` the largest ||y_row|| (least squares only).
+    """
+
+    width: int
+    outputs: int
+    samples: int
+    batch_ratio: float
+    participants: int
+    rows: int
+    smoothness: float
+    energy: float
+    target_norm: float
+
+
+def within_reach(training: LocalTraining, smoothness: float) -> bool:
+    """Whether eta beta <= 2, which the whole derivation rests on."""
+    return training.rate * smoothness <= 2.0
+
+
+def round_allowance(
+    start_norm: float, size: RoundSize, training: LocalTraining, objective: Objective, server_rate: float
+) -> float:
+    """The rounding of one float64 round from a model of norm `start_norm`, in both worlds together.
+
+    It may be infinite where many steps with momentum amplify errors without limit.
+    """
+    scale = math.sqrt(training.rate) * (1.0 if objective.labels else max(1.0, size.target_norm))
+    radius = _path_radius(start_norm + ROUNDING_HOLDS_UP_TO, 3.0 * scale, size, training, objective.labels)
+    spread = min(size.samples, size.width, max(1.0, training.rate * size.energy / 2.0))
+    terms = size.width + size.samples + size.outputs + 16
+    step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
+    local = _after_all_steps(step, size.smoothness, training) + step
+    averaging = 4.0 * (size.participants + 8) * UNIT_ROUNDOFF * radius
+    averaging += 2.0 * (size.rows + size.participants + 8) * UNIT_ROUNDOFF * spread * radius
+    return 2.0 * max(1.0, server_rate) * (local + averaging)
+
+
+@dataclass(frozen=True)
+class ClientSizes:
+    """What `RoundSize` is made of, client by client: all that a server needs of data it does not see."""
+
+    samples: NDArray[np.int64]
+    batch_ratios: NDArray[np.float64]
+    smoothness: NDArray[np.float64]
+    energy: NDArray[np.float64]
+    target_norms: NDArray[np.float64]
+
+    @staticmethod
+    def of(
+        clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining, curvature: LinearCurvature
+    ) -> ClientSizes:
+        """Of clients whose data are at hand."""
+        samples = np.array([one.samples for one in clients])
+        ratios = np.array([one.samples / training.smallest_batch(one.samples) for one in clients])
+        target_norms = np.zeros(len(clients))
+        if not objective.labels:
+            firsts = np.concatenate([[0], np.cumsum(samples)[:-1]])
+            target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([one.y for one in clients])), firsts)
+        return ClientSizes(samples, ratios, curvature.smoothness, curvature.energy, target_norms)
+
+
+class LinearRounding:
+    """The allowance of every round of one federation, from what its clients measured once."""
+
+    def __init__(
+        self,
+        model: LinearModel,
+        training: LocalTraining,
+        server_rate: float,
+        sizes: ClientSizes,
+    ) -> None:
+        self._model, self._training, self._server_rate = model, training, server_rate
+        self._sizes = sizes
+
+    def of_round(self, start_norm: float, participants: ClientIndices) -> float:
+        """The allowance of a round of `participants` from a model of norm `start_norm`."""
+        sizes = self._sizes
+        samples = sizes.samples[participants]
+        largest = int(samples.max())
+        size = RoundSize(
+            width=self._model.features + 1,
+            outputs=self._model.outputs,
+            samples=largest,
+            batch_ratio=float(sizes.batch_ratios[participants].max()),
+            participants=participants.size,
+            rows=min(int(samples.sum()), max(largest, PART_ROWS)),
+            smoothness=float(sizes.smoothness[participants].max()),
+            energy=float(sizes.energy[participants].max()),
+            target_norm=float(sizes.target_norms[participants].max()),
+        )
+        return round_allowance(start_norm, size, self._training, self._model.objective, self._server_rate)
+
+
+def _row_norms_up(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """An upper bound of the norm of each row, scaled first so that no square over- or underflows."""
+    largest = np.abs(values).max(axis=1).astype(np.float64)
+    scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]
+    return np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
+
+
+def _path_radius(start: float, pull: float, size: RoundSize, training: LocalTraining, labels: bool) -> float:
+    """max(R, Q): no iterate of any client is longer, in either coordinates."""
+    stretch = math.sqrt(size.batch_ratio)
+    if training.momentum == 0.0:
+        radius = start + training.steps * pull
+        return max(radius, training.steps * stretch * (pull if labels else 2.0 * radius + pull))
+    linear = training.weight_decay if labels else size.smoothness
+    radius, velocity, dual, dual_velocity = start, 0.0, 0.0, 0.0
+    for _ in range(training.steps):
+        dual_gradient = (
+            training.weight_decay * dual + stretch * (pull if labels else 2.0 * radius + pull) / training.rate
+        )
+        dual, dual_velocity = _lengthen(dual, dual_gradient, dual_velocity, training)
+        radius, velocity = _lengthen(radius, linear * radius + pull / training.rate, velocity, training)
+    return max(radius, dual)
+
+
+def _after_all_steps(step: float, smoothness: float, training: LocalTraining) -> float:
+    """What errors of `step` in each of K steps can grow to."""
+    if training.momentum == 0.0:
+        return training.steps * step
+    position, velocity = 0.0, 0.0
+    for _ in range(training.steps):
+        gradient = smoothness * position + step / training.rate
+        position, velocity = _lengthen(position, gradient, velocity, training)
+        position += step
+    return position
+
+
+def _lengthen(length: float, gradient: float, velocity: float, training: LocalTraining) -> tuple[float, float]:
+    """One momentum step on norms: everything points the worst way and adds."""
+    velocity = training.momentum * velocity + gradient
+    push = gradient + training.momentum * velocity if training.nesterov else velocity
+    return length + training.rate * push, velocity

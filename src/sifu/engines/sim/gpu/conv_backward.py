@@ -1,0 +1,193 @@
+"""Launches that take gradients back through a `ConvNet` of every slot and make one step of SGD of all its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sifu.engines.sim.gpu import convolution_kernels, descent_kernels, linear_kernels, weight_gradient_kernels
+from sifu.engines.sim.gpu.conv_forward import Activations
+from sifu.engines.sim.gpu.conv_plan import ConvPlan, power_of_two
+from sifu.engines.sim.gpu.device_layout import ConvolutionPlace
+from sifu.engines.sim.local_training import LocalTraining
+
+
+class ConvBackward:
+    """The way back from a batch's `activations`; `params` (slots, size) are changed in place."""
+
+    def __init__(
+        self,
+        plan: ConvPlan,
+        training: LocalTraining,
+        images: Tensor,
+        labels: Tensor,
+        params: Tensor,
+        activations: Activations,
+        batch: int,
+    ) -> None:
+        self._plan, self._layout, self._training = plan, plan.layout, training
+        self._images, self._labels = images, labels
+        self._params, self._velocities = params, torch.zeros_like(params)
+        self._activations, self._groups, self._batch = activations, params.shape[0], batch
+        self._device = params.device
+        convolutions, samples = plan.layout.convolutions, self._groups * batch
+        self._gradients = [torch.zeros(one.shape, device=self._device) for one in activations.winners]
+        self._hidden_gradients = [torch.zeros_like(one) for one in activations.hidden]
+        # Nothing flows back behind the first convolution.
+        self._spread = [
+            self._zeros(samples, one.height + 2, one.width + 2, one.channels_out) if number else None
+            for number, one in enumerate(convolutions)
+        ]
+        self._partials = [
+            self._zeros(form.stored, self._groups, _length(one)) if form.stored else None
+            for form, one in zip(plan.forms, convolutions, strict=True)
+        ]
+        self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self._device)
+
+    def step(self, rows: Tensor, first: bool) -> None:
+        """One step by the batch of `rows` (slots, samples); the `first` of a round begins without velocity."""
+        flags = {"FIRST": first, "NESTEROV": self._training.nesterov}
+        self._classify(rows, flags)
+        for number in reversed(range(len(self._layout.hidden))):
+            self._hidden(number, flags)
+        for number in reversed(range(len(self._layout.convolutions))):
+            source = self._activations.outputs[number - 1] if number else self._images
+            # Sums of one layer's weights run beside what flows back to the layer before it.
+            with self._beside():
+                self._sum_weight_gradient(number, source, rows)
+            if number:
+                self._input_gradient(number)
+            # The step changes weights that the input's gradient is made with.
+            with self._beside():
+                self._weight_step(number, source, rows, flags)
+        self._together()
+
+    @property
+    def _sgd(self) -> tuple[float, float, float]:
+        return self._training.rate, self._training.momentum, self._training.weight_decay
+
+    def _before_hidden(self, number: int) -> Tensor:
+        """Where the gradient of a hidden layer's input goes; of the last layer's behind the last of them."""
+        return self._hidden_gradients[number - 1] if number else self._gradients[-1]
+
+    # -- linear layers -------------------------------------------------------------------------------------------
+
+    def _classify(self, rows: Tensor, flags: dict[str, Any]) -> None:
+        last, batch, behind = self._layout.last, self._batch, len(self._layout.hidden)
+        linear_kernels.classify[(self._groups,)](
+            self._activations.before_hidden(behind), self._labels, rows, self._params, self._velocities,
+            self._before_hidden(behind), batch, self._layout.size, batch, last.weight_at, last.bias_at, *self._sgd,
+            IN=last.inputs, OUT=last.outputs, BM=power_of_two(batch), BN=power_of_two(last.outputs),
+            BK=min(128, power_of_two(last.inputs)) if last.outputs <= 64 else 32, PRECISION=self._plan.precision,
+            num_warps=4, num_stages=1, **flags,
+        )  # fmt: skip
+
+    def _hidden(self, number: int, flags: dict[str, Any]) -> None:
+        place, activations = self._layout.hidden[number], self._activations
+        linear_kernels.hidden_layer_backward[(-(-place.inputs // 32), self._groups)](
+            activations.before_hidden(number), activations.hidden[number], self._hidden_gradients[number],
+            self._params, self._velocities, self._before_hidden(number),
+            self._layout.size, self._batch, place.weight_at, place.bias_at, self._plan.keep_scale, *self._sgd,
+            IN=place.inputs, OUT=place.outputs, BM=power_of_two(self._batch), BF=32,
+            BO=min(64, power_of_two(place.outputs)), PRECISION=self._plan.precision, num_warps=4, num_stages=2, **flags,
+        )  # fmt: skip
+
+    # -- convolutions --------------------------------------------------------------------------------------------
+
+    def _input_gradient(self, number: int) -> None:
+        one, gradient, spread = self._layout.convolutions[number], self._gradients[number], self._spread[number]
+        convolution_kernels.spread_gradient[(-(-gradient.numel() // 1024),)](
+            gradient, self._activations.winners[number], spread, gradient.numel(),
+            CO=one.channels_out, POOL=one.pool, PH=one.out_height, PW=one.out_width,
+            SH=one.height + 2, SW=one.width + 2, LEAD=2 - one.padding, BLOCK=1024,
+        )  # fmt: skip
+        pixels = self._batch * one.height * one.width
+        tiles = self._plan.tiles("input", number)
+        convolution_kernels.convolution_input_gradient[(-(-pixels // tiles.rows), self._groups)](
+            spread, self._params, self._gradients[number - 1],
+            self._layout.size, self._batch, one.weight_at,
+            H=one.height, W=one.width, CI=one.channels_in, CO=one.channels_out,
+            BM=tiles.rows, BN=power_of_two(one.channels_in), BK=tiles.inner, PRECISION=self._plan.precision,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+
+    def _weight_shape(self, number: int) -> dict[str, Any]:
+        """What every kernel of a weight gradient is told about its convolution."""
+        one = self._layout.convolutions[number]
+        return {
+            "BATCH": self._batch, "H": one.height + 2 * one.padding, "W": one.width + 2 * one.padding,
+            "CI": one.channels_in, "CO": one.channels_out, "PH": one.out_height, "PW": one.out_width,
+            "GATHER": number == 0, "BN": power_of_two(one.channels_out), "PRECISION": self._plan.precision,
+        }  # fmt: skip
+
+    def _sum_weight_gradient(self, number: int, source: Tensor, rows: Tensor) -> None:
+        """The partial sums of a convolution's weight gradient, if it has any."""
+        one, form, partial = self._layout.convolutions[number], self._plan.forms[number], self._partials[number]
+        if partial is None:
+            return
+        arguments = (
+            source, rows, self._gradients[number], self._activations.winners[number], partial,
+            rows.stride(0), self._groups, _length(one), one.bias_at - one.weight_at,
+        )  # fmt: skip
+        flags = {"PARTS": form.parts, **self._weight_shape(number)}
+        if form.kind == "block":
+            weight_gradient_kernels.block_weight_gradient[(form.parts, self._groups)](
+                *arguments, BR=32, num_warps=2, num_stages=2, **flags
+            )
+        elif form.kind == "row":
+            wide = min(one.channels_in, 32)
+            weight_gradient_kernels.row_weight_gradient[(3 * one.channels_in // wide, form.parts, self._groups)](
+                *arguments, BC=wide, BR=16, num_warps=2, num_stages=2, **flags
+            )
+        else:
+            tiles = self._plan.tiles("weight", number)
+            grid = (-(-9 * one.channels_in // tiles.rows), form.parts, self._groups)
+            weight_gradient_kernels.convolution_weight_gradient[grid](
+                *arguments, POOL=one.pool, BKW=tiles.rows, BR=tiles.inner, num_warps=tiles.warps,
+                num_stages=tiles.stages, **flags,
+            )  # fmt: skip
+
+    def _weight_step(self, number: int, source: Tensor, rows: Tensor, flags: dict[str, Any]) -> None:
+        """One step of a convolution's weights, by the partial sums or by the gradient itself."""
+        one, partial = self._layout.convolutions[number], self._partials[number]
+        size, groups, length = self._layout.size, self._groups, _length(one)
+        if partial is None:
+            weight_gradient_kernels.descend_by_weight_gradient[(-(-9 * one.channels_in // 64), groups)](
+                source, rows, self._gradients[number], self._activations.winners[number], self._params,
+                self._velocities, rows.stride(0), size, one.weight_at, one.bias_at, *self._sgd,
+                BKW=64, BR=32, num_warps=4, num_stages=1, **flags, **self._weight_shape(number),
+            )  # fmt: skip
+            return
+        descent_kernels.descend_convolution[(-(-length // 256), groups)](
+            partial, self._params, self._velocities, groups, size, length, one.weight_at, *self._sgd,
+            PARTS=self._plan.forms[number].stored, BLOCK=256, num_warps=2, **flags,
+        )  # fmt: skip
+
+    # -- two streams ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Kernels inside run after all before them, and beside those that follow, until `_together`."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _together(self) -> None:
+        """What follows waits for everything that runs beside."""
+        if self._side is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
+
+
+def _length(one: ConvolutionPlace) -> int:
+    """Entries of a convolution's weights and bias together."""
+    return one.bias_at - one.weight_at + one.channels_out

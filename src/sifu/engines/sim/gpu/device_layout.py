@@ -1,0 +1,102 @@
+"""Where every layer of a `ConvNet` lies in a slot's parameters on the device.
+
+On the device a layer is a matrix [inputs, outputs] followed by its bias; a convolution's inputs run over
+(row, column, channel) of its 3x3 patch, and images are NHWC, so a linear layer behind them sees (row, column, channel)
+too. Convolutions come first, and every matrix and bias begins at a multiple of `ALIGNMENT` entries, so that loads are
+16 bytes wide; the gaps are zero and stay zero. Norms, means and distances do not care about the order, so vectors are
+only put back when they leave the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.engines.sim.networks import ConvNet
+
+ALIGNMENT = 16
+
+
+def stored_channels(channels: int) -> int:
+    """Channels of an image on the device: a multiple of 4 (or 1), so that a pixel is loaded in one go."""
+    return channels if channels == 1 else -(-channels // 4) * 4
+
+
+@dataclass(frozen=True)
+class ConvolutionPlace:
+    """A 3x3 convolution: input H x W x CI, stored output PH x PW x CO (after pooling)."""
+
+    height: int
+    width: int
+    channels_in: int
+    channels_out: int
+    padding: int
+    pool: bool
+    out_height: int
+    out_width: int
+    weight_at: int
+    bias_at: int
+
+
+@dataclass(frozen=True)
+class LinearPlace:
+    """A linear layer of `inputs` x `outputs` weights."""
+
+    inputs: int
+    outputs: int
+    weight_at: int
+    bias_at: int
+
+
+@dataclass(frozen=True)
+class DeviceLayout:
+    """All layers, and the permutation between the model's vector and the device's."""
+
+    convolutions: tuple[ConvolutionPlace, ...]
+    hidden: tuple[LinearPlace, ...]
+    last: LinearPlace
+    size: int
+    entries: NDArray[np.int64]
+    """Where each entry of the model's own vector lies on the device."""
+
+    @staticmethod
+    def of(network: ConvNet) -> DeviceLayout:
+        """The places of a network's layers."""
+        entries = np.zeros(network.parameters, dtype=np.int64)
+        at = 0
+
+        def add(own: NDArray[np.int64]) -> int:
+            """Give these entries of the model's vector the next places (-1: a gap); returns the first."""
+            nonlocal at
+            start, flat = at, own.reshape(-1)
+            entries[flat[flat >= 0]] = start + np.flatnonzero(flat >= 0)
+            at += -(-own.size // ALIGNMENT) * ALIGNMENT
+            return start
+
+        convolutions = []
+        for one in network.convolution_layers:
+            own = one.weight_at + np.arange(math.prod(one.weight_shape)).reshape(one.weight_shape)
+            # Only images get further channels; activations have those their layer made.
+            channels = one.channels_in if convolutions else stored_channels(one.channels_in)
+            weights = np.full((3, 3, channels, one.channels_out), -1, dtype=np.int64)
+            weights[:, :, : one.channels_in] = own.transpose(2, 3, 1, 0)
+            spot = add(weights), add(one.bias_at + np.arange(one.channels_out))
+            convolutions.append(
+                ConvolutionPlace(
+                    one.height_in, one.width_in, channels, one.channels_out, one.padding, one.pool,
+                    one.height_out, one.width_out, *spot,
+                )
+            )  # fmt: skip
+        last = network.convolution_layers[-1]
+        # torch flattens (channel, row, column); the device has (row, column, channel).
+        flat = np.arange(last.features_out).reshape(last.channels_out, -1).T.reshape(-1)
+        linear = []
+        for layer in network.linear_layers:
+            weights = layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
+            spot = add(weights[:, flat].T), add(layer.bias_at + np.arange(layer.features_out))
+            linear.append(LinearPlace(layer.features_in, layer.features_out, *spot))
+            flat = np.arange(layer.features_out)
+        return DeviceLayout(tuple(convolutions), tuple(linear[:-1]), linear[-1], at, entries)

@@ -1,0 +1,223 @@
+"""One run's engine in a group of lanes: the same protocol as the embedded one, rounds from the group."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Evaluation, Position, RoundResult
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.spec import StopSpec
+from sifu.core.streaming import RoundsWanted, StreamedRound
+from sifu.engines.sim.engine import SimulatedFederation
+from sifu.engines.sim.gpu.lane_group import Chunk, Evaluated, LaneGroup, LaneStream
+from sifu.engines.sim.gpu.queue import DeviceQueue
+from sifu.errors import InputError, RoundRejectedError
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
+
+NEVER = StopSpec(target=0.0, min_rounds=0, max_rounds=2**62, evaluate_every=2**62)
+"""A stop rule that looks at nothing."""
+
+
+def _own_copy(model: NDArray[np.floating]) -> NDArray[np.floating]:
+    """A copy that does not keep the chunk alive; made in one go, without handing the interpreter to another thread."""
+    return np.frombuffer(bytearray(model), dtype=model.dtype)
+
+
+class LaneEngine:
+    """A lane of a group. `close` it when its run is done, so that the others do not wait for it."""
+
+    def __init__(
+        self,
+        federation: SimulatedFederation,
+        group: LaneGroup,
+        lane: int,
+        outside: tuple[str, ...] = (),
+    ) -> None:
+        self._federation, self._group, self._lane = federation, group, lane
+        # What this lane asks for by itself does not wait until the rounds run ahead are done.
+        self._queue = DeviceQueue(group.device)
+        # What this device does otherwise than the embedded engine stands in every certificate.
+        self._facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
+        self._places, self._entries = group.source.entries, group.entries
+        self._samples = np.array([one.samples for one in federation.clients], dtype=np.int64)
+
+    @property
+    def layout(self) -> ModelLayout:
+        """Names and shapes of the parameters."""
+        return self._federation.layout
+
+    @property
+    def clients(self) -> tuple[ClientProfile, ...]:
+        """Every known client."""
+        return self._federation.clients
+
+    @property
+    def facts(self) -> TrainingFacts:
+        """What every round does, on this device."""
+        return self._facts
+
+    def initial_model(self, branch: int) -> Vector:
+        """A fresh model, the same as the embedded engine's."""
+        return self._federation.initial_model(branch)
+
+    def close(self) -> None:
+        """The group goes on without this lane."""
+        self._group.close(self._lane)
+
+    def run_round(
+        self,
+        model: Vector,
+        position: Position,
+        active: ClientIndices,
+        *,
+        want_gram: bool = False,
+        want_updates: bool = False,
+        absent: ClientIndices | None = None,
+    ) -> RoundResult:
+        """One round by itself."""
+        self._refuse_gram(want_gram)
+        wanted = RoundsWanted(NEVER, model.astype(np.float64), updates_every=int(want_updates))
+        stream = self._open(model, position, active, wanted, absent, single=True)
+        try:
+            chunk = self._group.take(stream)
+            assert chunk is not None
+            (done,) = self._rounds(chunk, active, wanted)
+            return RoundResult(
+                done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding,
+                None, done.updates,
+            )  # fmt: skip
+        finally:
+            self._group.end(stream)
+
+    def run_rounds(
+        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
+    ) -> Iterator[StreamedRound]:
+        """Rounds from the group, a chunk at a time."""
+        self._refuse_gram(wanted.want_gram)
+        stream = self._open(model, position, active, wanted)
+        try:
+            while (chunk := self._group.take(stream)) is not None:
+                yield from self._rounds(chunk, active, wanted)
+        finally:
+            self._group.end(stream)
+
+    def _refuse_gram(self, want_gram: bool) -> None:
+        if want_gram:
+            raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
+
+    def _open(
+        self,
+        model: Vector,
+        position: Position,
+        active: ClientIndices,
+        wanted: RoundsWanted,
+        absent: ClientIndices | None = None,
+        single: bool = False,
+    ) -> LaneStream:
+        taking, missing = (np.zeros(self._samples.size, dtype=bool) for _ in range(2))
+        taking[active] = True
+        if absent is not None:
+            missing[absent] = True
+        queue = self._group.queue
+        with queue.here():
+            stream = LaneStream(
+                self._lane,
+                queue.upload(self._in_device_order(model, self.layout.dtype)),
+                queue.upload(self._in_device_order(wanted.origin, self.layout.dtype).astype(np.float64)),
+                position,
+                queue.upload(taking),
+                queue.upload(missing),
+                wanted.stop,
+                1 if single else wanted.stop.max_rounds - position.round,
+                (lambda _: wanted.updates_every > 0) if single else wanted.wants_updates,
+                single,
+            )
+        self._group.open(stream)
+        return stream
+
+    def local_updates(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """theta_i - model of each client after its first `steps` local steps of this position."""
+        start = self._in_device_order(model, self.layout.dtype)
+        found = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
+        in_order: NDArray[np.floating] = found[:, self._places]
+        return in_order
+
+    def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
+        """How `model` does on the data of each of `clients`."""
+        with self._queue.here():
+            start = self._queue.upload(self._in_device_order(model, self.layout.dtype))
+        return self._evaluation(self._group.evaluate(self._queue, self._lane, start), np.asarray(clients))
+
+    def _evaluation(self, found: Evaluated, clients: ClientIndices) -> Evaluation:
+        return Evaluation(clients, self._samples[clients], found[0][clients], found[1][clients])
+
+    def _rounds(self, chunk: Chunk, active: ClientIndices, wanted: RoundsWanted) -> Iterator[StreamedRound]:
+        """The rounds of a chunk one by one, norms rounded up; what all of them need is worked out at once."""
+        slots, size = chunk.participants.shape[1], self.layout.size
+        real = chunk.participants >= 0
+        counts = real.sum(axis=1)
+        drifts = np.where(real, chunk.measured[:, :slots], 0.0)
+        shifts, distances, lengths = chunk.measured[:, slots:].T
+        finite = np.isfinite(drifts).all(axis=1) & np.isfinite(shifts) & np.isfinite(distances)
+        with np.errstate(invalid="ignore"):
+            errors = (counts + 2) * UNIT_ROUNDOFF * (lengths + shifts + drifts.max(axis=1, initial=0.0)) * 1.01
+            drifts = np.where(drifts > 0.0, drifts * enlargement(size) + errors[:, None], 0.0)
+            shifts = np.where(counts > 0, shifts * enlargement(size) + errors, 0.0)
+        samples = self._samples[np.where(real, chunk.participants, 0)]
+        full = counts == slots
+        for ahead, (ok, whole, drawn, shift, distance, length) in enumerate(
+            zip(
+                finite.tolist(), full.tolist(), chunk.drawn.tolist(), shifts.tolist(), distances.tolist(),
+                (lengths * enlargement(size)).tolist(), strict=True,
+            )
+        ):  # fmt: skip
+            at = chunk.start + ahead
+            self._check(at, ok, drawn, slots)
+            mine = slice(None) if whole else real[ahead]
+            participants = chunk.participants[ahead, mine]
+            evaluation = None
+            if ahead + 1 in chunk.evaluated:
+                evaluation = self._evaluation(chunk.evaluated[ahead + 1], np.asarray(active))
+            updates = None
+            if chunk.updates is not None and ahead + 1 == chunk.rounds:
+                with self._queue.here():
+                    updates = chunk.updates[: participants.size, self._entries].cpu().numpy()
+            yield StreamedRound(
+                participants,
+                samples[ahead, mine],
+                drifts[ahead, mine],
+                shift,
+                self._federation.rounding_allowance(length, participants),
+                distance,
+                functools.partial(_own_copy, chunk.models[ahead]),
+                evaluation,
+                None,
+                updates,
+            )
+
+    def _check(self, at: int, finite: bool, drawn: int, slots: int) -> None:
+        """Refuse the round that starts at `at` if it could not be run as it should."""
+        if drawn > slots:
+            raise RoundRejectedError(
+                f"{drawn} clients were drawn for a round that has room for {slots}; the last good state stays. "
+                "Use the embedded engine (device cpu) for this run"
+            )
+        if not finite:
+            raise RoundRejectedError(
+                f"round {at + 1} made a model with NaN or Inf and was rejected: lower local.rate "
+                f"({self.facts.local_rate:g}); the last good state stays"
+            )
+
+    def _in_device_order(self, model: NDArray[np.floating], dtype: str) -> NDArray[np.floating]:
+        flat = np.zeros(self._group.size, dtype=dtype)
+        flat[self._places] = model
+        return flat

@@ -1,0 +1,423 @@
+"""Many runs as lanes of one program: whoever waits is taken along, whoever is done drops out.
+
+Each run has an engine of its own (`LaneEngine`) and a thread that uses it like any other engine. A thread that wants
+rounds opens a stream and takes chunks of rounds from it. One thread of the group hands the device the next rounds of
+all streams together, without ever waiting for it: while the threads look at one chunk, the device runs the next, from
+models that never leave it. A lane that stops drops what was run ahead for it; every random choice of a round is keyed
+by its position, so whoever runs ahead or does not comes to the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sifu.core.engine import Position
+from sifu.core.spec import StopSpec
+from sifu.core.streaming import is_evaluated
+from sifu.engines.sim.gpu.queue import DeviceQueue, Mark
+from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, Schedule, ScheduleDrawer, batches_of, scores
+from sifu.theory.draws import base_key
+
+CHUNK = 20
+"""Rounds that run before anything is read back."""
+LONE_CHUNK = 60
+"""The same for a single lane, whose rounds are so short that reading back counts."""
+AHEAD = 2
+"""Chunks of a stream at most: one that is being looked at, one that is being run."""
+PATIENCE = 0.02
+"""Seconds that an idle device waits for a lane that was there the last time: few lanes take almost as long as many."""
+GLANCE = 0.002
+"""Seconds between two looks at a device that is busy."""
+CHUNK_BYTES = 2**28
+"""Bytes that the models of a chunk take on the host; fewer rounds are run at once where models are large."""
+CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
+"""Numbers of lanes a program is made for; lanes beyond the streams at hand stay empty."""
+
+
+Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Correct predictions and the sum of losses of every client."""
+
+
+class Program(Protocol):
+    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order."""
+
+    history: Tensor
+    origins: Tensor
+    measured: Tensor
+    params: Tensor
+    clip: Tensor
+    noise: Tensor
+    noise_seeds: Tensor
+
+    def load(self, schedule: Schedule) -> None: ...
+    def run(self, rounds: int) -> None: ...
+    def local_steps(self, steps: int) -> None: ...
+    def evaluate(
+        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class LaneSource:
+    """What the lanes of a group share."""
+
+    drawing: Drawing
+    size: int
+    entries: NDArray[np.int64]
+    """Where each entry of a model's own vector lies in its `size` entries on the device."""
+    make_program: Callable[[int, int], Program]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rounds of a stream: their scalars and models, once `ready` is reached.
+
+    `participants` and `measured` are (rounds, slots) and (rounds, slots + 3): drifts, then ||mean - theta||,
+    ||next - origin|| and ||theta||. `drawn` is how many clients each round drew; more than slots were not all trained.
+    `models` is (rounds, parameters), in the model's own order. `tip`, the last of them, stays on the device, in its
+    order; so do `updates`, those of the last round's participants if they are wanted. `evaluated` holds correct
+    predictions and losses of every client after some of the rounds, counted from 1.
+    """
+
+    start: int
+    participants: NDArray[np.int64]
+    drawn: NDArray[np.int64]
+    measured: NDArray[np.float64]
+    models: NDArray[np.floating]
+    tip: Tensor
+    evaluated: dict[int, Evaluated]
+    updates: Tensor | None
+    ready: Mark
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return int(self.measured.shape[0])
+
+
+@dataclass(eq=False)
+class LaneStream:
+    """Rounds that one lane takes in one after the other: `model` and `position` are where the next chunk begins."""
+
+    lane: int
+    model: Tensor
+    origin: Tensor
+    position: Position
+    active: Tensor
+    absent: Tensor
+    stop: StopSpec
+    left: int
+    want_updates: Callable[[int], bool]
+    single: bool = False
+    """One round by itself, for which nobody should have to wait for more."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    held: bool = False
+    error: BaseException | None = None
+
+    @property
+    def wants(self) -> bool:
+        """Whether the device may run (further) ahead of whoever takes the rounds."""
+        return self.left > 0 and self.error is None and len(self.chunks) + self.held < AHEAD
+
+
+class LaneGroup:
+    """Runs the streams of its lanes."""
+
+    def __init__(
+        self,
+        source: LaneSource,
+        rows: Tensor,
+        sizes: Tensor,
+        seeds: Sequence[int],
+        clips: Sequence[tuple[float, float]],
+    ) -> None:
+        self.source, self.device, self.size = source, rows.device, source.size
+        self._tables = LaneTables(
+            rows,
+            sizes,
+            self._keys(seeds, "participation"),
+            self._keys(seeds, "batches"),
+            self._keys(seeds, "dropout"),
+            int(sizes.min()),
+        )
+        self._firsts: list[int] = rows[:, 0, 0].tolist()
+        self._noise_keys = self._keys(seeds, "training noise")
+        self._clips = torch.tensor(clips, dtype=torch.float64, device=self.device)
+        self._clipped = any(clip > 0.0 for clip, _ in clips)
+        self._programs: dict[int, Program] = {}
+        self._drawers: dict[int, ScheduleDrawer] = {}
+        self._chunk = LONE_CHUNK if len(seeds) == 1 else CHUNK
+        self.queue, self._copies = DeviceQueue(self.device), DeviceQueue(self.device)
+        self.entries = torch.from_numpy(source.entries).to(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what was made above went into another queue
+        self._last = self.queue.mark()
+        self._changed = threading.Condition()
+        self._device_lock = threading.RLock()
+        self._streams: list[LaneStream] = []
+        self._feeding = False
+        self._away: set[int] = set()
+        self._open = set(range(len(seeds)))
+        self._worker = threading.Thread(target=self._work, name="lanes", daemon=True)
+        self._worker.start()
+
+    def _keys(self, seeds: Sequence[int], purpose: str) -> Tensor:
+        keys = np.array([base_key(seed, purpose) for seed in seeds], dtype=np.uint64)
+        return torch.from_numpy(keys.view(np.int64)).to(self.device)
+
+    # -- what lanes call -----------------------------------------------------------------------------------------
+
+    def open(self, stream: LaneStream) -> None:
+        """Begin to run rounds of a stream. `end` it when no more of them are taken."""
+        with self._changed:
+            self._streams.append(stream)
+            self._changed.notify_all()
+
+    def take(self, stream: LaneStream) -> Chunk | None:
+        """The next rounds of a stream, None after its last; the chunk taken before counts as looked at."""
+        with self._changed:
+            stream.held = False
+            self._changed.notify_all()
+            while not stream.chunks:
+                if stream.error is not None:
+                    raise stream.error
+                if stream.left <= 0:
+                    return None
+                self._changed.wait()
+            chunk = stream.chunks.popleft()
+            stream.held = True
+        chunk.ready.synchronize()
+        with self._changed:
+            # Threads share one interpreter: whoever begins to look now would hold up the one that feeds the device.
+            while self._feeding:
+                self._changed.wait()
+        return chunk
+
+    def end(self, stream: LaneStream) -> None:
+        """Nobody takes rounds of this stream any more: what was run ahead is dropped."""
+        with self._changed:
+            if stream in self._streams:
+                self._streams.remove(stream)
+            stream.chunks.clear()
+            stream.left = 0
+            self._changed.notify_all()
+
+    def close(self, lane: int) -> None:
+        """A lane will not ask again; the last one to say so waits for what still runs, and lets go of the device."""
+        with self._changed:
+            self._open.discard(lane)
+            self._streams = [one for one in self._streams if one.lane != lane]
+            last = not self._open
+            self._changed.notify_all()
+        if last:
+            self._worker.join()
+            self.queue.synchronize()
+            self._copies.synchronize()
+            self._programs.clear()
+            self._drawers.clear()
+
+    def evaluate(self, queue: DeviceQueue, lane: int, model: Tensor) -> Evaluated:
+        """Correct predictions and losses of every client of a lane, past what the group's queue still has to do."""
+        with self._device_lock, self.queue.here():
+            program = next(iter(self._programs.values()), None) or self._program(1)
+        with queue.here():
+            found = self._evaluate(queue, program, model[None], [lane])[0]
+        queue.synchronize()
+        return found
+
+    def local_updates(
+        self, lane: int, model: NDArray[np.generic], position: Position, clients: NDArray[np.int64], steps: int
+    ) -> NDArray[np.generic]:
+        """theta_i - model of some clients after `steps` steps, in device order."""
+        with self._device_lock, self.queue.here():
+            program, slots = self._program(1), self.source.drawing.slots
+            tables = self._tables.select(self._one(lane))
+            start = self.queue.upload(model)
+            program.history[0, 0] = start
+            rows = []
+            for first in range(0, clients.size, slots):
+                part = clients[first : first + slots]
+                who = np.full((1, 1, slots), -1, dtype=np.int64)
+                who[0, 0, : part.size] = part
+                branch, at = self._one(position.branch), self._one(position.round)[None]
+                program.load(batches_of(tables, self.queue.upload(who), branch, at, self.source.drawing))
+                program.local_steps(steps)
+                rows.append(self.queue.download(program.params[: part.size] - start))
+            done = self.queue.mark()
+        done.synchronize()
+        return np.concatenate(rows)
+
+    def _one(self, value: int) -> Tensor:
+        return self.queue.upload(np.array([value], dtype=np.int64))
+
+    # -- the worker ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            streams = self._gather()
+            if streams is None:
+                return
+            try:
+                with self._device_lock, self.queue.here():
+                    chunks = self._run(streams)
+                    self._last = self.queue.mark()
+            except BaseException as error:  # handed to every thread that waits
+                with self._changed:
+                    self._feeding = False
+                    for stream in streams:
+                        stream.error = error
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                self._feeding = False
+                for stream, chunk in zip(streams, chunks, strict=True):
+                    if stream in self._streams:
+                        stream.model = chunk.tip
+                        stream.position = Position(stream.position.branch, stream.position.round + chunk.rounds)
+                        stream.left -= chunk.rounds
+                        stream.chunks.append(chunk)
+                self._changed.notify_all()
+
+    def _gather(self) -> list[LaneStream] | None:
+        """The streams to run next: all that are expected, or those at hand when an idle device has waited for a while;
+        None when all lanes are closed."""
+        since, last_count = time.monotonic(), 0
+        with self._changed:
+            while self._open:
+                streams = [one for one in self._streams if one.wants]
+                missing = self._expected() - {one.lane for one in streams}
+                now = time.monotonic()
+                if len(streams) != last_count or not self._last.query():
+                    since, last_count = now, len(streams)  # one more has come, so others may be close behind
+                if streams and (not missing or now - since > PATIENCE):
+                    # Whoever did not come in time is not waited for again until it has come back.
+                    self._away = (self._away | missing) - {one.lane for one in streams}
+                    self._feeding = True
+                    return streams
+                self._changed.wait(GLANCE if streams else None)
+        return None
+
+    def _expected(self) -> set[int]:
+        """Lanes that will want rounds soon: not those that are away, or whose last rounds have been handed out."""
+        ending = {one.lane for one in self._streams if one.left <= 0}
+        going = {one.lane for one in self._streams if one.left > 0}
+        return self._open - self._away - (ending - going)
+
+    def _run(self, streams: list[LaneStream]) -> list[Chunk]:
+        """Hand the device the next rounds of some streams, and all that will be read of them."""
+        count = len(streams)
+        capacity = next((one for one in CAPACITIES if one >= count), count)
+        program, drawer = self._program(capacity), self._drawers[capacity]
+        a_round = program.history[0, :count]
+        room = CHUNK_BYTES // (a_round.numel() * a_round.element_size())
+        rounds = max(1, min(self._chunk, room, max(one.left for one in streams)))
+        if any(one.single for one in streams):
+            rounds = 1
+        # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
+        for ahead in range(rounds):
+            if any(ahead < one.left and one.want_updates(one.position.round + ahead) for one in streams):
+                rounds = ahead + 1
+                break
+        where = np.zeros((3, capacity), dtype=np.int64)
+        where[:, :count] = np.array([(one.lane, one.position.branch, one.position.round) for one in streams]).T
+        drawer.places.copy_(self.queue.upload(where))
+        drawer.active.zero_()
+        drawer.absent.zero_()
+        torch.stack([one.active for one in streams], out=drawer.active[:count])
+        torch.stack([one.absent for one in streams], out=drawer.absent[:count])
+        torch.stack([one.model for one in streams], out=program.history[0, :count])
+        torch.stack([one.origin for one in streams], out=program.origins[:count])
+        schedule = drawer.draw()
+        program.load(schedule)
+        self._load_noise(program, schedule, drawer, rounds)
+        program.run(rounds)
+        return self._read(program, schedule, streams, rounds)
+
+    def _load_noise(self, program: Program, schedule: Schedule, drawer: ScheduleDrawer, rounds: int) -> None:
+        """Clipping and noise of each lane, with a seed for every slot of every round."""
+        if not self._clipped:
+            return
+        program.clip.copy_(self._clips[drawer.lanes, 0])
+        program.noise.copy_(self._clips[drawer.lanes, 1])
+        position = drawer.starts[None, :] + torch.arange(rounds, device=self.device)[:, None]
+        key = scores(scores(self._noise_keys[drawer.lanes][None, :], drawer.branches[None, :]), position)
+        seeds = scores(key[:, :, None], schedule.participants[:rounds].clamp(min=0))
+        program.noise_seeds[:rounds] = (seeds & (2**62 - 1)).reshape(rounds, -1)
+
+    def _read(self, program: Program, schedule: Schedule, streams: list[LaneStream], rounds: int) -> list[Chunk]:
+        count, slots = len(streams), self.source.drawing.slots
+        # The program writes there again: what is needed of it later is copied.
+        history = program.history[: rounds + 1, :count]
+        tips, models = history[rounds].clone(), history[1:].index_select(2, self.entries)
+        own = [min(rounds, one.left) for one in streams]
+        wanted = [
+            own[place] == rounds and one.want_updates(one.position.round + rounds - 1)
+            for place, one in enumerate(streams)
+        ]
+        updates = program.params.clone() if any(wanted) else None
+        evaluated: list[dict[int, Evaluated]] = [{} for _ in streams]
+        for ahead in range(1, rounds + 1):
+            looked = [
+                place
+                for place, one in enumerate(streams)
+                if ahead <= own[place] and is_evaluated(one.stop, one.position.round + ahead)
+            ]
+            if looked:
+                chosen = history[ahead].index_select(0, self.queue.upload(np.array(looked)))
+                found = self._evaluate(self.queue, program, chosen, [streams[place].lane for place in looked])
+                for place, one in zip(looked, found, strict=True):
+                    evaluated[place][ahead] = one
+        mine = [
+            updates[place * slots : (place + 1) * slots] - history[rounds - 1, place]
+            if updates is not None and wanted[place]
+            else None
+            for place in range(count)
+        ]
+        measured = self.queue.download(program.measured[:rounds, :count])
+        participants = self.queue.download(schedule.participants[:rounds, :count])
+        drawn = self.queue.download(schedule.drawn[:rounds, :count])
+        # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then
+        # wait for its turn in the interpreter again.
+        self._copies.after(self.queue)
+        with self._copies.here():
+            fetched: NDArray[Any] = self._copies.download(models)
+        ready = self._copies.mark()
+        return [
+            Chunk(
+                stream.position.round, participants[: own[place], place], drawn[: own[place], place],
+                measured[: own[place], place], fetched[: own[place], place], tips[place], evaluated[place],
+                mine[place], ready,
+            )
+            for place, stream in enumerate(streams)
+        ]  # fmt: skip
+
+    def _evaluate(self, queue: DeviceQueue, program: Program, models: Tensor, lanes: list[int]) -> list[Evaluated]:
+        """Correct predictions and losses of every client of some lanes, there once a later mark is reached."""
+        tables = self._tables.rows.index_select(0, queue.upload(np.array(lanes)))
+        count, clients, most = tables.shape
+        firsts = [self._firsts[lane] for lane in lanes]
+        correct, losses = program.evaluate(models, tables.reshape(count, -1).to(torch.int32), firsts, queue.upload)
+        hits = queue.download(correct.reshape(count, clients, most).sum(dim=2))
+        total = queue.download(losses.to(torch.float64).reshape(count, clients, most).sum(dim=2))
+        return [(hits[place], total[place]) for place in range(count)]
+
+    def _program(self, capacity: int) -> Program:
+        if capacity not in self._programs:
+            # Rare, so it may wait: for what still runs in a program that goes, and for a new one's data to be there.
+            self.queue.synchronize()
+            for other in [one for one in self._programs if one > 2 * max(len(self._open), capacity)]:
+                del self._programs[other], self._drawers[other]
+            self._programs[capacity] = self.source.make_program(capacity, self._chunk)
+            self._drawers[capacity] = ScheduleDrawer(self._tables, self.source.drawing, capacity, self._chunk)
+            self.queue.synchronize()
+        return self._programs[capacity]

@@ -1,0 +1,224 @@
+"""Rounds of a linear model for many lanes at once, in float64 (or float32), one captured graph a round.
+
+The arithmetic is that of `engines.sim.linear`: steps between samples where clients have few of them (W_k = a_k W_0 +
+X'V_k, so a step needs only G = XX'), between features otherwise. Local models are then built and measured directly: on
+a GPU their bytes cost less than the care that drifts without them need. `engines.sim.float_rounding` bounds any order
+of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sifu.engines.sim.gpu import round_kernels
+from sifu.engines.sim.gpu.captured import CapturedRounds
+from sifu.engines.sim.gpu.schedule import Schedule
+from sifu.engines.sim.linear import cheaper_between_samples
+from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.models import LinearModel
+
+_BLOCK = 1024
+
+
+class LinearProgram:
+    """`lanes` runs of `slots` clients each, at most `chunk` rounds ahead.
+
+    `samples` (clients of all lanes, rows, features + 1) are padded with zero rows, `targets` likewise; a row of the
+    schedule is client * rows + place. `everyone`: the participants of a lane stay the same through a chunk.
+    """
+
+    def __init__(
+        self,
+        model: LinearModel,
+        samples: Tensor,
+        targets: Tensor,
+        training: LocalTraining,
+        *,
+        lanes: int,
+        slots: int,
+        batch: int,
+        chunk: int,
+        clients_a_lane: int,
+        gram: Tensor | None,
+        server_rate: float = 1.0,
+        everyone: bool = False,
+        clipped: bool = False,
+    ) -> None:
+        self.training, self.objective = training, model.objective
+        self.samples, self.targets, self.gram = samples, targets, gram
+        self.lanes, self.slots, self.groups, self.chunk = lanes, slots, lanes * slots, chunk
+        self.server_rate, self.everyone, self.clipped = server_rate, everyone, clipped
+        self._lane_rows = clients_a_lane * samples.shape[1]
+        self.device, dtype = samples.device, samples.dtype
+        rows, width, outputs = samples.shape[1], samples.shape[2], targets.shape[2]
+        self._shape, self.size = (width, outputs), width * outputs
+        self._steps_apart = 1 if batch >= rows else training.steps
+
+        def make(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=self.device)
+
+        self.history = make(chunk + 1, lanes, self.size)
+        self.origins = make(lanes, self.size, kind=torch.float64)
+        self.params = make(self.groups, self.size)
+        self.counter = make(1, kind=torch.int64)
+        self.weights = make(chunk, lanes, slots, kind=torch.float64)
+        self.measured = make(chunk, lanes, slots + 3, kind=torch.float64)
+        self.clip, self.noise = make(lanes, kind=torch.float64), make(lanes, kind=torch.float64)
+        self.noise_seeds = make(chunk, self.groups, kind=torch.int64)
+        self._clients = make(chunk, self.groups, kind=torch.int64)
+        self._row_weights = make(
+            1 if everyone and self._steps_apart == 1 else chunk, self._steps_apart, self.groups, rows
+        )
+        self._taken: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._real_entries = torch.ones(self.size, dtype=dtype, device=self.device)
+        self._rounds = CapturedRounds(self.counter, self.history)
+
+    @staticmethod
+    def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
+        """XX' of each client where steps between samples are cheaper."""
+        _, rows, width = samples.shape
+        return torch.bmm(samples, samples.transpose(1, 2)) if cheaper_between_samples(rows, width, training) else None
+
+    def load(self, schedule: Schedule) -> None:
+        """Take over the schedule of the next rounds."""
+        rounds, rows = schedule.rows.shape[0], self.samples.shape[1]
+        self.weights[:rounds] = schedule.weights
+        drawn = schedule.rows[:, : self._steps_apart].to(torch.int64)
+        self._clients[:rounds] = drawn[:, 0, :, 0].clamp(min=0) // rows
+        if self._row_weights.shape[0] == 1:
+            drawn = drawn[:1]
+        real = drawn >= 0
+        shares = real.to(self.samples.dtype) / real.sum(dim=3, keepdim=True).clamp(min=1)
+        table = self._row_weights[: drawn.shape[0]]
+        table.zero_().scatter_add_(3, drawn.clamp(min=0) % rows, shares)
+        if self.everyone:
+            self._take(self._clients[0])
+
+    def _take(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The data of the slots; kept in place when everyone takes part, since a graph holds on to its addresses."""
+        fresh = (
+            self.samples.index_select(0, clients),
+            self.targets.index_select(0, clients),
+            None if self.gram is None else self.gram.index_select(0, clients),
+        )
+        if not self.everyone:
+            return fresh
+        if self._taken is None:
+            self._taken = fresh
+        else:
+            for old, new in zip(self._taken, fresh, strict=True):
+                if old is not None and new is not None:
+                    old.copy_(new)
+        return self._taken
+
+    def run(self, rounds: int) -> None:
+        """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
+        self._rounds.run(self._round, rounds)
+
+    def _round(self) -> None:
+        now = self.counter
+        theta = self.history.index_select(0, now)[0]
+        self._local_steps(theta, self.training.steps)
+        if self.clipped:
+            self._clip(theta)
+        local = self.params.view(self.lanes, self.slots, self.size).to(torch.float64)
+        shares = self.weights.index_select(0, now)[0]
+        exact = theta.to(torch.float64)
+        mean = torch.bmm(shares[:, None, :], local)[:, 0]
+        mean = torch.where(shares.sum(dim=1, keepdim=True) > 0.0, mean, exact)
+        new = (exact + self.server_rate * (mean - exact)).to(theta.dtype)
+        found = torch.cat(
+            [
+                torch.linalg.vector_norm(local - mean[:, None], dim=2),
+                torch.linalg.vector_norm(mean - exact, dim=1, keepdim=True),
+                torch.linalg.vector_norm(new.to(torch.float64) - self.origins, dim=1, keepdim=True),
+                torch.linalg.vector_norm(exact, dim=1, keepdim=True),
+            ],
+            dim=1,
+        )
+        self.measured.index_copy_(0, now, found[None])
+        now.add_(1)
+        self.history.index_copy_(0, now, new[None])
+
+    def local_steps(self, steps: int) -> None:
+        """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""
+        self.counter.zero_()
+        self._local_steps(self.history[0], steps)
+
+    def _local_steps(self, theta: Tensor, steps: int) -> None:
+        if self.everyone and self._taken is not None:
+            samples, targets, gram = self._taken
+        else:
+            samples, targets, gram = self._take(self._clients.index_select(0, self.counter)[0])
+        at = torch.zeros_like(self.counter) if self._row_weights.shape[0] == 1 else self.counter
+        row_weights = self._row_weights.index_select(0, at)[0][..., None]
+        start = (
+            theta.view(self.lanes, 1, *self._shape).expand(-1, self.slots, -1, -1).reshape(self.groups, *self._shape)
+        )
+        if gram is None:
+            local = self._between_features(samples, targets, row_weights, start, steps)
+        else:
+            local = self._between_samples(samples, targets, gram, row_weights, start, steps)
+        self.params.copy_(local.reshape(self.groups, self.size))
+
+    def _between_features(
+        self, samples: Tensor, targets: Tensor, row_weights: Tensor, start: Tensor, steps: int
+    ) -> Tensor:
+        weights, velocity = start, None
+        for step in range(steps):
+            shares = row_weights[min(step, self._steps_apart - 1)]
+            residual = self.objective.residual(torch.bmm(samples, weights), targets).mul_(shares)
+            gradient = torch.bmm(samples.transpose(1, 2), residual)
+            weights, velocity = self.training.descend(weights, gradient, velocity)
+        return weights
+
+    def _between_samples(
+        self, samples: Tensor, targets: Tensor, gram: Tensor, row_weights: Tensor, start: Tensor, steps: int
+    ) -> Tensor:
+        first = torch.bmm(samples, start)
+        share, dual = 1.0, torch.zeros_like(first)
+        share_velocity, dual_velocity = None, None
+        for step in range(steps):
+            shares = row_weights[min(step, self._steps_apart - 1)]
+            scores = torch.baddbmm(first, gram, dual, beta=share)
+            residual = self.objective.residual(scores, targets).mul_(shares)
+            share, share_velocity = self.training.descend(share, 0.0, share_velocity)
+            dual, dual_velocity = self.training.descend(dual, residual, dual_velocity)
+        return torch.baddbmm(start, samples.transpose(1, 2), dual, beta=share)
+
+    def _clip(self, theta: Tensor) -> None:
+        updates = self.params.view(self.lanes, self.slots, self.size) - theta[:, None]
+        norms = torch.linalg.vector_norm(updates.to(torch.float64), dim=2).reshape(-1)
+        round_kernels.clip_and_noise[(-(-self.size // _BLOCK), self.groups)](
+            self.history, self.counter, self.params, self._real_entries, norms, self.clip, self.noise,
+            self.noise_seeds, self.lanes, self.size, SLOTS=self.slots, BLOCK=_BLOCK,
+        )  # fmt: skip
+
+    def evaluate(
+        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Whether each sample of its lane is classified rightly by each model, and its loss; `rows` are whole lanes.
+
+        `firsts` is the first row of each, by which lanes with the same data are found.
+        """
+        correct = torch.zeros(rows.shape, dtype=torch.int32, device=self.device)
+        losses = torch.zeros(rows.shape, dtype=torch.float64, device=self.device)
+        start = np.asarray(firsts) // self._lane_rows
+        width, outputs = self._shape
+        flat, encoded = self.samples.reshape(-1, width), self.targets.reshape(-1, outputs)
+        for base in np.unique(start).tolist():
+            chosen = upload(np.flatnonzero(start == base))
+            own = slice(base * self._lane_rows, (base + 1) * self._lane_rows)
+            side_by_side = models[chosen].reshape(-1, width, outputs).transpose(0, 1).reshape(width, -1)
+            scores = (flat[own] @ side_by_side).reshape(-1, chosen.numel(), outputs).transpose(0, 1)
+            targets = encoded[own].expand_as(scores)
+            real = rows[chosen] >= 0
+            correct[chosen] = (self.objective.hits(scores, targets) & real).to(torch.int32)
+            losses[chosen] = torch.where(real, self.objective.row_loss(scores, targets).to(torch.float64), 0.0)
+        return correct, losses

@@ -1,0 +1,232 @@
+"""Who takes part and which samples each step looks at, for many rounds of many lanes, drawn on the device.
+
+The draws are those of `sifu.theory.draws`, so a run has the same schedule on every engine. Integer arithmetic of torch
+wraps modulo 2^64 as numpy's does; shifts are made logical by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sifu.engines.sim.gpu.captured import capture
+from sifu.theory.draws import GOLDEN, MULTIPLIERS, SHIFTS
+from sifu.theory.participation import Participation
+
+_SIGN = -(2**63)
+_LAST = 2**63 - 1
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(values: Tensor) -> Tensor:
+    """`sifu.theory.draws.mix` on int64 bits."""
+    values = (values ^ _shift(values, SHIFTS[0])) * _signed(MULTIPLIERS[0])
+    values = (values ^ _shift(values, SHIFTS[1])) * _signed(MULTIPLIERS[1])
+    return values ^ _shift(values, SHIFTS[2])
+
+
+def scores(key: Tensor, index: Tensor) -> Tensor:
+    """`sifu.theory.draws.scores` on int64 bits; arguments broadcast."""
+    return mix(key + (index + 1) * _signed(GOLDEN))
+
+
+@dataclass(frozen=True)
+class LaneTables:
+    """What does not change while lanes run: each client's samples as rows of the data, and the keys of its draws.
+
+    `rows` (lanes, clients, most samples) holds -1 behind a client's last sample; keys are int64 bits, one a lane.
+    """
+
+    rows: Tensor
+    sizes: Tensor
+    participation_keys: Tensor
+    batch_keys: Tensor
+    dropout_keys: Tensor
+    smallest: int
+    """The fewest samples of any client."""
+
+    def select(self, lanes: Tensor) -> LaneTables:
+        """The tables of some lanes."""
+        return LaneTables(
+            self.rows[lanes],
+            self.sizes[lanes],
+            self.participation_keys[lanes],
+            self.batch_keys[lanes],
+            self.dropout_keys[lanes],
+            self.smallest,
+        )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rounds ahead: participants (rounds, lanes, slots), -1 where a slot is empty, their weights, and per step the
+    rows each slot's batch looks at (rounds, steps, lanes * slots, batch), -1 behind the last; dropout keys alike."""
+
+    participants: Tensor
+    weights: Tensor
+    rows: Tensor
+    dropout: Tensor
+    drawn: Tensor
+    """How many each round drew (rounds, lanes); more than there are slots means that some were left out."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What every schedule of a group has in common."""
+
+    slots: int
+    participation: Participation
+    batch: int
+    steps: int
+    dropout_layers: int
+
+
+class ScheduleDrawer:
+    """Draws schedules of a fixed number of lanes and rounds, on a GPU as one captured graph."""
+
+    def __init__(self, tables: LaneTables, drawing: Drawing, lanes: int, rounds: int) -> None:
+        self._tables, self._drawing, self._rounds = tables, drawing, rounds
+        clients, device = tables.sizes.shape[1], tables.rows.device
+        self.places = torch.zeros((3, lanes), dtype=torch.int64, device=device)
+        self.lanes, self.branches, self.starts = self.places
+        self.active = torch.zeros((lanes, clients), dtype=torch.bool, device=device)
+        self.absent = torch.zeros_like(self.active)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._drawn: Schedule | None = None
+
+    def draw(self) -> Schedule:
+        """The schedule of the lanes at their positions; valid until the next call."""
+        if self.lanes.device.type != "cuda":
+            return self._draw()
+        if self._graph is None:
+            self._graph = capture(self.lanes.device, self._keep)
+        self._graph.replay()
+        assert self._drawn is not None
+        return self._drawn
+
+    def _keep(self) -> None:
+        self._drawn = self._draw()
+
+    def _draw(self) -> Schedule:
+        return draw_schedule(
+            self._tables.select(self.lanes),
+            self.active,
+            self.absent,
+            self.branches,
+            self.starts,
+            self._rounds,
+            self._drawing,
+        )
+
+
+def draw_schedule(
+    tables: LaneTables,
+    active: Tensor,
+    absent: Tensor,
+    branches: Tensor,
+    first_rounds: Tensor,
+    rounds: int,
+    drawing: Drawing,
+) -> Schedule:
+    """Everything random of `rounds` rounds from each lane's position; `active` and `absent` are (lanes, clients)."""
+    position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
+    who, drawn = _participants(tables, active, absent, branches, position, drawing)
+    found = batches_of(tables, who, branches, position, drawing)
+    return replace(found, drawn=drawn)
+
+
+def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
+    """The schedule of given participants `who` (rounds, lanes, slots) at `position` (rounds, lanes)."""
+    rounds, lanes, slots = who.shape
+    batch, steps = drawing.batch, drawing.steps
+    device = who.device
+    chosen = who.clamp(min=0)
+    lane = torch.arange(lanes, device=device)[None, :, None]
+    sizes = torch.where(who >= 0, tables.sizes[lane, chosen], 0)
+    weights = sizes.to(torch.float64) / sizes.sum(dim=2, keepdim=True).clamp(min=1).to(torch.float64)
+    place = scores(scores(tables.batch_keys[None, :], branches[None, :]), position)
+    rows = _batches(tables, who, chosen, sizes, scores(place[:, :, None], chosen), lane, batch, steps)
+    key = scores(scores(tables.dropout_keys[None, :], branches[None, :]), position)
+    by_client = scores(key[:, :, None], chosen).reshape(rounds, 1, lanes * slots)
+    by_step = scores(by_client, torch.arange(steps, device=device)[None, :, None])
+    layers = torch.arange(max(drawing.dropout_layers, 1), device=device)[None, None, :, None]
+    drops = scores(by_step[:, :, None, :], layers)
+    return Schedule(who, weights, rows, drops, (who >= 0).sum(dim=2))
+
+
+def _participants(
+    tables: LaneTables,
+    active: Tensor,
+    absent: Tensor,
+    branches: Tensor,
+    position: Tensor,
+    drawing: Drawing,
+) -> tuple[Tensor, Tensor]:
+    clients, slots, participation = active.shape[1], drawing.slots, drawing.participation
+    index = torch.arange(clients, device=active.device)
+    if participation.kind == "all":
+        taking = active[None].expand(position.shape[0], -1, -1)
+    else:
+        key = scores(scores(tables.participation_keys[None, :], branches[None, :]), position)
+        drawn = scores(key[:, :, None], index)
+        if participation.kind == "poisson":
+            taking = active[None] & (_shift(drawn, 11).to(torch.float64) * 2.0**-53 < participation.rate)
+        else:
+            # Unsigned order: flip the sign bit. Whoever is not active comes last.
+            ordered = torch.where(active[None], drawn ^ _SIGN, _LAST)
+            first = ordered.sort(dim=2, stable=True).indices[:, :, : participation.count]
+            taking = torch.zeros_like(ordered, dtype=torch.bool).scatter_(2, first, True) & active[None]
+    taking = taking & ~absent[None]
+    place = torch.where(taking, index, clients)
+    return _padded(place.sort(dim=2).values, slots, clients), taking.sum(dim=2)
+
+
+def _padded(sorted_clients: Tensor, slots: int, clients: int) -> Tensor:
+    kept = sorted_clients[:, :, :slots]
+    if kept.shape[2] < slots:
+        kept = torch.nn.functional.pad(kept, (0, slots - kept.shape[2]), value=clients)
+    return torch.where(kept < clients, kept, -1)
+
+
+def _batches(
+    tables: LaneTables,
+    who: Tensor,
+    chosen: Tensor,
+    sizes: Tensor,
+    key: Tensor,
+    lane: Tensor,
+    batch: int,
+    steps: int,
+) -> Tensor:
+    rounds, lanes, slots = who.shape
+    most, device = tables.rows.shape[2], who.device
+    own = tables.rows[lane, chosen]
+    if batch >= most:
+        rows = torch.where((who >= 0)[..., None], own, -1).to(torch.int32)
+        return rows.reshape(rounds, 1, lanes * slots, most).expand(-1, steps, -1, -1)
+    epochs = -(-steps // -(-tables.smallest // batch))
+    sample = torch.arange(most, device=device)
+    drawn = scores(scores(key[..., None], torch.arange(epochs, device=device))[..., None], sample) ^ _SIGN
+    drawn = torch.where(sample < sizes[..., None, None], drawn, _LAST)
+    order = drawn.sort(dim=-1, stable=True).indices
+    # Clients whose whole data fit into a batch walk through them in order.
+    order = torch.where((sizes <= batch)[..., None, None], sample, order)
+    a_pass = -(-sizes.clamp(min=1) // batch)
+    step = torch.arange(steps, device=device)
+    # An empty slot would count one epoch a step.
+    epoch, part = (step // a_pass[..., None]).clamp(max=epochs - 1), step % a_pass[..., None]
+    spot = part[..., None] * batch + torch.arange(batch, device=device)
+    inside = (spot < sizes[..., None, None]) & (who >= 0)[..., None, None]
+    picked = order.gather(3, epoch[..., None].expand(-1, -1, -1, -1, most)).gather(4, spot.clamp(max=most - 1))
+    rows = own[..., None, :].expand(-1, -1, -1, steps, -1).gather(4, picked)
+    rows = torch.where(inside, rows, -1).to(torch.int32)
+    return rows.permute(0, 3, 1, 2, 4).reshape(rounds, steps, lanes * slots, batch)

@@ -1,0 +1,210 @@
+"""Runs as lanes of one batched program on a GPU: engines that wait for each other and run together.
+
+Lanes share the model, the local training and the way clients are sampled; seeds, data, budgets, stop rules and
+clipping are each lane's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.replies import ReplyRules
+from sifu.engines.sim.clients import ClientData
+from sifu.engines.sim.engine import SimulatedFederation
+from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.models import LinearModel, ModuleModel
+from sifu.engines.sim.networks import ConvNet
+from sifu.errors import InputError
+from sifu.theory.participation import Participation
+
+if TYPE_CHECKING:
+    from sifu.engines.sim.gpu.lane_engine import LaneEngine
+    from sifu.engines.sim.gpu.lane_group import LaneSource
+
+PRECISIONS = ("float32", "tf32", "tf32x3")
+POISSON_MARGIN = 8.0
+"""Standard deviations above the expected number of participants that slots are made for."""
+
+
+def lane_engines(
+    federations: Sequence[SimulatedFederation],
+    clients: Sequence[Sequence[ClientData]],
+    device: str = "cuda",
+    precision: str = "float32",
+) -> list[LaneEngine]:
+    """An engine for each of `federations`, all lanes of one group; `clients` are the data they were made from.
+
+    `precision` is float32, tf32 (products with 10 bits of mantissa, summed in float32) or tf32x3 (three of those); it
+    is of no importance to linear models, whose arithmetic is that of their dtype.
+    """
+    import torch
+
+    if precision not in PRECISIONS:
+        raise InputError(f"the precision is one of {', '.join(PRECISIONS)}, found {precision!r}")
+
+    from sifu.engines.sim.gpu.lane_engine import LaneEngine
+    from sifu.engines.sim.gpu.lane_group import LaneGroup
+
+    if any(one.reply_rules != ReplyRules() for one in federations):
+        raise InputError("lanes look at no client's reply by itself: leave server.rejected and server.update_bound out")
+    first = federations[0]
+    for other in federations[1:]:
+        if (other.model, other.training, other.facts.participation, other.facts.server_rate) != (
+            first.model, first.training, first.facts.participation, first.facts.server_rate,
+        ):  # fmt: skip
+            raise InputError("lanes must share the model, the local training, participation and the server rate")
+    if any(one.facts.noise > 0.0 and one.noise_source != "seeded" for one in federations):
+        raise InputError(
+            "lanes draw the noise of training from a keyed generator, which protects nobody: set privacy.noise = "
+            "'seeded' for an experiment, or use device cpu for noise from the operating system"
+        )
+    data = _gather(clients, max(one.samples for federation in federations for one in federation.clients))
+    if isinstance(first.model, LinearModel):
+        source = _linear_source(federations, first.model, data, device)
+        outside: tuple[str, ...] = ()
+    else:
+        network = _network(first)
+        dtypes = {one.layout.dtype for one in federations}
+        if dtypes != {"float32"}:
+            raise InputError(
+                f"networks run in float32 on a GPU, found model.dtype = {max(dtypes)!r}: set model.dtype = 'float32', "
+                "or use device cpu"
+            )
+        source = _conv_source(federations, network, data, device, precision)
+        outside = (f"products in {precision}",) if precision != "float32" else ()
+    group = LaneGroup(
+        source,
+        torch.from_numpy(data.tables).to(device),
+        torch.from_numpy(data.sizes).to(device),
+        [one.seed for one in federations],
+        [(one.facts.clip, one.facts.noise) for one in federations],
+    )
+    return [LaneEngine(one, group, lane, outside) for lane, one in enumerate(federations)]
+
+
+@dataclass(frozen=True)
+class _LaneData:
+    """Every distinct federation's clients one after the other, and each lane's table of rows: client * most + place."""
+
+    clients: list[ClientData]
+    tables: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    most: int
+
+
+def _gather(clients: Sequence[Sequence[ClientData]], most: int) -> _LaneData:
+    where: dict[int, int] = {}
+    everyone: list[ClientData] = []
+    tables, sizes = [], []
+    for data in clients:
+        if id(data) not in where:
+            where[id(data)] = len(everyone)
+            everyone.extend(data)
+        count = np.array([len(one.y) for one in data], dtype=np.int64)
+        rows = (where[id(data)] + np.arange(len(data)))[:, None] * most + np.arange(most)
+        tables.append(np.where(np.arange(most) < count[:, None], rows, -1))
+        sizes.append(count)
+    return _LaneData(everyone, np.stack(tables), np.stack(sizes), most)
+
+
+def _shared(
+    federations: Sequence[SimulatedFederation], most: int
+) -> tuple[LocalTraining, Participation, int, int, bool]:
+    first = federations[0]
+    training, participation = first.training, first.facts.participation
+    batch = most if training.batch_size is None else min(training.batch_size, most)
+    slots = slots_for(participation, len(first.clients))
+    return training, participation, batch, slots, any(one.facts.clip > 0.0 for one in federations)
+
+
+def _conv_source(
+    federations: Sequence[SimulatedFederation], network: ConvNet, data: _LaneData, device: str, precision: str
+) -> LaneSource:
+    import torch
+
+    from sifu.engines.sim.gpu.conv_program import ConvProgram
+    from sifu.engines.sim.gpu.device_layout import DeviceLayout
+    from sifu.engines.sim.gpu.lane_group import LaneSource
+    from sifu.engines.sim.gpu.schedule import Drawing
+
+    training, participation, batch, slots, clipped = _shared(federations, data.most)
+    channels, height, width = network.input_shape
+    images = np.zeros((len(data.clients), data.most, height, width, channels), dtype=np.float32)
+    labels = np.zeros((len(data.clients), data.most), dtype=np.int32)
+    for place, one in enumerate(data.clients):
+        shaped = np.asarray(one.x, dtype=np.float32).reshape(len(one.y), *network.input_shape)
+        images[place, : len(one.y)] = shaped.transpose(0, 2, 3, 1)
+        labels[place, : len(one.y)] = one.y
+    all_images = torch.from_numpy(images.reshape(-1, height, width, channels)).to(device)
+    all_labels = torch.from_numpy(labels.reshape(-1)).to(device)
+    layout = DeviceLayout.of(network)
+
+    def make(lanes: int, chunk: int) -> ConvProgram:
+        return ConvProgram(
+            network, all_images, all_labels, training, lanes=lanes, slots=slots, batch=batch, chunk=chunk,
+            server_rate=federations[0].facts.server_rate, precision=precision, clipped=clipped,
+        )  # fmt: skip
+
+    layers = len(network.hidden) if network.dropout else 0
+    drawing = Drawing(slots, participation, batch, training.steps, layers)
+    return LaneSource(drawing, layout.size, layout.entries, make)
+
+
+def _linear_source(
+    federations: Sequence[SimulatedFederation], model: LinearModel, data: _LaneData, device: str
+) -> LaneSource:
+    import torch
+
+    from sifu.engines.sim.gpu.lane_group import LaneSource
+    from sifu.engines.sim.gpu.linear_program import LinearProgram
+    from sifu.engines.sim.gpu.schedule import Drawing
+    from sifu.engines.sim.models import TORCH_TYPES
+
+    training, participation, batch, slots, clipped = _shared(federations, data.most)
+    layout = federations[0].layout
+    dtype = TORCH_TYPES[layout.dtype]
+    samples = torch.zeros((len(data.clients), data.most, model.features + 1), dtype=dtype)
+    targets = torch.zeros((len(data.clients), data.most, model.outputs), dtype=dtype)
+    for place, one in enumerate(data.clients):
+        count = len(one.y)
+        samples[place, :count, :-1] = torch.from_numpy(np.array(one.x, dtype=layout.dtype).reshape(count, -1))
+        samples[place, :count, -1] = 1.0
+        encoded = torch.from_numpy(np.asarray(one.y).astype(np.int64 if model.objective.labels else layout.dtype))
+        targets[place, :count] = model.objective.encode(encoded, model.outputs, dtype)
+    samples, targets = samples.to(device), targets.to(device)
+    gram = LinearProgram.gram_of(samples, training)
+
+    def make(lanes: int, chunk: int) -> LinearProgram:
+        return LinearProgram(
+            model, samples, targets, training, lanes=lanes, slots=slots, batch=batch, chunk=chunk,
+            clients_a_lane=len(federations[0].clients), gram=gram, server_rate=federations[0].facts.server_rate,
+            everyone=participation.kind == "all", clipped=clipped,
+        )  # fmt: skip
+
+    drawing = Drawing(slots, participation, batch, training.steps, 0)
+    return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
+
+
+def slots_for(participation: Participation, clients: int) -> int:
+    """How many clients of a lane train at once at most."""
+    if participation.kind == "all":
+        return clients
+    if participation.kind == "fixed":
+        return min(participation.count, clients)
+    expected = participation.rate * clients
+    return min(clients, math.ceil(expected + POISSON_MARGIN * math.sqrt(expected) + POISSON_MARGIN))
+
+
+def _network(federation: SimulatedFederation) -> ConvNet:
+    model = federation.model
+    if isinstance(model, ModuleModel) and isinstance(model.factory, ConvNet):
+        return model.factory
+    raise InputError(
+        "lanes on a GPU train linear models and the convolutional networks a spec can name; use device cpu for others"
+    )

@@ -1,0 +1,96 @@
+"""What a client does between receiving a model and sending its own back: K steps of plain SGD."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from sifu.errors import InputError
+
+Value = TypeVar("Value", float, torch.Tensor)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """SGD exactly as `torch.optim.SGD` does it, with dampening 0 and the velocity reset each round.
+
+    With eta = `rate`, rho = `momentum`, lambda = `weight_decay` and K = `steps`, step k does
+
+        g = grad f(theta) + lambda theta,   v = rho v + g   (v = 0 before the first step),
+        theta = theta - eta v               (Nesterov: theta - eta (g + rho v)).
+
+    Weight decay acts on every parameter, bias included. `batch_size` None means the client's whole data.
+    """
+
+    rate: float
+    steps: int
+    batch_size: int | None = None
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate) and self.rate > 0.0):
+            raise InputError(f"the local rate must be a positive number, found {self.rate}")
+        if not _whole(self.steps) or self.steps < 1:
+            raise InputError(f"the number of local steps must be a whole number of at least 1, found {self.steps}")
+        if self.batch_size is not None and (not _whole(self.batch_size) or self.batch_size < 1):
+            raise InputError(
+                f"the batch size must be a whole number of at least 1, or None for all data, found {self.batch_size}"
+            )
+        if not 0.0 <= self.momentum < 1.0:
+            raise InputError(f"momentum must be at least 0 and below 1, found {self.momentum}")
+        if self.nesterov and self.momentum == 0.0:
+            raise InputError("Nesterov's step needs momentum above 0, found momentum 0")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0.0):
+            raise InputError(f"weight decay must be a number of at least 0, found {self.weight_decay}")
+
+    def smallest_batch(self, samples: int) -> int:
+        """b_min: the size of the smallest batch a client of `samples` samples can draw.
+
+        >>> LocalTraining(rate=0.1, steps=5, batch_size=4).smallest_batch(10)
+        2
+        """
+        if self.batch_size is None or self.batch_size >= samples:
+            return samples
+        return samples % self.batch_size or self.batch_size
+
+    def whole_batches(self, samples: int) -> bool:
+        """Whether every step of a client of `samples` samples descends its whole loss."""
+        return self.batch_size is None or self.batch_size >= samples
+
+    def descend(self, value: Value, gradient: Value, velocity: Value | None) -> tuple[Value, Value | None]:
+        """One step from `value` along the `gradient` of the loss (without decay): new value and velocity.
+
+        `velocity` None is the reset one.
+        """
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * value
+        if not self.momentum:
+            if isinstance(value, torch.Tensor):  # one pass instead of two
+                return torch.sub(value, gradient, alpha=self.rate), None
+            return value - self.rate * gradient, None
+        velocity = gradient if velocity is None else self.momentum * velocity + gradient
+        direction = gradient + self.momentum * velocity if self.nesterov else velocity
+        return value - self.rate * direction, velocity
+
+    def descend_in_place(self, value: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor, step: int) -> None:
+        """`descend` without new memory: changes all three; in `step` 0 what `velocity` holds is ignored."""
+        if self.weight_decay:
+            gradient.add_(value, alpha=self.weight_decay)
+        if not self.momentum:
+            value.sub_(gradient, alpha=self.rate)
+            return
+        if step == 0:
+            velocity.copy_(gradient)
+        else:
+            velocity.mul_(self.momentum).add_(gradient)
+        direction = gradient.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+        value.sub_(direction, alpha=self.rate)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

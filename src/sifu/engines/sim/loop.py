@@ -1,0 +1,150 @@
+"""The plain loop: one client after the other, torch's autograd and torch's own SGD.
+
+Slow, short, and obviously right: it is what any module that a user brings is trained by, and the oracle that the
+faster paths are tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from sifu.core.engine import Position
+from sifu.core.layout import Vector
+from sifu.engines.sim.averaging import Average, average_models
+from sifu.engines.sim.batches import batch_sequence
+from sifu.engines.sim.clients import CheckedClient
+from sifu.engines.sim.dropout import KeyedDropout, dropout_key
+from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.models import Model, torch_seed
+from sifu.engines.sim.threads import few_threads
+from sifu.errors import InputError
+from sifu.theory.participation import ClientIndices
+
+_EVALUATION_CHUNK = 4096
+
+
+class LoopTrainer:
+    """Trains and evaluates clients one by one in a single module that is reset for each of them."""
+
+    def __init__(
+        self,
+        model: Model,
+        clients: Sequence[CheckedClient],
+        outputs: int,
+        training: LocalTraining,
+        dtype: str,
+        seed: int,
+        first_number: int = 0,
+    ) -> None:
+        self._model = model
+        self._first_number = first_number
+        self._training = training
+        self._seed = seed
+        self._data = [(torch.tensor(client.x), torch.tensor(client.y)) for client in clients]
+        self._module = model.build(dtype)
+        self._dropouts = [part for part in self._module.modules() if isinstance(part, KeyedDropout)]
+        self._buffers = [buffer.clone() for buffer in self._module.buffers()]
+        self._try_forward(clients[0], outputs)
+
+    def average(
+        self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
+    ) -> Average:
+        """Train and average the participants."""
+        return average_models(
+            lambda: self.train(start, position, participants, self._training.steps),
+            start.astype(np.float64),
+            samples,
+            start.itemsize,
+            want_gram,
+        )
+
+    def train(
+        self, start: Vector, position: Position, participants: ClientIndices, steps: int
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The local models after `steps` steps, client by client: (place among the participants, rows of models)."""
+        for place, client in enumerate(participants):
+            with few_threads(start.size):
+                trained = self._train_client(start, position, int(client), steps)
+            yield slice(place, place + 1), trained[None, :]
+
+    def _train_client(self, start: Vector, position: Position, client: int, steps: int) -> Tensor:
+        x, y = self._data[client]
+        training, module = self._training, self._module
+        self._reset(start)
+        module.train()
+        optimizer = torch.optim.SGD(
+            module.parameters(),
+            lr=training.rate,
+            momentum=training.momentum,
+            nesterov=training.nesterov,
+            weight_decay=training.weight_decay,
+        )
+        whole = training.whole_batches(x.shape[0])
+        number = self._first_number + client
+        with torch.random.fork_rng(devices=[]):
+            # torch's own dropout and the like: keyed, so that a round replays bit for bit.
+            torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, number))
+            for step, batch in enumerate(batch_sequence(training, x.shape[0], self._seed, position, number, steps)):
+                for layer, dropout in enumerate(self._dropouts):
+                    dropout.key = int(dropout_key(self._seed, position, number, step, layer))
+                optimizer.zero_grad()
+                scores = module(x if whole else x[batch])
+                self._model.loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        return parameters_to_vector(module.parameters()).detach().clone()
+
+    def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
+        """Correct predictions and sum of losses of each client."""
+        self._reset(model)
+        self._module.eval()
+        for part in self._module.modules():
+            if isinstance(part, _NormBase):
+                part.train()  # no running statistics travel: normalise with those of the data at hand
+        correct, loss_sum = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(model.size):
+            torch.manual_seed(self._seed % 2**63)
+            for place, client in enumerate(clients):
+                x, y = self._data[int(client)]
+                for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):
+                    scores = self._module(x[rows])
+                    loss_sum[place] += float(self._model.loss(scores, y[rows])) * len(rows)
+                    correct[place] += self._hits(scores, y[rows])
+        return correct, loss_sum
+
+    def _hits(self, scores: Tensor, targets: Tensor) -> int:
+        objective = self._model.objective
+        if not objective.labels:
+            return 0
+        flat = scores.reshape(scores.shape[0], -1)
+        return int(objective.hits(flat, objective.encode(targets, flat.shape[1], flat.dtype)).sum())
+
+    def _reset(self, model: Vector) -> None:
+        """Load a copy of `model` and the initial buffers."""
+        vector_to_parameters(torch.tensor(model), self._module.parameters())
+        with torch.no_grad():
+            for buffer, initial in zip(self._module.buffers(), self._buffers, strict=True):
+                buffer.copy_(initial)
+
+    def _try_forward(self, client: CheckedClient, outputs: int) -> None:
+        """Refuse a module that cannot take the clients' samples before any round has begun."""
+        x, y = self._data[0]
+        self._module.eval()
+        try:
+            with torch.no_grad():
+                scores = self._module(x[:2])
+                enough = scores.numel() // scores.shape[0] >= outputs
+                if enough:
+                    self._model.loss(scores, y[:2])
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise InputError(
+                f"the model cannot take the samples of client {client.name!r} (shape {client.x.shape[1:]}, "
+                f"targets of shape {client.y.shape}): {error}"
+            ) from error
+        if not enough:
+            raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")

@@ -1,0 +1,182 @@
+"""What is trained: a linear model with one of three losses, or any `torch.nn.Module`.
+
+A spec names a model (`make_model`); a program may hand over a module factory (`ModuleModel`). A linear
+model's flat vector is its weight (features x outputs) and then its bias, so it is also the matrix of the
+bias-extended problem: `vector.reshape(features + 1, outputs)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.randomness import keyed_generator
+from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, image_shape, mlp
+from sifu.engines.sim.objectives import OBJECTIVES, Objective, ObjectiveName
+from sifu.errors import InputError
+
+_SEEDING = threading.Lock()
+
+TORCH_TYPES = {"float64": torch.float64, "float32": torch.float32}
+"""The element types a model may have."""
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """Scores x W + b with a convex loss: smooth, so its regularity can be measured and proven."""
+
+    kind: ObjectiveName
+    features: int
+    outputs: int
+    init: Literal["zeros", "random"] = "zeros"
+    smooth = True
+    outside: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in OBJECTIVES:
+            raise InputError(f"no linear model is called {self.kind!r}; there are {sorted(OBJECTIVES)}")
+        if self.init not in ("zeros", "random"):
+            raise InputError(f"a linear model starts from 'zeros' or 'random', found init {self.init!r}")
+        if self.features < 1 or self.outputs < 1:
+            raise InputError(f"a linear model needs features and outputs, found {self.features} and {self.outputs}")
+        if self.kind == "logistic" and self.outputs != 1:
+            raise InputError(f"the model 'logistic' has one output, found {self.outputs}; use 'softmax' for classes")
+
+    @property
+    def objective(self) -> Objective:
+        """Its loss."""
+        return OBJECTIVES[self.kind]
+
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The mean loss of a batch."""
+        return self.objective.mean_loss
+
+    def layout(self, dtype: str) -> ModelLayout:
+        """Names and shapes of its parameters."""
+        shapes = ((self.features, self.outputs), (self.outputs,))
+        return ModelLayout(("weight", "bias"), shapes, dtype)
+
+    def build(self, dtype: str) -> nn.Module:
+        """The module the plain loop trains."""
+        return LinearScores(self.features, self.outputs).to(TORCH_TYPES[dtype])
+
+    def initial(self, seed: int, branch: int, dtype: str) -> Vector:
+        """All zeros, or uniform on +-1/sqrt(features) as torch's Linear starts, another one each branch."""
+        generator = keyed_generator(seed, "initial model", branch)
+        bound = 1.0 / math.sqrt(self.features) if self.init == "random" else 0.0
+        return generator.uniform(-bound, bound, size=self.layout(dtype).size).astype(dtype)
+
+
+@dataclass(frozen=True)
+class ModuleModel:
+    """Any module: `factory()` makes one, `kind` says how targets are read and names the default loss.
+
+    `loss(outputs, targets)` is a mean over the samples of a batch. Only parameters are averaged between
+    clients; buffers (batch normalisation's running statistics) restart from their initial values for every
+    client and round, and evaluation normalises with the statistics of the data it looks at.
+    """
+
+    factory: Callable[[], nn.Module]
+    kind: ObjectiveName = "softmax"
+    custom_loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    smooth = False
+    outside: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in OBJECTIVES:
+            raise InputError(f"targets are read as one of {sorted(OBJECTIVES)}, found kind {self.kind!r}")
+        module = self._seeded(0)
+        if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
+            raise InputError(
+                f"the factory must make a torch.nn.Module with parameters, it made {type(module).__name__}"
+            )
+        object.__setattr__(self, "outside", _outside_the_theory(module))
+
+    @property
+    def conv_net(self) -> ConvNet | None:
+        """What the module is, if it is a described network with softmax loss: such ones have a faster path."""
+        plain = self.kind == "softmax" and self.custom_loss is None
+        return self.factory if plain and isinstance(self.factory, ConvNet) else None
+
+    @property
+    def objective(self) -> Objective:
+        """The loss `kind` names."""
+        return OBJECTIVES[self.kind]
+
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The mean loss of a batch."""
+        return self.custom_loss or self.objective.mean_loss
+
+    def layout(self, dtype: str) -> ModelLayout:
+        """Names and shapes of its parameters, in the module's order."""
+        named = list(self._seeded(0).named_parameters())
+        return ModelLayout(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named), dtype)
+
+    def build(self, dtype: str) -> nn.Module:
+        """A module to train in."""
+        return self._seeded(0).to(TORCH_TYPES[dtype])
+
+    def initial(self, seed: int, branch: int, dtype: str) -> Vector:
+        """The parameters of a module made with torch's generator seeded by (seed, branch)."""
+        module = self._seeded(torch_seed(seed, "initial model", branch)).to(TORCH_TYPES[dtype])
+        return nn.utils.parameters_to_vector(module.parameters()).detach().numpy().copy()
+
+    def _seeded(self, seed: int) -> nn.Module:
+        # torch's generator belongs to the whole process: two threads must not make models at once.
+        with _SEEDING, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.factory()
+
+
+Model = LinearModel | ModuleModel
+
+
+def make_model(
+    name: str,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    init: Literal["zeros", "random"] = "zeros",
+    hidden: int = 64,
+) -> Model:
+    """The model a spec names: softmax, logistic, least_squares, mlp, or one of `CONV_NETS`.
+
+    `init` is for linear models (a network always starts at random), `hidden` for mlp.
+    """
+    if name in OBJECTIVES:
+        return LinearModel(name, math.prod(input_shape), outputs, init)  # type: ignore[arg-type]
+    if name in CONV_NETS:
+        return ModuleModel(CONV_NETS[name](image_shape(name, tuple(input_shape)), outputs))
+    if name != "mlp":
+        raise InputError(f"no model is called {name!r}; there are {', '.join([*OBJECTIVES, 'mlp', *CONV_NETS])}")
+    if hidden < 1:
+        raise InputError(f"a network needs at least 1 hidden unit, found {hidden}")
+    return ModuleModel(functools.partial(mlp, tuple(input_shape), outputs, hidden))
+
+
+def torch_seed(seed: int, purpose: str, *key: int) -> int:
+    """A seed for torch's generator, keyed like every other stream."""
+    return int(keyed_generator(seed, purpose, *key).integers(2**63))
+
+
+def _outside_the_theory(module: nn.Module) -> tuple[str, ...]:
+    found = []
+    if any(isinstance(part, _NormBase) for part in module.modules()):
+        found.append("batch normalisation")
+    elif any(True for _ in module.buffers()):
+        found.append("buffers that are not parameters")
+    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
+        found.append("dropout")
+    return tuple(found)

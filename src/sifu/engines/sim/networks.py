@@ -1,0 +1,261 @@
+"""The networks a spec can name; none is certified beyond an assumed regularity.
+
+A `ConvNet` only describes a convolutional classifier. From the one description come the module that the plain loop
+trains, and the shapes and offsets that hand-written trainers need; the flat parameter vector is the module's order,
+conv1.weight (out, in, 3, 3), conv1.bias, ..., fc1.weight (out, in), fc1.bias, ..., for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sifu.engines.sim.dropout import KeyedDropout
+from sifu.errors import InputError
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A 3x3 convolution of stride 1, then ReLU, then 2x2 max pooling if `pool`."""
+
+    channels_out: int
+    padding: int = 0
+    pool: bool = True
+
+
+@dataclass(frozen=True)
+class ConvLayer:
+    """A convolution with its sizes: (channels_in, height_in, width_in) gives (channels_out, height_out, width_out).
+
+    `height` and `width` are those between convolution and pooling; an odd last row or column is not pooled.
+    Offsets are into the flat parameter vector.
+    """
+
+    channels_in: int
+    channels_out: int
+    height_in: int
+    width_in: int
+    padding: int
+    pool: bool
+    weight_at: int
+
+    @property
+    def height(self) -> int:
+        """Rows of the convolution's output."""
+        return self.height_in + 2 * self.padding - 2
+
+    @property
+    def width(self) -> int:
+        """Columns of the convolution's output."""
+        return self.width_in + 2 * self.padding - 2
+
+    @property
+    def height_out(self) -> int:
+        """Rows after pooling."""
+        return self.height // 2 if self.pool else self.height
+
+    @property
+    def width_out(self) -> int:
+        """Columns after pooling."""
+        return self.width // 2 if self.pool else self.width
+
+    @property
+    def features_out(self) -> int:
+        """Numbers a sample has after this layer."""
+        return self.channels_out * self.height_out * self.width_out
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """(out, in, 3, 3)."""
+        return (self.channels_out, self.channels_in, 3, 3)
+
+    @property
+    def bias_at(self) -> int:
+        """Where the bias begins."""
+        return self.weight_at + math.prod(self.weight_shape)
+
+    @property
+    def end(self) -> int:
+        """Where the next layer's parameters begin."""
+        return self.bias_at + self.channels_out
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """A linear layer; a `hidden` one is followed by ReLU and by dropout at rate `dropout`."""
+
+    features_in: int
+    features_out: int
+    hidden: bool
+    dropout: float
+    weight_at: int
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """(out, in)."""
+        return (self.features_out, self.features_in)
+
+    @property
+    def bias_at(self) -> int:
+        """Where the bias begins."""
+        return self.weight_at + math.prod(self.weight_shape)
+
+    @property
+    def end(self) -> int:
+        """Where the next layer's parameters begin."""
+        return self.bias_at + self.features_out
+
+
+@dataclass(frozen=True)
+class ConvNet:
+    """A convolutional classifier of images `input_shape` = (channels, height, width) into `outputs` classes.
+
+    Convolutions, then the channel-first flattening of `torch.flatten`, hidden linear layers of the given widths, each
+    with ReLU and dropout at rate `dropout`, and a last linear layer. Calling a description makes its module, with
+    torch's initial weights: it can be the factory of a `ModuleModel`.
+
+    >>> net = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
+    >>> [layer.features_out for layer in net.convolution_layers], net.parameters
+    ([7200, 2304, 1024], 122570)
+    """
+
+    input_shape: tuple[int, int, int]
+    convolutions: tuple[Convolution, ...]
+    hidden: tuple[int, ...]
+    outputs: int
+    dropout: float = 0.0
+    convolution_layers: tuple[ConvLayer, ...] = field(init=False, repr=False, compare=False)
+    linear_layers: tuple[LinearLayer, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.input_shape) != 3 or min(self.input_shape) < 1:
+            raise InputError(
+                f"a convolutional network takes images (channels, height, width), found {self.input_shape}"
+            )
+        if not self.convolutions or min((*self.hidden, self.outputs)) < 1:
+            raise InputError(
+                "a convolutional network needs one convolution at least, and at least 1 unit in every layer; found "
+                f"{len(self.convolutions)} convolutions, hidden layers {self.hidden} and {self.outputs} outputs"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"dropout must be at least 0 and below 1, found {self.dropout}")
+        channels, height, width = self.input_shape
+        at = 0
+        layers: list[ConvLayer] = []
+        for number, one in enumerate(self.convolutions, 1):
+            if one.channels_out < 1 or one.padding < 0:
+                raise InputError(
+                    f"convolution {number} needs channels and padding that is not negative, found {one.channels_out} "
+                    f"channels and padding {one.padding}"
+                )
+            layer = ConvLayer(channels, one.channels_out, height, width, one.padding, one.pool, at)
+            if min(layer.height_out, layer.width_out) < 1:
+                raise InputError(
+                    f"images of {self.input_shape[1]}x{self.input_shape[2]} are too small: nothing is left of them "
+                    f"after convolution {number} of {len(self.convolutions)}; use larger images or another model"
+                )
+            layers.append(layer)
+            channels, height, width, at = layer.channels_out, layer.height_out, layer.width_out, layer.end
+        object.__setattr__(self, "convolution_layers", tuple(layers))
+        features = layers[-1].features_out
+        linear: list[LinearLayer] = []
+        for number, units in enumerate((*self.hidden, self.outputs)):
+            hidden = number < len(self.hidden)
+            linear.append(LinearLayer(features, units, hidden, self.dropout if hidden else 0.0, at))
+            features, at = units, linear[-1].end
+        object.__setattr__(self, "linear_layers", tuple(linear))
+
+    @property
+    def layers(self) -> tuple[ConvLayer | LinearLayer, ...]:
+        """Every layer with parameters, in their order in the flat vector."""
+        return (*self.convolution_layers, *self.linear_layers)
+
+    @property
+    def parameters(self) -> int:
+        """The length of the flat vector."""
+        return self.linear_layers[-1].end
+
+    def __call__(self) -> ConvNetModule:
+        """The module, with torch's initial weights."""
+        return ConvNetModule(self)
+
+
+class ConvNetModule(nn.Module):
+    """A `ConvNet` as torch computes it; images are (n, channels, height, width), or (n, height, width) if grey."""
+
+    def __init__(self, network: ConvNet) -> None:
+        super().__init__()
+        self._network = network
+        for number, one in enumerate(network.convolution_layers, 1):
+            self.add_module(f"conv{number}", nn.Conv2d(one.channels_in, one.channels_out, 3, padding=one.padding))
+        for number, layer in enumerate(network.linear_layers, 1):
+            self.add_module(f"fc{number}", nn.Linear(layer.features_in, layer.features_out))
+            if layer.dropout:
+                self.add_module(f"dropout{number}", KeyedDropout(layer.dropout))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores of a batch of images."""
+        found = images.unsqueeze(1) if images.dim() == 3 else images
+        for number, one in enumerate(self._network.convolution_layers, 1):
+            found = functional.relu(self.get_submodule(f"conv{number}")(found))
+            if one.pool:
+                found = functional.max_pool2d(found, 2)
+        found = torch.flatten(found, 1)
+        for number, layer in enumerate(self._network.linear_layers, 1):
+            found = self.get_submodule(f"fc{number}")(found)
+            if layer.hidden:
+                found = functional.relu(found)
+            if layer.dropout:
+                found = self.get_submodule(f"dropout{number}")(found)
+        return found
+
+
+def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Samples of shape (height, width) or (channels, height, width) as the latter, or a sentence."""
+    if len(input_shape) == 2:
+        return (1, input_shape[0], input_shape[1])
+    if len(input_shape) != 3:
+        raise InputError(
+            f"the model {name!r} needs images of shape (height, width) or (channels, height, width); found samples of "
+            f"shape {input_shape}"
+        )
+    return (input_shape[0], input_shape[1], input_shape[2])
+
+
+def mlp(input_shape: tuple[int, ...], outputs: int, hidden: int) -> nn.Module:
+    """One hidden layer of `hidden` tanh units."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+_CIFAR = (Convolution(32), Convolution(64), Convolution(64, pool=False))
+
+CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
+    "cnn": lambda shape, outputs: ConvNet(shape, (Convolution(16, 1), Convolution(32, 1)), (64,), outputs),
+    "cnn_fashion_mnist": lambda shape, outputs: ConvNet(
+        shape, (Convolution(32, 1), Convolution(64, 1)), (256,), outputs, dropout=0.1
+    ),
+    "cnn_cifar10": lambda shape, outputs: ConvNet(shape, _CIFAR, (64,), outputs),
+    "cnn_cifar100": lambda shape, outputs: ConvNet(shape, _CIFAR, (256,), outputs),
+    "cnn_celeba": lambda shape, outputs: ConvNet(
+        shape, (Convolution(8, 1), Convolution(16, 1), Convolution(32, 1)), (), outputs
+    ),
+}
+"""Convolutional networks by their name in a spec: a small one, and those of the paper; they adapt to the images."""
+
+
+class LinearScores(nn.Module):
+    """z = x W + b with W of shape (features, outputs), parameters named `weight` and `bias`."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Scores of a batch of flat samples."""
+        return samples @ self.weight + self.bias

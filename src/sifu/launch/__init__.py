@@ -1,0 +1,1 @@
+"""From a spec to an engine with its clients."""

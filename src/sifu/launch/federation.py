@@ -1,0 +1,175 @@
+"""A federation from a spec: load the data, spread it over clients, and put the embedded engine on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sifu.core.engine import Engine
+from sifu.core.randomness import keyed_generator
+from sifu.core.replies import ReplyRules
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
+from sifu.theory.participation import Participation
+from sifu.theory.regularity import largest_certified_rate
+
+PYTHON = "python"
+"""`data.name` of a run whose clients were handed over from Python."""
+FLOWER = "flower"
+"""`data.name` of a run whose clients are nodes of Flower and keep their data."""
+LINEAR_KINDS = ("softmax", "logistic", "least_squares")
+REAL_OUTPUTS = ("logistic", "least_squares")
+"""Model kinds without one output a class."""
+
+
+def way_to_go_on(spec: Spec, phase: str) -> str:
+    """The command that goes on with a run that was interrupted in a phase."""
+    if spec.data.name == FLOWER:
+        return "flwr run"
+    return "sifu train" if phase == "training" else "sifu forget"
+
+
+def clients_from_spec(
+    spec: Spec,
+    data_folder: str | Path | None = None,
+    download: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    fresh_marks: bool = False,
+) -> tuple[Any, ...]:
+    """The clients' data a spec describes; with `fresh_marks`, watermarks are drawn anew."""
+    from sifu.data import from_dataset, given_names, load, partition, watermarked
+
+    data = spec.data
+    if data.name == PYTHON:
+        raise InputError(
+            "this run was made from Python with its own data: continue it from Python with "
+            "sifu.open_run(folder, clients=...)"
+        )
+    if data.name == FLOWER:
+        raise InputError(
+            "this run trains on Flower's nodes, which keep their data: put requests into it with sifu request; its "
+            "server carries them out while it runs, or when it is started again with flwr run"
+        )
+    if data.name == "npz":
+        if not data.file:
+            raise InputError('data.name = "npz" needs data.file, the path of the file')
+        dataset = load("npz", Path(data.file))
+    else:
+        dataset = load(data.name, data_folder or data.folder or None, download, progress)
+    given = dataset.client_train
+    names = None
+    count = data.clients
+    if data.partition == "given":
+        if given is None:
+            raise InputError('data.partition = "given" needs an npz file with an array client')
+        names = given_names(given)
+        count = len(names)
+    indices = partition(
+        data.partition,
+        dataset.y_train,
+        count,
+        None if data.partition == "given" else data.samples_per_client or None,
+        keyed_generator(spec.seed, "partition"),
+        alpha=data.alpha,
+        identity=dataset.identity_train,
+        given=given,
+    )
+    if data.watermark:
+        dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
+    flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
+    return from_dataset(dataset, indices, spec.model.dtype, flat, data.normalise, names=names)
+
+
+def held_out_from_spec(spec: Spec, data_folder: str | Path | None = None) -> tuple[Any, Any] | None:
+    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none."""
+    from sifu.data import load
+
+    data = spec.data
+    if data.name == PYTHON:
+        return None
+    own = data.name == "npz"
+    dataset = load(data.name, Path(data.file) if own else data_folder or data.folder or None)
+    if dataset.x_test.shape[0] == 0:
+        return None
+    flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
+    x = dataset.features("test", dtype=spec.model.dtype, flat=flat, normalise=data.normalise)
+    return x, dataset.y_test
+
+
+CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2}
+"""How many classes the named data sets have, whoever takes part."""
+
+
+def preprocessing_of(spec: Spec) -> str:
+    """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
+    if spec.data.name not in ("npz", PYTHON, FLOWER):
+        return FIXED_CONSTANTS
+    return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
+
+
+def known_outputs(spec: Spec) -> int:
+    """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
+    return spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
+
+
+def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
+    """The embedded engine, and the spec with `local.rate = "auto"` replaced by the rate that was found.
+
+    `model` overrides the spec's: a `LinearModel` or `ModuleModel` of a Python user.
+    """
+    from sifu.engines.sim import LocalTraining, SimulatedFederation, make_model
+    from sifu.engines.sim.clients import count_outputs, input_shape
+    from sifu.engines.sim.clipping import Clipping
+    from sifu.engines.sim.objectives import OBJECTIVES
+
+    from_labels = False
+    if model is None:
+        if spec.model.kind == "python":
+            raise InputError(
+                "this run was made from Python with its own model: continue it from Python with "
+                "sifu.open_run(folder, model=..., clients=...)"
+            )
+        objective = OBJECTIVES[spec.model.kind if spec.model.kind in OBJECTIVES else "softmax"]
+        counted = count_outputs(clients, objective)
+        outputs = known_outputs(spec)
+        if outputs and outputs < counted:
+            raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+        from_labels = not outputs and spec.model.kind not in REAL_OUTPUTS
+        outputs = outputs or counted
+        model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
+
+    server = spec.server
+    clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
+
+    def build(rate: float) -> SimulatedFederation:
+        local = spec.local
+        return SimulatedFederation(
+            clients,
+            model,
+            LocalTraining(rate, local.steps, local.batch or None, local.momentum, local.nesterov, local.weight_decay),
+            server_rate=spec.server.rate,
+            participation=Participation.parse(spec.server.participation),
+            dtype=spec.model.dtype,
+            seed=spec.seed,
+            preprocessing=preprocessing_of(spec),
+            shape_from_labels=from_labels,
+            clipping=clipping,
+            replies=ReplyRules(server.rejected, server.update_bound),
+        )
+
+    if spec.local.rate != "auto":
+        return build(spec.local.rate), spec
+    probe = build(1.0)
+    largest = largest_certified_rate(probe.clients, spec.local.momentum)
+    if largest is None or spec.local.nesterov:
+        raise InputError(
+            'local.rate = "auto" needs a linear model without nesterov, whose largest certified rate can be computed: '
+            "give a number, for example local.rate = 0.05"
+        )
+    # A squared loss at 2/beta swings for ever in its steepest direction; half of it is the usual choice.
+    rate = largest / 2.0 if spec.model.kind == "least_squares" else largest
+    return build(rate), replace(spec, local=replace(spec.local, rate=rate))

@@ -1,0 +1,101 @@
+"""What a method is: it plans a request from what was recorded, and makes the model retraining starts from.
+
+A new method is one file with one class and one line in `registry`; docs/new-method.md writes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Engine
+from sifu.core.layout import Vector
+from sifu.core.method_info import MethodInfo
+from sifu.core.premises import (
+    Premise,
+    heuristic_premise,
+    hyper_parameters_premise,
+    identity_premises,
+    preprocessing_premise,
+)
+from sifu.core.request_terms import RequestTerms
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.theory.composition import TrainingNoise
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rollback import Exposure, Subject
+
+
+@dataclass(frozen=True)
+class RoundUpdates:
+    """Updates of one round: a row for each of its clients."""
+
+    clients: ClientIndices
+    values: NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model retraining starts from, noise included, and what making it took.
+
+    `rounds`, `local_steps` (of all clients together) and `bytes_sent` (both ways) count what clients did for it. A
+    model made from stored updates brings them along in `replayed`, round by round: nothing is known of anybody's
+    influence on it (its node is a heuristic), and they take the place of the stored ones.
+    """
+
+    model: Vector
+    rounds: int = 0
+    local_steps: int = 0
+    bytes_sent: int = 0
+    replayed: tuple[RoundUpdates, ...] | None = None
+
+
+class Method(Protocol):
+    """Decides what a request does; handed an engine, it never imports one."""
+
+    info: ClassVar[MethodInfo]
+
+    def check_run(self, view: RunView) -> None:
+        """Refuse a run that this method can do nothing with; asked before a request is taken in."""
+        return
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """What the request would do; changes nothing."""
+        ...
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """What a certificate for `clients` rests on, with noise at `depth`; the level follows from it."""
+        ...
+
+    def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
+        """What noise in training promises the subjects; None for methods that do not rest on it."""
+        return None
+
+    def bytes_kept(self, view: RunView) -> int:
+        """Bytes on disk, beyond the current model, that the next request needs."""
+        return 0
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
+        """The model retraining starts from, noise included, and what clients did for it."""
+        ...
+
+
+def heuristic_premises(view: RunView, clients: Sequence[int], method: str) -> tuple[Premise, ...]:
+    """The premises of a method that proves nothing."""
+    return (
+        heuristic_premise(method),
+        preprocessing_premise(view.facts),
+        hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
+        *identity_premises(view.facts),
+    )

@@ -1,0 +1,160 @@
+"""What `fed_eraser` and `fed_accum` share: the kept rounds that can be replayed, and a method that promises nothing.
+
+Both start again from the initial model and move it by stored updates of the remaining clients. Those updates were
+made from models that held the forgotten clients, so nothing bounds what the new model holds of anybody: its
+node is of kind `heuristic`, from which on every Psi is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.layout import Vector
+from sifu.core.premises import Premise
+from sifu.core.request_terms import RequestTerms
+from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
+from sifu.methods.base import Method, RoundUpdates, heuristic_premises
+from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.store.updates import UpdatesRow
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rollback import Exposure
+
+
+@dataclass(frozen=True)
+class KeptRound:
+    """A kept round with its participants that remain."""
+
+    row: UpdatesRow
+    clients: ClientIndices
+
+
+def rounds_to_replay(stored: Iterable[UpdatesRow], gone: set[int]) -> list[KeptRound]:
+    """The kept rounds without the clients that are `gone`; a round that nobody is left of is skipped."""
+    found = ((row, sorted(set(row.clients) - gone)) for row in stored)
+    return [KeptRound(row, np.array(clients, dtype=np.int64)) for row, clients in found if clients]
+
+
+def clients_gone(view: RunView, terms: RequestTerms) -> set[int]:
+    """Everyone who asked to be forgotten: before, with this request, or in one that still waits."""
+    return view.forgotten | view.waiting | {view.index_of[name] for name in terms.clients}
+
+
+def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: int) -> list[str]:
+    """Requests whose certificate would no longer hold if the stored updates were used.
+
+    An update is a function of the model it was made from. If that model holds an uncovered part of somebody
+    forgotten earlier, whatever is made from the update releases it again. Noise of training covers nobody here: it
+    was counted for the whole sums of the rounds, and a replay takes the noised updates of others out of them.
+    """
+    path = view.path
+    starts = {
+        depth if path.nodes[depth].kind == "heuristic" else depth - 1
+        for depth in (path.depth_of[row.node] for row in stored)
+    }
+    promised = {
+        one.request: one.request_order
+        for one in view.requests
+        if one.request_order is not None and one.request_order < before_order and one.level not in (None, "none")
+    }
+    broken = set()
+    for protection in ("noise", "training noise"):
+        for one in view.exposures(view.earlier_subjects(before_order, protection)):
+            held = one.psi_to_hide if protection == "noise" else one.psi_without_noise
+            if one.subject.order in promised.values() and any(held(depth) > 0.0 for depth in starts if depth >= 0):
+                broken.add(one.subject.order)
+    return [request for request, order in promised.items() if order in broken]
+
+
+class Replaying(Method):
+    """A method that replays stored updates from the initial model; `note` says how, of so many {rounds}."""
+
+    note: ClassVar[str]
+
+    def check_run(self, view: RunView) -> None:
+        """Refuse where there is nothing to replay, or where replaying would break a certificate."""
+        if view.spec.keep.updates_every == 0:
+            raise InputError(
+                f"{self.info.name} replays stored updates of clients and this run keeps none: set keep.updates_every "
+                "in the spec (2, for every second round) and train again"
+            )
+        broken = promises_broken(view, view.stored_updates, view.next_order)
+        if broken:
+            raise NotCertifiableError(
+                f"{self.info.name} would replay updates made from models that held clients forgotten with a "
+                f"certificate (request {', '.join(broken)}), which would then no longer hold: nothing was changed. "
+                "Use sifu or scratch"
+            )
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """From the initial model through every kept round, no noise, nothing charged and nothing promised."""
+        self.check_run(view)
+        order = view.next_order
+        subjects = view.new_subjects(terms, order)
+        replayed = len(rounds_to_replay(view.stored_updates, clients_gone(view, terms)))
+        return Plan(
+            terms=terms,
+            order=order,
+            subjects=subjects,
+            source_node=view.path.nodes[0].node,
+            source_depth=0,
+            source_rounds=0,
+            wanted_node=view.path.nodes[0].node,
+            tip_rounds=view.path.rounds_until(view.path.tip),
+            noise_std=0.0,
+            multiplier=terms.multiplier,
+            psi=math.inf,
+            psi_star=0.0,
+            charges=(),
+            premises=self.premises(view, view.indices(terms.clients), view.exposures(subjects), 0, terms),
+            level="none",
+            predicted_rounds=None,
+            scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
+            notes=(self.note.format(rounds=replayed),),
+            protection=self.info.protection,
+        )
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """That it is a heuristic decides everything."""
+        return heuristic_premises(view, clients, self.info.name)
+
+    def bytes_kept(self, view: RunView) -> int:
+        """The size of all stored updates on disk."""
+        return sum(row.bytes for row in view.reader.updates().values())
+
+
+def move(view: RunView, model: NDArray[np.float64], updates: RoundUpdates) -> NDArray[np.float64]:
+    """theta + g sum_i w_i U_i, with the weights of the clients that are there."""
+    samples = np.array([view.clients[client].samples for client in updates.clients.tolist()], dtype=np.float64)
+    total = float(samples.sum())
+    if total == 0.0:
+        return model
+    moved = model + view.facts.server_rate * (samples / total) @ updates.values.astype(np.float64)
+    if not np.all(np.isfinite(moved)):
+        raise RoundRejectedError("a replayed round made a model with NaN or Inf: nothing was changed; use scratch")
+    return moved
+
+
+def initial_model(view: RunView) -> Vector:
+    """The model the active history began with."""
+    return view.reader.load_model(view.path.nodes[0].node)
+
+
+def load(view: RunView, kept: KeptRound) -> NDArray[np.floating]:
+    """The stored updates of the remaining participants of a kept round, one row each."""
+    held = view.reader.load_updates(kept.row)
+    return np.stack([held[client] for client in kept.clients.tolist()])

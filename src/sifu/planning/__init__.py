@@ -1,0 +1,1 @@
+"""What a request would do and cost, predicted from what is recorded."""

@@ -1,0 +1,86 @@
+"""What a request would do, before anything is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sifu.core.certificate import Protection, budget_reached
+from sifu.core.premises import Level, Premise
+from sifu.core.request_terms import RequestTerms
+from sifu.planning.budgets import BudgetLine, Outlook
+from sifu.planning.forward_forgetting import ForwardForgetting
+from sifu.planning.units import UnitView
+from sifu.theory.composition import TrainingNoise
+from sifu.theory.rollback import Subject
+
+
+@dataclass(frozen=True)
+class PlannedCharge:
+    """What the noise of a plan costs one subject."""
+
+    subject: Subject
+    psi: float
+    charge: float
+
+
+@dataclass(frozen=True)
+class NoiseOption:
+    """One noise that could be used, and what would come of it.
+
+    `expected` is the figure options are compared by; it is rounds where the first training reached its target.
+    """
+
+    noise_std: float
+    depth: int
+    rounds: int
+    noise_to_signal: float
+    expected: float
+    predicted_rounds: int | None
+    predicted_interval: tuple[int, int] | None = None
+    level: Level = "none"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Node, noise, cost and level of a request.
+
+    `source_node` is None for a fresh initial model. `wanted_node` is the latest node the budget allows,
+    whether its model was kept or not. `charges` holds every subject the noise is charged to, new ones first.
+    `untouched` says that nobody who must be hidden ever touched the source, `training_noise` what noise in training
+    promises where the method rests on it. `predicted_interval` holds the rounds to the target in most cases, `units` a
+    request of several clients in both units, `budgets` those of everyone forgotten earlier, `outlook` what is to come.
+    `forward` is what going on first would give where L < 1: advice, it is not what the plan does.
+    """
+
+    terms: RequestTerms
+    order: int
+    subjects: tuple[Subject, ...]
+    source_node: int | None
+    source_depth: int
+    source_rounds: int
+    wanted_node: int | None
+    tip_rounds: int
+    noise_std: float
+    multiplier: float
+    psi: float
+    psi_star: float
+    charges: tuple[PlannedCharge, ...]
+    premises: tuple[Premise, ...]
+    level: Level
+    predicted_rounds: int | None
+    scratch_rounds: int | None
+    options: tuple[NoiseOption, ...] = ()
+    notes: tuple[str, ...] = ()
+    protection: Protection = "nothing"
+    untouched: bool = False
+    training_noise: TrainingNoise | None = None
+    predicted_interval: tuple[int, int] | None = None
+    units: tuple[UnitView, ...] = ()
+    budgets: tuple[BudgetLine, ...] = ()
+    outlook: Outlook | None = None
+    forward: ForwardForgetting | None = None
+
+    @property
+    def delta_reached(self) -> float:
+        """The delta really reached at the request's epsilon."""
+        return budget_reached(self.terms.epsilon, self.multiplier, self.untouched, self.protection, self.training_noise)

@@ -1,0 +1,1 @@
+"""A run while it is recorded and read: its view, its training, its rehearsal, its replays."""

@@ -1,0 +1,406 @@
+"""What is recorded of a run, in the form the rollback rule needs. Nothing here trains or writes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.certificate import Protection
+from sifu.core.method_info import method_info
+from sifu.core.premises import MeasuredRegularity, RateSource
+from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.store.reader import RunReader, readable
+from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.table_rows import ModelRow, RequestRow
+from sifu.store.updates import UpdatesRow
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.history import ActivePath, PathNode, PsiCurve, TakenPart, client_curve, joint_curve
+from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.regularity import (
+    certified_rates,
+    classify,
+    largest_certified_rate,
+    largest_rate_within,
+    local_regularities,
+)
+from sifu.theory.rollback import Exposure, Subject
+from sifu.theory.tracking import SensitivityTracker, summarise_round
+
+Floats = NDArray[np.float64]
+MOST_EXPOSURES = 20_000
+"""Subjects whose Psi is kept in memory: everyone forgotten so far, and whoever plans were made for."""
+MOST_TRACKERS = 3
+"""Places at which everyone's Psi is kept in memory: the tip, and two that requests may go on from."""
+ACTIVE = "active"
+"""The subset of clients that evaluations for the stop rule are made on."""
+
+
+@dataclass(frozen=True)
+class Regularities:
+    """P_i and alpha_i of every client, and the class the run falls into."""
+
+    factors: Floats
+    averagedness: Floats
+    measured: MeasuredRegularity
+    certified_rates: Floats | None
+
+    @staticmethod
+    def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> Regularities:
+        """From what the clients reported, or from what the spec assumes."""
+        assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
+        factors, averagedness = local_regularities(clients, facts, assumed)
+        betas = [one.smoothness for one in clients if one.smoothness is not None]
+        rates = certified_rates(clients, facts.momentum)
+        measured = MeasuredRegularity(
+            kind=classify(clients, factors, assumed is not None),
+            largest_smoothness=max(betas) if betas else None,
+            largest_factor=float(factors.max()),
+            local_rate=facts.local_rate,
+            largest_certified_rate=largest_rate_within(rates),
+            assumed_factor=assumed,
+        )
+        return Regularities(factors, averagedness, measured, rates)
+
+
+class RunView:
+    """A run at one instant: its path, its clients, everyone forgotten, and the models at hand.
+
+    With `tip` the history is that of another node, with `before` the clients are those known before an event.
+    """
+
+    def __init__(self, reader: RunReader, tip: int | None = None, before: int | None = None) -> None:
+        self.reader, self._now = reader, tip is None
+        self._exposures: dict[Subject, Exposure] = {}
+        with readable(reader.folder):
+            constants = reader.constants
+            if "facts" not in constants:
+                constants["spec"] = Spec.from_mapping(reader.spec)
+                recorded = reader.facts
+                participation = Participation.parse(recorded["participation"])
+                outside = tuple(recorded["outside"])
+                constants["facts"] = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
+            self.spec: Spec = constants["spec"]
+            self.facts: TrainingFacts = constants["facts"]
+            everyone, joined = reader.clients(), reader.joined()
+            later = [seq for seq in joined if before is not None and seq >= before]
+            self.clients = everyone[: len(everyone) - len(later)]
+            self.founders = len(everyone) - len(joined)
+            self.rows: list[NodeRow] = reader.path(tip)
+            self.requests: list[RequestRow] = reader.requests()
+
+    @cached_property
+    def regularities(self) -> Regularities:
+        """P_i and alpha_i of every client."""
+        constants = self.reader.constants
+        key = ("regularities", len(self.clients))
+        if key not in constants:
+            constants[key] = Regularities.of(self.clients, self.facts, self.spec)
+        found: Regularities = constants[key]
+        return found
+
+    def rate_source(self, clients: Iterable[int]) -> RateSource:
+        """Whether the local rate was given, and if not, whether it would be the same without `clients`."""
+        # Whoever joined later had no say in the rate.
+        founders, rates = self.clients[: self.founders], self.regularities.certified_rates
+        # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.
+        largest = (
+            largest_certified_rate(founders, self.facts.momentum)
+            if rates is None
+            else largest_rate_within(rates[: self.founders])
+        )
+        # A rate copied by hand from what a plan printed tells as much as an automatic one.
+        copied = largest is not None and math.isclose(self.facts.local_rate, largest, rel_tol=1e-4)
+        if self.reader.asked["local"]["rate"] != "auto" and not copied:
+            return "given"
+        gone = sorted(one for one in set(clients) if one < self.founders)
+        if rates is None:
+            rest = [one for index, one in enumerate(founders) if index not in gone]
+            same = largest_certified_rate(rest, self.facts.momentum) == largest
+        else:
+            same = largest_rate_within(np.delete(rates[: self.founders], gone)) == largest
+        return "others" if same else "forgotten"
+
+    @cached_property
+    def parameters(self) -> int:
+        """d, the number of parameters."""
+        return self.reader.layout.size
+
+    @cached_property
+    def training_rounds(self) -> int | None:
+        """How many rounds the first training took to its target; None if it never reached it."""
+        target = self.spec.stop.target
+        evaluated = {
+            row.node for row in self.reader.evaluations() if row.subset == ACTIVE and row.accuracy >= target > 0
+        }
+        nodes = (row.node for row in self.reader.node_rows())
+        return max(
+            (one.position for one in nodes if one.branch == 0 and one.kind == "round" and one.node in evaluated),
+            default=None,
+        )
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """Index of each client by name."""
+        constants = self.reader.constants
+        key = ("index of", len(self.clients))
+        if key not in constants:
+            constants[key] = {one.name: index for index, one in enumerate(self.clients)}
+        found: dict[str, int] = constants[key]
+        return found
+
+    @cached_property
+    def population_samples(self) -> int:
+        """Samples of the whole federation."""
+        constants = self.reader.constants
+        key = ("samples", len(self.clients))
+        if key not in constants:
+            constants[key] = sum(one.samples for one in self.clients)
+        return int(constants[key])
+
+    @cached_property
+    def path(self) -> ActivePath:
+        """The active history."""
+        on_path = {row.node.node for row in self.rows}
+        grams = {}
+        kept_grams = [(node, matrix) for node, matrix in self.reader.grams() if node in on_path]
+        everyone = self.reader.everyone() if kept_grams else ParticipationRows.empty()
+        for node, matrix in kept_grams:
+            who = everyone.between(node, node).clients
+            grams[node] = (who, np.frombuffer(matrix, dtype="<f8").reshape(who.size, who.size))
+        return ActivePath(
+            [row.node for row in self.rows],
+            self.facts.server_rate,
+            self.spec.privacy.accounting,
+            self.population_samples,
+            grams,
+            self.parameters,
+        )
+
+    def replies_left_out(self, depth: int) -> int:
+        """How many clients' replies were refused and left out on the way to the model at `depth`."""
+        left_out = [one for one in self.reader.rejections() if one.left_out]
+        if not left_out:
+            return 0
+        rounds = {(one.branch, one.position - 1) for one in self.path.nodes[: depth + 1] if one.kind == "round"}
+        return sum(1 for one in left_out if (one.branch, one.round) in rounds)
+
+    @cached_property
+    def gaps(self) -> int:
+        """How often the run was restored, before this history, from what may not have been its latest state."""
+        branch = self.path.nodes[-1].branch
+        found = self.reader.query("SELECT payload FROM events WHERE kind = 'restored'")
+        restored = [json.loads(payload) for (payload,) in found]
+        return sum(
+            1
+            for one in restored
+            if not one["complete"] and (one["branch"] < branch or (self._now and one["branch"] == branch))
+        )
+
+    @cached_property
+    def kept(self) -> dict[int, ModelRow]:
+        """Models that can be rolled back to, by depth; the current model is always among them."""
+        depth_of = self.path.depth_of
+        return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
+
+    @cached_property
+    def stored_updates(self) -> list[UpdatesRow]:
+        """Clients' updates of kept rounds, in the order of the active history."""
+        depth_of = self.path.depth_of
+        rows = [row for row in self.reader.updates().values() if row.node in depth_of]
+        return sorted(rows, key=lambda row: (depth_of[row.node], row.part))
+
+    @cached_property
+    def forgotten(self) -> set[int]:
+        """Clients whose request was carried out, or is being carried out."""
+        return {client for subject in self.reader.subjects() for client in subject.clients}
+
+    @cached_property
+    def waiting(self) -> set[int]:
+        """Clients whose request is in the ledger and not yet carried out: they are not sampled any more."""
+        return {self.index_of[name] for one in self.requests if one.waits for name in one.clients}
+
+    @property
+    def active(self) -> ClientIndices:
+        """Clients that may take part in a round."""
+        stays = np.ones(len(self.clients), dtype=bool)
+        stays[list(self.forgotten | self.waiting)] = False
+        return np.flatnonzero(stays)
+
+    @property
+    def next_order(self) -> int:
+        """The number of the next request to be carried out; the first is 1."""
+        return 1 + sum(1 for one in self.requests if one.request_order is not None)
+
+    def indices(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Client indices of `names`; unknown and already forgotten ones are refused."""
+        unknown = [name for name in names if name not in self.index_of]
+        if unknown:
+            known = list(self.index_of)
+            some = ", ".join(known[:3]) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
+        indices = tuple(self.index_of[name] for name in names)
+        gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
+        if gone:
+            raise InputError(f"already forgotten: {', '.join(gone)}; leave {'them' if len(gone) > 1 else 'it'} out")
+        return indices
+
+    def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
+        """The subjects a request makes: one a client, or one for all of them jointly."""
+        indices = self.indices(terms.clients)
+        if len(self.forgotten) + len(indices) >= len(self.clients):
+            raise InputError("the request would forget every client: nobody would be left to train with")
+        groups = [indices] if terms.unit == "joint" else [(one,) for one in indices]
+        first = 1 + max((one.subject for one in self.reader.subjects()), default=0)
+        return tuple(
+            Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)
+            for k, group in enumerate(groups)
+        )
+
+    def earlier_subjects(
+        self, before_order: int | None = None, protection: Protection = "noise"
+    ) -> tuple[Subject, ...]:
+        """Everyone that requests before this order promised to hide by their noise, with what they have used so far.
+
+        Methods that hide by noise of training (who is asked for by that `protection`), or not at all, leave no
+        budget to be kept.
+        """
+        key = f"subjects of {protection} before {before_order}"
+        found: tuple[Subject, ...] = self.reader.remembered(key, lambda: self._find_earlier(before_order, protection))
+        return found
+
+    def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
+        by_request = {one.request: one for one in self.requests}
+        nodes = self.reader.nodes_by_number()
+        used: dict[int, float] = {}
+        for charge in self.reader.charges():
+            if before_order is None or (
+                charge.noise_node in nodes and nodes[charge.noise_node].node.order < before_order
+            ):
+                used[charge.subject] = used.get(charge.subject, 0.0) + charge.charge
+        result = []
+        for row in self.reader.subjects():
+            request = by_request[row.request]
+            order = request.request_order or 0
+            if method_info(request.method).protection == protection and (before_order is None or order < before_order):
+                multiplier = request.multiplier or 0.0
+                # Summed in float64, so enlarged by more than the summation can have lost.
+                spent = used.get(row.subject, 0.0) * (1.0 + 2.0**-40)
+                result.append(
+                    Subject(row.subject, row.clients, multiplier, request.scope, order, spent, request.reserve)
+                )
+        return tuple(result)
+
+    def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
+        """The subjects with their Psi along the path, computed when it is first looked at."""
+        known = self._exposures
+        if len(known) > MOST_EXPOSURES:
+            known.clear()
+        for one in subjects:
+            if one not in known:
+                known[one] = Exposure(one, self.path, lambda one=one: self.curve(one))  # type: ignore[misc]
+        return [known[one] for one in subjects]
+
+    def curve(self, subject: Subject) -> PsiCurve:
+        """Psi(., subject) along the path."""
+        parts = self._taken_part(subject.clients)
+        if len(parts) == 1:
+            return client_curve(self.path, next(iter(parts.values())))
+        return joint_curve(self.path, parts)
+
+    def shared_depths(self, clients: Sequence[int]) -> list[int]:
+        """Depths of the rounds on the path that two or more of `clients` took part in."""
+        depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
+        found, counts = np.unique(depths, return_counts=True)
+        return [int(depth) for depth in found[counts > 1]]
+
+    def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
+        rows = self.reader.participation(clients)
+        depth_of = self.path.depth_of
+        depths = np.array([depth_of.get(int(node), -1) for node in rows.nodes], dtype=np.int64)
+        parts = {}
+        for client in clients:
+            chosen = (rows.clients == client) & (depths >= 0)
+            parts[client] = TakenPart(
+                depths[chosen],
+                rows.samples[chosen],
+                rows.drifts[chosen],
+                float(self.regularities.factors[client]),
+                float(self.regularities.averagedness[client]),
+            )
+        return parts
+
+    @cached_property
+    def round_sums(self) -> dict[int, tuple[int, int, int]]:
+        """Of each recorded round, on the path or not: N, the sum of n_i^2, and how many took part."""
+        rows = self.reader.query(
+            "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
+        )
+        return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
+
+    def tracker(self) -> SensitivityTracker:
+        """Psi of every client at the tip, by replaying the rounds of the path from the last place it was known at."""
+        count = len(self.clients)
+        known = {node: one for node, one in self.reader.trackers.items() if one.client_count == count}
+        start = next((d for d in range(len(self.rows) - 1, -1, -1) if self.rows[d].node.node in known), None)
+        tracker = SensitivityTracker(len(self.clients)) if start is None else known[self.rows[start].node.node].copy()
+        beyond = self.rows[0 if start is None else start + 1 :]
+        rows, numbers = ParticipationRows.empty(), [row.node.node for row in beyond]
+        if any(row.node.kind == "round" for row in beyond):
+            rows = self.reader.everyone() if start is None else self.reader.participation(first=min(numbers))
+        starts, ends = np.searchsorted(rows.nodes, numbers), np.searchsorted(rows.nodes, numbers, side="right")
+        for row, first, last in zip(beyond, starts, ends, strict=True):
+            self._track(tracker, row.node, rows, slice(first, last))
+        self.remember(self.rows[-1].node.node, tracker)
+        return tracker.copy()
+
+    def is_followed(self, depth: int) -> bool:
+        """Whether everyone's Psi at this depth is at hand, but for noise that adds nothing to it."""
+        nodes = self.path.nodes
+        while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in self.reader.trackers:
+            depth -= 1
+        return nodes[depth].node in self.reader.trackers
+
+    def _track(self, tracker: SensitivityTracker, node: PathNode, rows: ParticipationRows, taken: slice) -> None:
+        if node.kind == "heuristic":
+            tracker.lose_track()
+        if node.kind == "noise":
+            tracker.add_rounding(node.rounding)
+        if node.kind != "round":
+            return
+        who = rows.clients[taken]
+        _, scalars = summarise_round(
+            who,
+            rows.samples[taken],
+            rows.drifts[taken],
+            node.mean_shift,
+            node.rounding,
+            factors=self.regularities.factors[who],
+            averagedness=self.regularities.averagedness[who],
+            server_rate=self.facts.server_rate,
+            population_samples=self.tracked_population,
+        )
+        tracker.update(scalars)
+
+    def remember(self, node: int, tracker: SensitivityTracker) -> None:
+        """Keep what is known of everyone's Psi at a node, for whoever goes on from there."""
+        known = self.reader.trackers
+        known.pop(node, None)
+        known[node] = tracker
+        while len(known) > MOST_TRACKERS:
+            del known[next(iter(known))]
+
+    @property
+    def tracked_population(self) -> int | None:
+        """Samples of the federation under population accounting, None otherwise."""
+        return self.population_samples if self.spec.privacy.accounting == "population" else None

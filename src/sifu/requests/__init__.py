@@ -1,0 +1,1 @@
+"""The life of a request: taken in, carried out, certified, erased."""

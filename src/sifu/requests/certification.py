@@ -1,0 +1,263 @@
+"""A certificate's statements, recomputed from the recorded scalars; used to issue it and to verify it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
+from sifu.core.premises import Premise, level_of
+from sifu.errors import InputError
+from sifu.methods.registry import method_named
+from sifu.record.run_view import RunView
+from sifu.requests.given_terms import terms_of
+from sifu.store.reader import RunReader
+from sifu.store.table_rows import RequestRow
+from sifu.store.updates import UpdatesRow
+from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
+from sifu.theory.composition import TrainingNoise
+from sifu.theory.retention import Retention, depths_to_erase
+from sifu.theory.rollback import Exposure, Subject, charge
+
+EventOfRequest = Literal["rolled back", "request done"]
+
+
+def model_commitment(row: Mapping[str, Any]) -> ModelCommitment:
+    """A model as a certificate names it: SHA-256(nonce || digest), both of them 32 bytes."""
+    nonce, digest = str(row["nonce"]), str(row["digest"])
+    commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
+    return ModelCommitment(int(row["node"]), digest, nonce, commitment)
+
+
+def nodes_to_erase(
+    view: RunView, at_hand: set[int], exposures: Sequence[Exposure], cut_after: int, retention: Retention
+) -> set[int]:
+    """Nodes whose models go when a request is carried out on the history of `view`.
+
+    `exposures` are those of the request, `cut_after` the depth of its source (-1 for a fresh initial model).
+    """
+    depth_of = view.path.depth_of
+    depths = depths_to_erase(
+        sorted(depth_of[node] for node in at_hand if node in depth_of),
+        cut_after,
+        retention,
+        lambda depth: any(one.psi_to_hide(depth) > 0.0 for one in exposures),
+    )
+    return {view.path.nodes[depth].node for depth in depths} | (at_hand - set(depth_of))
+
+
+@dataclass(frozen=True)
+class UpdatesErased:
+    """What a request does to the files of clients' updates: those dropped, and of them those written anew.
+
+    `shortened` maps a dropped file to the clients that stay in the one that takes its place.
+    """
+
+    dropped: tuple[str, ...]
+    shortened: dict[str, tuple[int, ...]]
+
+
+def updates_to_erase(
+    view: RunView, stored: Iterable[UpdatesRow], exposures: Sequence[Exposure], cut_after: int, retention: Retention
+) -> UpdatesErased:
+    """The files that go when a request is carried out on the history of `view`.
+
+    Rounds that are cut off go whole. Of the others, the updates of the request's own clients go; under `strict` also
+    every update made from a model that holds an uncovered part of them, since it is a function of that model.
+    """
+    depth_of, nodes = view.path.depth_of, view.path.nodes
+    gone = {client for one in exposures for client in one.subject.clients}
+    dropped, shortened = [], {}
+    for row in stored:
+        depth = depth_of.get(row.node)
+        if depth is not None and depth <= cut_after:
+            start = depth if nodes[depth].kind == "heuristic" else depth - 1
+            traced = retention == "strict" and any(one.psi_to_hide(start) > 0.0 for one in exposures)
+            stay = () if traced else tuple(sorted(set(row.clients) - gone))
+            if len(stay) == len(row.clients):
+                continue
+            if stay:
+                shortened[row.file] = stay
+        dropped.append(row.file)
+    return UpdatesErased(tuple(sorted(dropped)), shortened)
+
+
+class RecordedRequest:
+    """A request that was carried out, seen through the history as it was when its noise was added."""
+
+    def __init__(self, reader: RunReader, request: RequestRow) -> None:
+        if request.noise_node is None or request.request_order is None:
+            raise ValueError(f"request {request.request} was not carried out")
+        self.reader, self.request = reader, request
+        self.order: int = request.request_order
+        self.noise_std: float = request.noise_std or 0.0
+        # Clients that joined after it are no part of what it says.
+        before = reader.steps()["rolled back", request.request] if reader.joined() else None
+        self.view = RunView(reader, tip=request.noise_node, before=before)
+        # The noise node hangs on its source; a fresh initial model has none.
+        self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
+        self.replayed = self.view.path.nodes[-1].kind == "heuristic"
+        self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
+        self.method = method_named(request.method)
+        self.terms = terms_of(request)
+
+    def new_exposures(self) -> list[Exposure]:
+        """The request's own subjects."""
+        return self._new
+
+    def earlier_exposures(self) -> list[Exposure]:
+        """Everyone forgotten before, with what they had used by then."""
+        return self._earlier
+
+    @cached_property
+    def _new(self) -> list[Exposure]:
+        own = [row for row in self.reader.subjects() if row.request == self.request.request]
+        return self.view.exposures(
+            [
+                Subject(
+                    row.subject,
+                    row.clients,
+                    self.multiplier,
+                    self.request.scope,
+                    self.order,
+                    0.0,
+                    self.request.reserve,
+                )
+                for row in own
+            ]
+        )
+
+    @cached_property
+    def _earlier(self) -> list[Exposure]:
+        return self.view.exposures(self.view.earlier_subjects(before_order=self.order))
+
+    def psi(self, exposure: Exposure) -> float:
+        """Psi the noise had to hide for this subject at the source; what stored updates hold of it is not known."""
+        if self.replayed:
+            return math.inf
+        return 0.0 if self.request.source_node is None else exposure.psi_to_hide(self.source_depth)
+
+    def premises(self) -> tuple[Premise, ...]:
+        """What the certificate rests on."""
+        return self.method.premises(
+            self.view,
+            [self.view.index_of[name] for name in self.request.clients],
+            [*self.new_exposures(), *self.earlier_exposures()],
+            self.source_depth,
+            self.terms,
+        )
+
+    @cached_property
+    def untouched(self) -> bool:
+        """Whether nobody who had to be hidden ever touched the source."""
+        return all(self.psi(one) == 0.0 for one in [*self.new_exposures(), *self.earlier_exposures()])
+
+    @cached_property
+    def training_noise(self) -> TrainingNoise | None:
+        """What noise in training promises, where the method rests on it."""
+        return self.method.training_noise(self.view, [one.subject for one in self.new_exposures()], self.terms)
+
+    @property
+    def delta_reached(self) -> float:
+        """The delta really reached at the request's epsilon."""
+        return budget_reached(
+            self.request.epsilon, self.multiplier, self.untouched, self.method.info.protection, self.training_noise
+        )
+
+    @property
+    def gone(self) -> set[int]:
+        """Everyone forgotten by this request or an earlier one."""
+        order_of = {one.request: one.request_order for one in self.reader.requests()}
+        done = [one for one in self.reader.subjects() if (order_of[one.request] or 0) <= self.order]
+        return {client for one in done for client in one.clients}
+
+    def statement(self, exposure: Exposure) -> SubjectStatement:
+        """Psi, charge and budget of one subject."""
+        psi = self.psi(exposure)
+        names = tuple(self.view.clients[index].name for index in exposure.subject.clients)
+        cost = charge(psi, self.noise_std) if self.method.info.protection == "noise" else None
+        return SubjectStatement(names, psi, cost, exposure.subject.budget)
+
+    def facts(
+        self,
+        *,
+        final_node: int,
+        models: Mapping[str, Mapping[str, Any]],
+        erased: tuple[int, ...],
+        remaining: tuple[int, ...],
+        ledger: tuple[int, str],
+        issued: str,
+    ) -> CertificateFacts:
+        """Everything the certificate states; `models` holds the rows of source, noised and final model."""
+        request, view = self.request, self.view
+        premises = self.premises()
+        untouched = self.untouched
+        new = [self.statement(one) for one in self.new_exposures()]
+        # A request without noise of its own charges nobody: what it started from was there before it, and stored
+        # updates that would break an earlier promise are not replayed.
+        others = self.earlier_exposures() if self.method.info.protection == "noise" else []
+        earlier = [self.statement(one) for one in others if self.psi(one) > 0.0]
+        by_number = self.reader.nodes_by_number()
+        return CertificateFacts(
+            run=self.reader.value("run"),
+            request=request.request,
+            method=request.method,
+            clients=request.clients,
+            unit=request.unit,
+            scope=request.scope,
+            epsilon=request.epsilon,
+            delta=request.delta,
+            delta_reached=self.delta_reached,
+            calibration=request.calibration,
+            multiplier=self.multiplier,
+            accounting=view.spec.privacy.accounting,
+            participation=str(view.facts.participation),
+            retention=request.retention,
+            replayed=self.replayed,
+            keeps_updates=view.spec.keep.updates_every > 0,
+            noise=view.spec.privacy.noise,
+            noise_std=self.noise_std,
+            psi_star=hidden_sensitivity(self.noise_std, self.multiplier),
+            psi=max((one.psi for one in new), default=0.0),
+            node=self.view.path.nodes[self.source_depth].node,
+            noise_node=request.noise_node or 0,
+            final_node=final_node,
+            rounds=by_number[final_node].node.position,
+            subjects=tuple(new),
+            earlier=tuple(earlier),
+            premises=premises,
+            level=level_of(premises, exact=untouched),
+            source_model=model_commitment(models["source"]),
+            noised_model=model_commitment(models["noised"]),
+            final_model=model_commitment(models["final"]),
+            erased_nodes=erased,
+            remaining_nodes=remaining,
+            ledger_seq=ledger[0],
+            ledger_head=ledger[1],
+            received=request.received,
+            carried_out=request.carried_out or "",
+            issued=issued,
+            versions=_versions(self.reader),
+            fresh=request.source_node is None,
+            untouched=untouched,
+            protection=self.method.info.protection,
+            training_noise=self.training_noise,
+        )
+
+
+def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:
+    """The payload of the event of this kind that a request has."""
+    seq = reader.steps().get((kind, request))
+    if seq is not None:
+        return reader.payload(seq)
+    raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
+
+
+def _versions(reader: RunReader) -> dict[str, str]:
+    result: dict[str, str] = json.loads(reader.value("versions"))
+    return result

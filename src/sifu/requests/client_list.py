@@ -1,0 +1,204 @@
+"""The operator's list of clients: whose node holds which key, and who is blocked.
+
+Before a run exists the list is a file in its folder; from then on it stands in the ledger, and every change is an
+event. A new key can take the place of an old one, a client can be blocked, a new one can join, but nobody forgotten
+comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sifu.core.identity import (
+    Admitted,
+    admitted_of,
+    check_key,
+    check_names,
+    key_fingerprint,
+    plain,
+    with_added,
+    with_blocked,
+    with_new_key,
+)
+from sifu.errors import InputError, RunBusyError
+from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
+from sifu.store.database import CLIENTS_FILE, DATABASE
+from sifu.store.files import write_atomically
+from sifu.store.inbox import post
+from sifu.store.lock import LOCK_FILE, WriterLock
+from sifu.store.reader import RunReader
+from sifu.store.regular_files import private_folder
+from sifu.store.writer import RunWriter
+from sifu.theory.facts import AUTHENTICATED
+
+ADMITTED = "admitted"
+"""The key of the run table that holds the list."""
+
+
+def fingerprint_of_file(path: Path) -> str:
+    """The fingerprint of a public key in a file: an OpenSSH line (ssh-keygen's .pub) or PEM."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_public_key,
+        load_ssh_public_key,
+    )
+
+    try:
+        content = path.read_bytes()
+        key = (load_pem_public_key if b"BEGIN PUBLIC KEY" in content else load_ssh_public_key)(content)
+    except OSError as error:
+        raise InputError(f"cannot read the key {path}: {error.strerror}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        hint = "it is a private key, which stays at its client" if b"PRIVATE KEY" in content else str(error)
+        raise InputError(f"{path} holds no public key: give the .pub file of ssh-keygen, or PEM ({hint})") from error
+    return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+def recorded_clients(reader: RunReader) -> tuple[Admitted, ...]:
+    """The list as the ledger has it."""
+    return admitted_of(json.loads(reader.value(ADMITTED, "[]")))
+
+
+def listed_clients(folder: Path) -> tuple[Admitted, ...]:
+    """The list of a run, or of a folder that will become one."""
+    if (folder / DATABASE).exists():
+        reader = RunReader(folder)
+        try:
+            return _known_clients(reader)
+        finally:
+            reader.close()
+    return _clients_of_file(folder)
+
+
+def _known_clients(reader: RunReader) -> tuple[Admitted, ...]:
+    """The list of the ledger; of the file as long as the ledger has none, between a run's first event and its next."""
+    return recorded_clients(reader) if reader.value(ADMITTED, "") else _clients_of_file(reader.folder)
+
+
+def _clients_of_file(folder: Path) -> tuple[Admitted, ...]:
+    path = folder / CLIENTS_FILE
+    if not path.exists():
+        return ()
+    try:
+        return admitted_of(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise InputError(f"{path} is not a list of clients: {error}") from error
+
+
+def run_id(folder: Path) -> str | None:
+    """The random id of a run, which signed requests name; None before there is one."""
+    if not (folder / DATABASE).exists():
+        return None
+    reader = RunReader(folder)
+    try:
+        return reader.value("run")
+    finally:
+        reader.close()
+
+
+def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
+    """Change the list now, or by a letter if another process writes to the run; returns whether it is done."""
+    if not (folder / DATABASE).exists():
+        _changed(listed_clients(folder), change)  # what is refused makes no folder
+        private_folder(folder, parents=True)
+        # Two changes at once would each write the list without the other's; a run may be made of it at the same time.
+        with WriterLock(folder / LOCK_FILE):
+            if not (folder / DATABASE).exists():
+                changed = _changed(listed_clients(folder), change)
+                write_atomically(folder / CLIENTS_FILE, json.dumps(plain(changed), indent=1).encode() + b"\n")
+                return True
+    try:
+        writer = RunWriter.open(folder)
+    except RunBusyError:
+        reader = RunReader(folder)
+        try:
+            _check(reader, change)
+        finally:
+            reader.close()
+        post(folder, "clients", f"c-{secrets.token_hex(4)}", change)
+        return False
+    try:
+        change_clients(writer, change)
+    finally:
+        writer.close()
+    return True
+
+
+def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
+    """Record a change to the list of a run; one that changes nothing is not recorded."""
+    before = _known_clients(writer)
+    after = _check(writer, change)
+    if after != before:
+        with uninterrupted():
+            writer.record("clients changed", {"run": {ADMITTED: plain(after)}, "change": change})
+
+
+def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
+    """The list after a change to a run's, or a sentence about why it cannot be."""
+    before = _known_clients(reader)
+    view = RunView(reader)
+    name = str(change.get("name"))
+    gone = view.forgotten | view.waiting
+    owner = next((one.name for one in before if one.key == change.get("key")), name)
+    for one in (name, owner):
+        if change.get("do") != "block" and view.index_of.get(one) in gone:
+            raise InputError(
+                f"{one} asked to be forgotten: taking it back would void its certificate, and this run does not do "
+                "that. Start a new run with it"
+            )
+    after = _changed(before, change)
+    if change["do"] == "add" and after != before:
+        if name in view.index_of:
+            raise InputError(f"{name} is a client of this run already: use --replace to give it another key")
+        if view.facts.identity != AUTHENTICATED:
+            raise InputError(f"{name} cannot join: only runs on Flower with node keys take clients in later")
+    return after
+
+
+def joining(reader: RunReader) -> tuple[Admitted, ...]:
+    """Who is on the list and not yet a client of the run: each joins when its node is there to say what it has."""
+    known = {one.name for one in reader.clients()}
+    return tuple(one for one in recorded_clients(reader) if one.status == "allowed" and one.name not in known)
+
+
+def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Admitted, ...]:
+    try:
+        do, name = change["do"], str(change["name"])
+        if do == "add":
+            check_names([name])
+            return with_added(entries, name, check_key(str(change["key"])))
+        if do == "replace":
+            return with_new_key(entries, name, check_key(str(change["key"])))
+        if do == "block":
+            return with_blocked(entries, name)
+    except KeyError as error:
+        raise InputError(f"the change has no {error}") from error
+    raise InputError(f"the list of clients takes add, replace and block, found {do!r}")
+
+
+def described_clients(folder: Path) -> list[dict[str, str]]:
+    """The list as plain values, to be shown: allowed, joining, blocked, waiting to be forgotten, or forgotten."""
+    listed = [asdict(one) for one in listed_clients(folder)]
+    if not (folder / DATABASE).exists():
+        return listed
+    reader = RunReader(folder)
+    try:
+        view, newcomers = RunView(reader), {one.name for one in joining(reader)}
+        for one in listed:
+            client = view.index_of.get(one["name"])
+            if client in view.forgotten:
+                one["status"] = "forgotten"
+            elif client in view.waiting:
+                one["status"] = "waiting to be forgotten"
+            elif one["name"] in newcomers:
+                one["status"] = "joining"
+    finally:
+        reader.close()
+    return listed

@@ -1,0 +1,181 @@
+"""Erasing what still holds a part of the forgotten, and saying what remains and why.
+
+Carrying a request out erases what its retention says. A purge goes further at any later time: it applies the strict
+rule for everyone forgotten so far, and leaves nothing of it in the database's free pages, its log or temporary files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sifu.errors import InputError
+from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
+from sifu.store.keys import KEY_FILE
+from sifu.store.projection import Change, changes, replay
+from sifu.store.reader import RunReader
+from sifu.store.writer import SCRUB_FILE, RunWriter
+from sifu.theory.rollback import Exposure, Subject
+
+AUDIT = "audit"
+"""Where `sifu audit` writes unless it is told otherwise."""
+PURGED = "purged"
+"""The kind of a purge's event."""
+
+
+@dataclass(frozen=True)
+class ToPurge:
+    """What the strict rule erases at one instant, for everyone forgotten by then."""
+
+    models: tuple[int, ...]
+    updates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Purge:
+    """What a purge erased, and what remains with the reason, as sentences."""
+
+    models: tuple[int, ...]
+    updates: tuple[str, ...]
+    bytes: int
+    complete: bool
+    remains: tuple[tuple[str, str], ...]
+
+
+def everyone_forgotten(view: RunView, known: set[int] | None = None) -> list[Exposure]:
+    """Every subject of a request that was carried out, whatever its method promised; or those of `known`."""
+    requests = {one.request: one for one in view.requests}
+    subjects = []
+    for row in view.reader.subjects():
+        if known is not None and row.subject not in known:
+            continue
+        request = requests[row.request]
+        order = request.request_order or 0
+        subjects.append(Subject(row.subject, row.clients, 1.0, request.scope, order, 0.0, 0.0))
+    return view.exposures(subjects)
+
+
+def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], known: set[int] | None = None) -> ToPurge:
+    """Models and files of updates (name to node) at which somebody forgotten has Psi > 0 and is not covered.
+
+    The current model stays, whatever it holds: it is what is released. `view` must be the history at that instant.
+    """
+    depth_of, nodes = view.path.depth_of, view.path.nodes
+    forgotten = everyone_forgotten(view, known)
+
+    def held(depth: int) -> bool:
+        return any(one.psi_to_hide(depth) > 0.0 for one in forgotten)
+
+    models = [node for node in sorted(at_hand) if node != nodes[-1].node and (held(depth_of[node]))]
+    updates = []
+    for file, node in sorted(stored.items()):
+        depth = depth_of[node]
+        if held(depth if nodes[depth].kind == "heuristic" else depth - 1):
+            updates.append(file)
+    return ToPurge(tuple(models), tuple(updates))
+
+
+def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) -> tuple[int, ...]:
+    """Models other than the current one that hold a part of clients whose request is still to be carried out."""
+    subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
+    exposures, depth_of = view.exposures(subjects), view.path.depth_of
+    return tuple(
+        node
+        for node in sorted(at_hand)
+        if node != view.path.nodes[-1].node and any(one.psi_to_hide(depth_of[node]) > 0.0 for one in exposures)
+    )
+
+
+def purge(writer: RunWriter) -> Purge:
+    """Erase for good what still holds an uncovered part of anybody forgotten; nothing to erase is fine too."""
+    if writer.phase != "ready":
+        raise InputError(f"the run is still {writer.phase}: finish it first, then purge")
+    view = RunView(writer)
+    on_disk, stored = writer.models(), writer.updates()
+    gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
+    size = sum(on_disk[node].bytes for node in gone.models) + sum(stored[file].bytes for file in gone.updates)
+    with uninterrupted():
+        writer.record(
+            PURGED,
+            {"subjects": [one.subject.subject for one in everyone_forgotten(view)]},
+            dropped_models=gone.models,
+            dropped_updates=gone.updates,
+            for_good=True,
+        )
+    complete = not (writer.folder / SCRUB_FILE).exists()
+    return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)))
+
+
+def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
+    """What of the forgotten is still in the folder, and why: (what, why)."""
+    view = RunView(reader)
+    forgotten = everyone_forgotten(view)
+    if not forgotten:
+        yield "everything", "nobody was forgotten yet"
+        return
+    tip = view.path.tip
+    uncovered = sorted({name for one in forgotten if one.psi_to_hide(tip) > 0.0 for name in _names(view, one)})
+    if uncovered:
+        names = ", ".join(uncovered[:5]) + (f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else "")
+        yield (
+            f"the current model, which may hold the part of {names}",
+            "their request was carried out by a method that adds no noise of its own; sifu or scratch would",
+        )
+    else:
+        yield "the current model", "it is released; the noise of the requests covers everyone forgotten"
+    kept = [row for row in reader.models().values() if row.kept and row.node != reader.tip]
+    clean = [row for row in kept if not any(one.psi_to_hide(view.path.depth_of[row.node]) > 0.0 for one in forgotten)]
+    if clean:
+        yield f"{len(clean)} kept models", "nobody forgotten touched them, or noise covers it; later requests need them"
+    if len(kept) > len(clean):
+        yield (
+            f"{len(kept) - len(clean)} kept models that hold an uncovered part",
+            "retention paper keeps them for later requests; sifu purge erases them",
+        )
+    grams = reader.query("SELECT COUNT(*) FROM grams")[0][0]
+    if grams:
+        yield f"{grams} Gram matrices in run.db", "joint certificates are recomputed from them; they are the auditor's"
+    yield (
+        "the auditor's record: drifts, sample counts and Psi in run.db, certificates/*.auditor.json",
+        "certificates are recomputed from it; it is confidential",
+    )
+    if (reader.folder / AUDIT).exists():
+        yield (
+            f"the folder {AUDIT}, with what sifu audit measured of the forgotten",
+            "it is evidence, and belongs to the auditor's record; delete it if nobody needs it",
+        )
+    yield "clients' names in requests and certificates", "they say whose request was carried out"
+    still = set(reader.models())
+    made = reader.query("SELECT payload FROM events WHERE kind = 'backup made' ORDER BY seq")
+    old = [one for one in (json.loads(payload) for (payload,) in made) if set(one["held_models"]) - still]
+    if old:
+        yield (
+            f"{len(old)} backups outside this folder that hold models erased since: "
+            + ", ".join(one["backup"] for one in old[:5]),
+            "sifu cannot reach them; destroy them or make new ones",
+        )
+    yield f"{KEY_FILE}", "it signs certificates and holds nothing of any client"
+
+
+def _names(view: RunView, exposure: Exposure) -> list[str]:
+    return [view.clients[index].name for index in exposure.subject.clients]
+
+
+def check_purges(reader: RunReader) -> Iterator[str]:
+    """What every purge had to erase must be what it erased."""
+    before: list[Change] = []
+    for event in reader.events():
+        content = event.content
+        if event.kind == PURGED:
+            tables = replay(before)
+            view = RunView(reader, tip=int(tables["run"][("tip",)]["value"]))
+            known = {int(key[0]) for key in tables["subjects"]}
+            at_hand = {int(key[0]) for key in tables["models"]}
+            stored = {str(key[0]): int(row["node"]) for key, row in tables["updates"].items()}
+            wanted = to_purge(view, at_hand, stored, known)
+            found = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
+            if found != wanted or content["subjects"] != sorted(known):
+                yield f"purge at event {event.seq}: it erased {found}, the rule says {wanted}"
+        before.extend(changes(event.kind, event.time, content))

@@ -1,0 +1,114 @@
+"""Taking letters in: requests and changes to the list of clients that came while another process was writing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from sifu.core.request_terms import RequestTerms
+from sifu.errors import InputError, NoSpaceError, RunDamagedError, SifuError
+from sifu.record.run_view import RunView
+from sifu.record.training import uninterrupted
+from sifu.requests.client_list import change_clients
+from sifu.requests.given_terms import check_retention
+from sifu.requests.lifecycle import DEADLINE_DAYS, receive
+from sifu.requests.signed_requests import id_of_signed, terms_of_signed
+from sifu.store.actor import LONGEST_ACTOR
+from sifu.store.inbox import Letter, any_letters, discard, letters
+from sifu.store.writer import RunWriter
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks into the inbox where all clients are in this process; rounds may be far shorter."""
+
+
+def take_in(writer: RunWriter) -> list[str]:
+    """Every waiting letter becomes an event, then its file goes; returns a sentence for each that was refused."""
+    refused = []
+    for letter in letters(writer.folder):
+        if letter.trouble:
+            continue  # it may be somebody's request: it stays until its file can be opened
+        try:
+            _open(writer, letter)
+        except (NoSpaceError, RunDamagedError):
+            raise  # the letter is not to blame: it stays, to be taken in when there is room
+        except SifuError as error:
+            refused.append(f"{letter.kind} {letter.id}: {error}")
+            payload = {"letter": letter.id, "kind": letter.kind, "content": letter.content, "reason": str(error)}
+            with uninterrupted():
+                writer.record("letter refused", payload)
+        discard(letter)
+    return refused
+
+
+def _open(writer: RunWriter, letter: Letter) -> None:
+    if letter.content is None:
+        raise InputError("the letter cannot be read")
+    if letter.kind == "request":
+        content = dict(letter.content)
+        deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
+        if not isinstance(deadline, int) or not isinstance(actor, str | None):
+            raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
+        view, terms = RunView(writer), terms_of_letter(content)
+        check_retention(view.spec, terms)
+        receive(writer, view, terms, letter.id, _days_left(letter, deadline), actor)
+    elif letter.kind == "signed":
+        if id_of_signed(letter.content) != letter.id:
+            raise InputError("the letter's name is not the id that was signed")
+        terms = terms_of_signed(writer, letter.content)
+        actor = f"client {terms.clients[0]}"[:LONGEST_ACTOR]
+        receive(writer, RunView(writer), terms, letter.id, _days_left(letter, DEADLINE_DAYS), actor)
+    elif letter.kind == "clients":
+        change_clients(writer, letter.content)
+    else:
+        raise InputError(f"letters are requests, signed requests or about clients, found {letter.kind!r}")
+
+
+def _days_left(letter: Letter, deadline_days: int) -> int:
+    """A deadline runs from when the letter was posted: the whole days that it waited are gone."""
+    waited = int(max(0.0, time.time() - letter.posted) // 86400)
+    return max(0, deadline_days - waited) if deadline_days >= 0 else deadline_days
+
+
+def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
+    """The terms a letter spells out."""
+    known = {one.name for one in fields(RequestTerms)}
+    if set(content) != known or not isinstance(content["clients"], list):
+        raise InputError(f"a request spells out {', '.join(sorted(known))}; found {', '.join(sorted(content))}")
+    return RequestTerms(**(content | {"clients": tuple(content["clients"])}))
+
+
+class Mailbox:
+    """The inbox of a run that this process writes to; `after` is called with the writer when letters were taken in.
+
+    `look_every` seconds pass between two looks; 0 looks between any two rounds. `also` says that something else waits.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        after: Callable[[RunWriter], None] | None = None,
+        look_every: float = LOOK_EVERY,
+        also: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._writer, self._after, self._look_every, self._also = writer, after, look_every, also
+        self._looked = -1.0
+
+    def waiting(self) -> bool:
+        """Whether a letter waits."""
+        now = time.monotonic()
+        if now - self._looked < self._look_every:
+            return False
+        self._looked = now
+        return any_letters(self._writer.folder) or self._also()
+
+    def take_in(self) -> None:
+        """Letters become events."""
+        for refusal in take_in(self._writer):
+            log.warning("refused: %s", refusal)
+        if self._after:
+            self._after(self._writer)

@@ -1,0 +1,83 @@
+"""What came of a request, from what is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sifu.requests.certification import RecordedRequest
+from sifu.requests.cost import Cost, cost_of
+from sifu.store.reader import RunReader
+from sifu.store.table_rows import EvaluationRow, RequestRow
+from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.composition import TrainingNoise
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one request.
+
+    `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
+    it took (FedEraser's calibration included), `scratch_rounds` those of training from scratch where it was
+    compared. `accuracy` is on the training data of the active clients, and `target` what it should have reached (0:
+    no target). `cost` is what the request took, `training_noise` what noise in training promises (method dp).
+    """
+
+    request: str
+    clients: tuple[str, ...]
+    method: str
+    level: str
+    epsilon: float
+    delta: float
+    delta_reached: float
+    sigma: float
+    psi: float
+    psi_star: float
+    rollback_to: int
+    rounds: int
+    scratch_rounds: int | None
+    accuracy: float | None
+    target: float
+    accuracy_forgotten_before: float | None
+    accuracy_forgotten_after: float | None
+    cost: Cost
+    training_noise: TrainingNoise | None = None
+
+
+def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
+    """What came of a finished request, from what is recorded."""
+    recorded = RecordedRequest(reader, row)
+    statements = [recorded.statement(one) for one in recorded.new_exposures()]
+    final = next((one for one in reader.node_rows() if one.node.node == row.final_node), None)
+    evaluations = {(one.node, one.subset): one for one in reader.evaluations()}
+    scratch = next((c for c in reader.comparisons() if c.request == row.request and c.method == "scratch"), None)
+    before = [
+        one
+        for (node, subset), one in evaluations.items()
+        if subset == f"forgotten:{row.request}" and node < (row.noise_node or 0)
+    ]
+
+    def accuracy(key: tuple[int | None, str]) -> float | None:
+        found: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
+        return found.accuracy if found else None
+
+    return Outcome(
+        request=row.request,
+        clients=row.clients,
+        method=row.method,
+        level=row.level or "none",
+        epsilon=row.epsilon,
+        delta=row.delta,
+        delta_reached=recorded.delta_reached,
+        sigma=recorded.noise_std,
+        psi=max((one.psi for one in statements), default=0.0),
+        psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
+        rollback_to=recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0,
+        rounds=final.node.position if final else 0,
+        scratch_rounds=scratch.rounds if scratch else None,
+        accuracy=accuracy((row.final_node, "active")),
+        target=recorded.terms.stop(recorded.view.spec.stop).target,
+        accuracy_forgotten_before=before[0].accuracy if before else None,
+        accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
+        cost=cost_of(reader, row),
+        training_noise=recorded.training_noise,
+    )

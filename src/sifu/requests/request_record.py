@@ -1,0 +1,173 @@
+"""Requests as an operator has to account for them: what happened when, by whom, until when, and in public.
+
+    received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
+    received, verified, planned -> refused or withdrawn           the client may take part again
+
+`verified` says that somebody checked who asked; nothing depends on it, since not every operator needs it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from sifu.errors import InputError
+from sifu.record.training import uninterrupted
+from sifu.store.actor import actor_name
+from sifu.store.reader import RunReader
+from sifu.store.table_rows import RequestRow
+from sifu.store.writer import RunWriter
+
+Decision = Literal["verified", "refused", "withdrawn"]
+LONGEST_REASON = 1000
+STATUS_AFTER = {
+    "request received": "received",
+    "request verified": "verified",
+    "request planned": "planned",
+    "rolled back": "running",
+    "request done": "done",
+    "request refused": "refused",
+    "request withdrawn": "withdrawn",
+}
+"""The kinds of events in the life of a request, and the status each leads to."""
+MAY_FOLLOW = {
+    "received": (None,),
+    "verified": ("received",),
+    "planned": ("received", "verified"),
+    "running": ("received", "verified", "planned"),
+    "done": ("running",),
+    "refused": ("received", "verified", "planned"),
+    "withdrawn": ("received", "verified", "planned"),
+}
+"""From which status each can be reached."""
+
+
+def decide(writer: RunWriter, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
+    """Record a decision on a request that waits; False if it was recorded before."""
+    if decision not in get_args(Decision):
+        raise InputError(f"a decision is {', '.join(get_args(Decision))}; found {decision!r}")
+    if len(reason) > LONGEST_REASON:
+        raise InputError(f"the reason has {len(reason)} characters: keep it below {LONGEST_REASON}")
+    known = {one.request: one for one in writer.requests()}
+    if request not in known:
+        raise InputError(f"there is no request {request!r} in this run; it has {', '.join(known) or 'none'}")
+    status = known[request].status
+    if status == decision:
+        return False
+    if status not in MAY_FOLLOW[decision]:
+        raise InputError(f"request {request} is {status}: it cannot be {decision} any more")
+    if decision == "refused" and not reason.strip():
+        raise InputError("a refusal needs a reason: give one with --reason")
+    with uninterrupted():
+        writer.record(f"request {decision}", {"request": request, "actor": actor_name(actor), "reason": reason})
+    return True
+
+
+def deadline_of(row: RequestRow) -> datetime.datetime:
+    """Until when a request is to be carried out."""
+    return _time(row.received) + datetime.timedelta(days=row.deadline_days)
+
+
+def is_overdue(row: RequestRow, now: datetime.datetime) -> bool:
+    """Whether a request is not done (or refused, or withdrawn) although its time is over, or was done too late."""
+    if row.status in ("refused", "withdrawn"):
+        return False
+    return (_time(row.finished) if row.finished else now) > deadline_of(row)
+
+
+def _time(text: str) -> datetime.datetime:
+    return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
+
+
+def history_of(reader: RunReader, request: str) -> list[dict[str, Any]]:
+    """Every step in the life of a request: status, time, actor, and the reason where one was given."""
+    steps = []
+    for event in reader.events():
+        content = event.content
+        if event.kind in STATUS_AFTER and _request_of(event.kind, content) == request:
+            steps.append(
+                {
+                    "status": STATUS_AFTER[event.kind],
+                    "time": event.time,
+                    "actor": content.get("actor", "unknown"),
+                    "reason": content.get("reason", ""),
+                }
+            )
+    return steps
+
+
+def public_record(reader: RunReader, now: datetime.datetime) -> list[dict[str, Any]]:
+    """The requests without personal data: no names, no ids (an operator may choose telling ones), no actors.
+
+    Counts and dates remain; whoever knows when somebody asked may recognise the request.
+    """
+    return [
+        {
+            "number": number,
+            "status": one.status,
+            "clients": len(one.clients),
+            "received": one.received[:10],
+            "deadline": deadline_of(one).strftime("%Y-%m-%d"),
+            "finished": one.finished[:10] if one.finished else None,
+            "overdue": is_overdue(one, now),
+            "method": one.method,
+            "level": one.level,
+            "epsilon": one.epsilon,
+            "delta": one.delta,
+        }
+        for number, one in enumerate(reader.requests(), start=1)
+    ]
+
+
+def check_lifecycles(reader: RunReader) -> Iterator[str]:
+    """No step may follow another out of order: a request that was refused is not carried out."""
+    status: dict[str, str] = {}
+    for event in reader.events():
+        if event.kind not in STATUS_AFTER:
+            continue
+        request, new = _request_of(event.kind, event.content), STATUS_AFTER[event.kind]
+        if status.get(request) not in MAY_FOLLOW[new]:
+            yield f"request {request}: event {event.seq} makes it {new}, but it was {status.get(request)}"
+        status[request] = new
+
+
+def _request_of(kind: str, content: dict[str, Any]) -> str:
+    found = content["request"]["request"] if kind == "request received" else content["request"]
+    return str(found)
+
+
+def plain_answer(body: dict[str, Any]) -> list[str]:
+    """What a client is told, in plain words, from the public certificate."""
+    many = len(body["clients"]) > 1
+    level = body["level"]
+    lines = [
+        f"The request {body['request']} to forget {', '.join(body['clients'])}, received on {body['received'][:10]}, "
+        f"was carried out on {body['carried_out'][:10]}."
+    ]
+    whose = "these participants'" if many else "this participant's"
+    if level == "exact":
+        lines.append(f"The model in use was trained again from a point that {whose} data never reached.")
+    elif level == "none":
+        lines.append(
+            f"Nothing is guaranteed ({body['method']}): nobody can say how much of {whose} data is still in the model."
+        )
+    else:
+        rate = body["attacker_true_positive_rate_at_1_percent"]
+        lines.append(
+            "Training went back, random noise was added, and training went on without "
+            f"{'them' if many else 'the participant'}."
+            if body["protection"] == "noise"
+            else "Random noise was added to every contribution during training, and training went on without it."
+        )
+        lines.append(
+            "Somebody who tries to tell from the models released since whether the data was ever used, and who may be "
+            f"wrong about one in a hundred others, is right at most {math.ceil(100 * rate - 1e-9)} times in a hundred."
+        )
+        if level == "conditional":
+            lines.append("This holds if these assumptions hold, which nobody has proven:")
+            lines += [f"- {one['statement']}" for one in body["premises"] if one["status"] == "assumed"]
+    lines += [f"Erased: {body['erased']}", f"Kept: {body['remains']}", "Not covered:"]
+    lines += [f"- {one}" for one in body["not_covered"]]
+    return lines

@@ -1,0 +1,1 @@
+"""A federation that stays up: the worker between rounds, and the server on Flower."""

@@ -1,0 +1,361 @@
+"""A ServerApp that trains, forgets and certifies: `app = server_app()` in an app's server file is all there is to it.
+
+Everything that must survive lives in the run folder: a new `flwr run` of the same app goes on where the last one ended,
+with the same clients and the same ones forgotten, whatever was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sifu.api.start_run import check_same_spec, create_run, open_run
+from sifu.core.identity import Admitted, plain
+from sifu.core.premises import Level
+from sifu.core.spec import Spec
+from sifu.engines.flower.engine import Blueprint, FlowerFederation, Patience
+from sifu.engines.flower.exchange import Exchange
+from sifu.engines.flower.ready import blueprint, plan_of
+from sifu.engines.flower.roster import ClaimedRoster, KeyRoster, Roster
+from sifu.engines.flower.wire import WireProfile, profile_message, read_profile
+from sifu.errors import InputError, NobodyAnsweredError
+from sifu.launch.federation import FLOWER, preprocessing_of
+from sifu.launch.spec_files import load_spec
+from sifu.record.run_view import Regularities, RunView
+from sifu.record.training import Progress, uninterrupted
+from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
+from sifu.server.worker import Tell, serve
+from sifu.store.database import CLIENTS_FILE, DATABASE
+from sifu.store.reader import JOINED, RunReader
+from sifu.store.writer import RunWriter
+from sifu.theory.facts import AUTHENTICATED, CLAIMED
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_NEWCOMERS = 10.0
+"""Seconds between two looks whether a client that may join is online."""
+REPORTED = "reported"
+"""The key of the run table that holds the clients' profiles as they reported them."""
+MakeBlueprint = Callable[..., tuple[Blueprint, Spec]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run config of the app: what `[tool.flwr.app.config]` holds and `--run-config` overrides.
+
+    `run` and `spec` are absolute paths on the server's machine. `insecure_identity` lets nodes be whoever they say
+    they are and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
+    before the run is made, `linger` for requests after training is done. With `masked_updates` the server learns the
+    mean of a round's updates and no single one.
+    """
+
+    run: str
+    spec: str
+    insecure_identity: bool = False
+    clients: int = 0
+    wait: float = 300.0
+    linger: float = 0.0
+    timeout: float = 600.0
+    min_replies: int = 1
+    masked_updates: bool = False
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Settings:
+        """From a run config, whose keys have dashes."""
+        known = {one.name.replace("_", "-"): one.name for one in fields(Settings)}
+        given = {known[key]: value for key, value in config.items() if key in known}
+        if not {"run", "spec"} <= set(given):
+            raise InputError("the app's config needs run (the run folder) and spec (a TOML file, see sifu init)")
+        for key in ("run", "spec"):
+            if not Path(str(given[key])).is_absolute():
+                raise InputError(f"{key} must be an absolute path on the server's machine, found {given[key]!r}")
+        return Settings(**given)
+
+    @property
+    def patience(self) -> Patience:
+        """What the engine needs of them."""
+        return Patience(timeout=float(self.timeout), min_replies=int(self.min_replies))
+
+
+def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
+    """The ServerApp; `make_blueprint` is for models of your own (`sifu.engines.flower.own`)."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve_on_flower(grid, Settings.of(context.run_config), make_blueprint, progress=_tell_round, tell=_tell)
+
+    return app
+
+
+def _tell(line: str) -> None:
+    """A line in the stream of `flwr run`."""
+    print(line, flush=True)
+
+
+def _tell_round(made: Progress) -> None:
+    """A line for each round; what went wrong in it is logged there, too."""
+    accuracy = "" if math.isnan(made.accuracy) else f", accuracy {made.accuracy:.1%}"
+    _tell(f"{made.phase}: {made.rounds} rounds{accuracy}")
+
+
+def serve_on_flower(
+    grid: Grid,
+    settings: Settings,
+    make_blueprint: MakeBlueprint = blueprint,
+    patience: Patience | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    min_level: Level | None = None,
+    tell: Tell = log.info,
+) -> list[str]:
+    """Make the run or go on with it, until all is done; returns the requests that were carried out."""
+    folder = Path(settings.run)
+    patience = patience or settings.patience
+    spec = load_spec(settings.spec)
+    listed = listed_clients(folder)
+    check_identity(grid, settings, listed)
+    if (Path(settings.spec).parent / "pyproject.toml").exists() and folder.is_relative_to(Path(settings.spec).parent):
+        log.warning(
+            "the run folder %s lies in the app, and flwr run sends certificates and other files of it to every node: "
+            "move it out of the app, and name the new place in the app's config",
+            folder,
+        )
+    office = _Office(grid, settings, patience, spec, listed, make_blueprint, tell)
+    if (folder / DATABASE).exists():
+        engine = office.continue_run(folder)
+    else:
+        engine = office.begin_run(folder)
+    run = open_run(folder, engine=engine)
+    run.engine()  # refuses clients or a model that are not those of the run
+    return serve(
+        run,
+        engine,
+        linger=settings.linger,
+        lock_wait=settings.wait,
+        min_level=min_level,
+        progress=progress,
+        tell=tell,
+        after_mail=office.update_keys,
+        more_mail=office.newcomer_waits,
+    )
+
+
+def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -> None:
+    """A run that certifies knows its clients by their keys, over connections that nobody else can speak on."""
+    if settings.insecure_identity:
+        return
+    way = "or set insecure-identity = true for a demo, which caps every certificate at conditional"
+    if not listed:
+        raise InputError(
+            f"no client is on the list of {settings.run}: add each with sifu clients add {settings.run} --name NAME "
+            f"--key NODE.pub, and give that key to its SuperNode (--auth-supernode-private-key), {way}"
+        )
+    # Flower tells the app in no other way whether SuperLink speaks TLS.
+    if getattr(grid, "_insecure", False):
+        raise InputError(
+            "SuperLink runs with --insecure: whoever listens can speak for a node. Give it --ssl-certfile, "
+            f"--ssl-keyfile and --enable-supernode-auth, {way}"
+        )
+
+
+class _Office:
+    """Knows who the clients are: from the list, from their profiles, from the ledger."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        settings: Settings,
+        patience: Patience,
+        spec: Spec,
+        listed: Sequence[Admitted],
+        make_blueprint: MakeBlueprint,
+        tell: Tell,
+    ) -> None:
+        self._tell = tell
+        self._grid, self._settings, self._patience, self._spec = grid, settings, patience, spec
+        self._listed, self._make_blueprint = listed, make_blueprint
+        self._engine: FlowerFederation
+        self._newcomers: list[str] = []
+        self._looked = -LOOK_FOR_NEWCOMERS
+        self._failed: dict[int, str] = {}
+        self._exchange = Exchange(grid, patience.poll)
+        self._authenticated = not settings.insecure_identity
+        self._roster: Roster
+        if self._authenticated:
+            self._roster = KeyRoster(grid, {one.name: one.key for one in listed})
+        else:
+            self._roster = ClaimedRoster(grid, {}, self._ask_names)
+
+    def begin_run(self, folder: Path) -> FlowerFederation:
+        """A new run of the clients on the list, or of those that are there."""
+        profiles = self._collect()
+        engine, asked, resolved = self._make_engine(profiles, len(profiles))
+        writer = create_run(folder, asked, resolved, engine)
+        try:
+            self._admit(writer, profiles)
+        finally:
+            writer.close()
+        return engine
+
+    def continue_run(self, folder: Path) -> FlowerFederation:
+        """The run as it was begun; its clients need not be there yet."""
+        reader = RunReader(folder)
+        try:
+            reported, facts, joined = reader.value(REPORTED, ""), reader.facts, len(reader.joined())
+        finally:
+            reader.close()
+        identity = facts["identity"]
+        if (identity == AUTHENTICATED) != self._authenticated:
+            raise InputError(
+                f"{folder} was begun with clients known by {identity}: go on in the same way "
+                f"(insecure-identity = {str(identity != AUTHENTICATED).lower()})"
+            )
+        if reported:
+            profiles = [WireProfile.of_mapping(one) for one in json.loads(reported)]
+        else:  # it was killed between its first event and its second
+            profiles = self._collect()
+            writer = RunWriter.open(folder)
+            try:
+                self._admit(writer, profiles)
+            finally:
+                writer.close()
+        (folder / CLIENTS_FILE).unlink(missing_ok=True)
+        engine, asked, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
+        check_same_spec(open_run(folder, engine=engine), asked)
+        if tuple(facts["outside"]) != engine.facts.outside:  # certificates rest on what was recorded
+            raise InputError(
+                f"{folder} was begun with other rules (outside the theorem: {facts['outside'] or 'nothing'}; now "
+                f"{list(engine.facts.outside) or 'nothing'}): go on with the same min-replies and masked-updates"
+            )
+        return engine
+
+    def update_keys(self, writer: RunWriter) -> None:
+        """The list may have changed: new keys take effect, blocked ones were left out already, newcomers join."""
+        if isinstance(self._roster, KeyRoster):
+            self._roster.names = {one.key: one.name for one in recorded_clients(writer) if one.status == "allowed"}
+            self._newcomers = [one.name for one in joining(writer)]
+            for name, node in self._roster.nodes(self._newcomers).items():
+                profile = self._ask([node]).get(node)
+                if profile is not None:
+                    self._join(writer, replace(profile, name=name))
+                else:
+                    self._tell(f"{name} cannot join yet: {self._why_missing(node)}")
+            self._newcomers = [one.name for one in joining(writer)]
+
+    def newcomer_waits(self) -> bool:
+        """Whether somebody who may join is there; looked at a few times a minute."""
+        now = time.monotonic()
+        if not self._newcomers or now - self._looked < LOOK_FOR_NEWCOMERS:
+            return False
+        self._looked = now
+        return bool(self._roster.nodes(self._newcomers))
+
+    def _join(self, writer: RunWriter, profile: WireProfile) -> None:
+        """One event makes a client of it; one that would lower what is proven for the others is refused."""
+        view = RunView(writer)
+        profiles = [WireProfile.of_mapping(one) for one in json.loads(writer.value(REPORTED))]
+        try:
+            made, _ = self._blueprint(view.spec, [*profiles, profile])
+            before = view.regularities.measured.kind
+            after = Regularities.of(made.clients, view.facts, view.spec).measured.kind
+            if after != before:
+                raise InputError(f"with its smoothness {profile.smoothness} the run would be {after}, not {before}")
+            self._engine.renew(made)
+        except InputError as error:
+            rest = [one for one in recorded_clients(writer) if one.name != profile.name]
+            with uninterrupted():
+                content = {"run": {ADMITTED: plain(rest)}, "client": profile.name, "reason": str(error)}
+                writer.record("client refused", content)
+            self._tell(f"{profile.name} cannot join and is off the list: {error}")
+            return
+        reported = [one.to_mapping() for one in [*profiles, profile]]
+        with uninterrupted():
+            writer.record(JOINED, {"run": {REPORTED: reported}, "client": profile.name}, joined=profile.client)
+        self._tell(f"{profile.name} joined: it takes part from the next round on")
+
+    def _admit(self, writer: RunWriter, profiles: Sequence[WireProfile]) -> None:
+        values = {ADMITTED: plain(self._listed), REPORTED: [one.to_mapping() for one in profiles]}
+        with uninterrupted():
+            writer.record("clients admitted", {"run": values})
+        (writer.folder / CLIENTS_FILE).unlink(missing_ok=True)
+
+    def _blueprint(self, spec: Spec, profiles: Sequence[WireProfile]) -> tuple[Blueprint, Spec]:
+        identity = AUTHENTICATED if self._authenticated else CLAIMED
+        return self._make_blueprint(spec, profiles, identity=identity, preprocessing=preprocessing_of(spec))
+
+    def _make_engine(
+        self, profiles: Sequence[WireProfile], founders: int, rate: float | None = None
+    ) -> tuple[FlowerFederation, Spec, Spec]:
+        """The engine, the spec as it was asked for, and with what was found filled in.
+
+        An automatic `rate` was found among the founders, and stays what it was when others have joined.
+        """
+        data = replace(self._spec.data, name=FLOWER, clients=max(2, founders), samples_per_client=0)
+        asked = replace(self._spec, data=data)
+        known = asked if rate is None else replace(asked, local=replace(asked.local, rate=rate))
+        made, resolved = self._blueprint(known, profiles)
+        keep = self._spec.keep
+        if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):
+            raise InputError("with masked-updates the spec's keep.gram_clients and keep.updates_every must be 0")
+        self._engine = FlowerFederation(
+            self._grid, self._roster, made, self._patience, masked=self._settings.masked_updates
+        )
+        return self._engine, asked, resolved
+
+    def _collect(self) -> list[WireProfile]:
+        """Every client's profile; all of them are needed once, so they are waited for."""
+        wanted = [one.name for one in self._listed if one.status == "allowed"]
+        end = time.monotonic() + self._settings.wait
+        found: dict[str, WireProfile] = {}
+        told: list[str] = []
+        while True:
+            if self._authenticated:
+                nodes = self._roster.nodes([name for name in wanted if name not in found])
+                asked = self._ask(list(nodes.values()))
+                found |= {name: replace(asked[node], name=name) for name, node in nodes.items() if node in asked}
+                missing = [f"{name}, {self._why_missing(nodes.get(name))}" for name in wanted if name not in found]
+            else:
+                asked = self._ask([int(one) for one in self._grid.get_node_ids()])
+                found = {one.name: one for one in asked.values()}
+                if len(found) < len(asked):
+                    raise InputError("two nodes claim the same name: every client needs one of its own")
+                missing = ["more nodes"] * max(0, max(2, int(self._settings.clients)) - len(found))
+                missing += [f"node {node}, {why}" for node, why in self._failed.items()] if missing else []
+            if not missing:
+                order = wanted if self._authenticated else sorted(found)
+                return [found[name] for name in order]
+            if time.monotonic() >= end:
+                raise NobodyAnsweredError(
+                    f"after {self._settings.wait:g} s clients are still missing ({'; '.join(missing[:5])}): see that "
+                    "their SuperNodes run and log no error, then start the run again; nothing was made"
+                )
+            if missing != told:
+                self._tell(f"waiting for {'; '.join(missing[:5])}")
+                told = missing
+            time.sleep(min(self._patience.pause, 2.0))
+
+    def _why_missing(self, node: int | None) -> str:
+        return "its node is not there" if node is None else self._failed.get(node, "it was not asked yet")
+
+    def _ask(self, nodes: list[int]) -> dict[int, WireProfile]:
+        plan = plan_of(self._spec, self._spec.model.outputs).to_text() if self._spec.model.kind != "python" else ""
+        timeout = min(self._patience.timeout, 120.0)
+        answers, self._failed = self._exchange.ask(
+            {node: profile_message(node, plan, timeout) for node in nodes}, timeout, read_profile
+        )
+        return answers
+
+    def _ask_names(self, nodes: list[int]) -> dict[int, str]:
+        return {node: one.name for node, one in self._ask(nodes).items()}

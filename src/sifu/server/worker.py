@@ -1,0 +1,150 @@
+"""A server that stays: it trains, takes in what arrives between rounds, carries it out, and goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from sifu.api.run import Run
+from sifu.core.engine import Engine
+from sifu.core.premises import Level
+from sifu.errors import NobodyAnsweredError, NotCertifiableError, RunBusyError
+from sifu.record.run_view import RunView
+from sifu.record.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
+from sifu.requests.client_list import recorded_clients
+from sifu.requests.lifecycle import Lifecycle
+from sifu.requests.mailbox import LOOK_EVERY, Mailbox
+from sifu.store import keys
+from sifu.store.writer import RunWriter
+from sifu.verify.integrity import check_integrity
+
+log = logging.getLogger(__name__)
+Tell = Callable[[str], None]
+"""Takes a line for whoever watches the server."""
+
+
+def serve(
+    run: Run,
+    engine: Engine,
+    *,
+    linger: float = 0.0,
+    lock_wait: float = 0.0,
+    min_level: Level | None = None,
+    progress: ProgressCallback | None = None,
+    tell: Tell = log.info,
+    after_mail: Callable[[RunWriter], None] | None = None,
+    more_mail: Callable[[], bool] = lambda: False,
+) -> list[str]:
+    """Train until the stop rule holds, carrying requests out as they arrive; returns those that were carried out.
+
+    A request that arrives stops its clients from being sampled at once; it is carried out when the rounds of
+    the request before it are done, or at once if there is none. When all is done, the server waits `linger` seconds for
+    more. Killed at any time, calling this again goes on; a server before it that has not noticed its end yet is waited
+    for up to `lock_wait` seconds. `after_mail` is called before the first round and whenever
+    letters were taken in, or `more_mail` said that there is something else to look at.
+    """
+    writer = _open_patiently(run.folder, lock_wait, tell)
+    try:
+        check_integrity(writer)
+        keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
+        # Whoever was blocked or asked to be forgotten is not asked for even one round more.
+        mailbox = Mailbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
+        watched = _recording(writer, engine, progress)
+        lifecycle = Lifecycle(writer, engine, watched, mailbox)
+        mailbox.take_in()
+        refused: set[str] = set()
+        done: list[str] = []
+        told_of, idle_since = -1.0, time.monotonic()
+
+        def finish(requests: list[str]) -> None:
+            done.extend(requests)
+            for one in writer.requests():
+                if one.request in requests:
+                    tell(f"request {one.request} is done: {one.level}")
+
+        while True:
+            if mailbox.waiting():
+                mailbox.take_in()
+            finish(lifecycle.finish_running())
+            waiting = [one.request for one in writer.requests() if one.waits]
+            request = next((one for one in waiting if one not in refused), None)
+            if request is not None:
+                try:
+                    tell(f"request {request} is being carried out")
+                    lifecycle.carry_out(request, min_level)
+                    finish([request])
+                except NotCertifiableError as error:  # it must not hold up the requests behind it
+                    log.warning("request %s: %s", request, error)
+                    refused.add(request)
+                idle_since = time.monotonic()
+            elif writer.phase == "training":
+                training = RecordedTraining(engine, writer, RunView(writer))
+                if training.run("training", watched, mailbox.waiting):
+                    training.finish()
+                else:
+                    mailbox.take_in()
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since >= linger:
+                return done
+            else:
+                if told_of < idle_since:
+                    tell(f"nothing is left to do: waiting {linger:g} s for requests")
+                    told_of = idle_since
+                time.sleep(LOOK_EVERY)
+            _record_incidents(writer, engine)  # evaluations come after the last round
+    except NobodyAnsweredError:
+        _record_incidents(writer, engine)  # why they did not
+        raise
+    finally:
+        writer.close()
+
+
+def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
+    """The run's writer; another one may need a moment to let go of it."""
+    end, told = time.monotonic() + lock_wait, False
+    while True:
+        try:
+            return RunWriter.open(folder)
+        except RunBusyError as error:
+            if time.monotonic() >= end:
+                raise
+            if not told:
+                tell(f"waiting up to {lock_wait:g} s: {error}")
+            told = True
+            time.sleep(LOOK_EVERY)
+
+
+def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter], None] | None) -> None:
+    """Tell an engine that speaks to other machines whom it must not speak to any more."""
+    leave_out = getattr(engine, "leave_out", None)
+    if leave_out is not None:
+        view = RunView(writer)
+        blocked = {one.name for one in recorded_clients(writer) if one.status == "blocked"}
+        leave_out(view.forgotten | view.waiting | {view.index_of[name] for name in blocked if name in view.index_of})
+    if after_mail:
+        after_mail(writer)
+
+
+def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | None) -> ProgressCallback:
+    """Progress that also writes down what went wrong in a round."""
+
+    def after_round(made: Progress) -> None:
+        _record_incidents(writer, engine)
+        if progress:
+            progress(made)
+
+    return after_round
+
+
+def _record_incidents(writer: RunWriter, engine: Engine) -> None:
+    """Write down what went otherwise than asked since the last time, where the engine knows."""
+    take_incidents = getattr(engine, "take_incidents", None)
+    incidents = take_incidents() if take_incidents else []
+    if incidents:
+        for one in incidents:
+            log.warning("round %d.%d %s: %s", one.branch, one.round, one.client, one.what)
+        with uninterrupted():
+            writer.record("incidents", {"incidents": [asdict(one) for one in incidents]})

@@ -1,0 +1,72 @@
+"""How many predictions the current model gets right, client by client: one small file, for plans only.
+
+A plan reads from it how the accuracy changes when certain clients are no longer counted. No certificate depends on it,
+so it is no part of the ledger, and can be taken away: it goes when a client in it is rolled back, and is written anew,
+without that client, when the retraining ends. Without it plans are made as if everyone were alike.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Evaluation
+from sifu.core.ledger import canonical_json
+from sifu.store.files import sync_folder, write_atomically
+from sifu.store.regular_files import read_plain
+
+STANDING_FILE = "standing.json"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Of the model of `node`: each client's samples and how many of them are predicted right."""
+
+    node: int
+    clients: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    correct: NDArray[np.int64]
+
+    def gain_without(self, leaving: set[int]) -> float:
+        """How much larger the accuracy is when `leaving` are not counted; 0 where nobody else is."""
+        stays = ~np.isin(self.clients, list(leaving))
+        total, left = int(self.samples.sum()), int(self.samples[stays].sum())
+        if left == 0:
+            return 0.0
+        return float(self.correct[stays].sum()) / left - float(self.correct.sum()) / total
+
+
+def write_standing(folder: Path, node: int, evaluation: Evaluation) -> None:
+    """Put an evaluation of the model of `node` in place of the one before."""
+    content = {
+        "node": node,
+        "clients": evaluation.clients.tolist(),
+        "samples": evaluation.samples.tolist(),
+        "correct": evaluation.correct.tolist(),
+    }
+    write_atomically(folder / STANDING_FILE, canonical_json(content))
+
+
+def read_standing(folder: Path) -> Standing | None:
+    """The last one written; None where there is none that makes sense."""
+    try:
+        content = json.loads(read_plain(folder / STANDING_FILE))
+        columns = [np.array(content[name], dtype=np.int64) for name in ("clients", "samples", "correct")]
+        clients, samples, correct = columns
+        made = Standing(int(content["node"]), clients, samples, correct)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if {one.shape for one in columns} != {(clients.size,)} or np.any(correct < 0) or np.any(correct > samples):
+        return None
+    return made
+
+
+def remove_standing(folder: Path) -> None:
+    """Take it away; nothing to take away is fine too."""
+    if (folder / STANDING_FILE).exists():
+        (folder / STANDING_FILE).unlink()
+        sync_folder(folder)

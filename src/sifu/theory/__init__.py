@@ -1,0 +1,1 @@
+"""The mathematics of certified federated unlearning (docs/theory.md): pure functions over numpy."""

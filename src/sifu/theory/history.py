@@ -1,0 +1,347 @@
+"""The active history as one path, and Psi of a client or a set along it (DESIGN sections 4 and 6).
+
+    theta_0^0 -> rounds -> (noise) -> rounds -> (noise) -> ...
+
+A place on the path is a *depth*, 0 for the initial model. A noise edge adds nothing to any Psi: the same
+noise is added in both worlds. Psi of a subject (one client, or a set taken jointly) changes only at the
+rounds it took part in, but for the common factor L of everyone absent, whose running product is kept for
+the path; so a curve costs O(rounds the subject took part in).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.theory.regularity import NOBODY, RoundRegularity
+from sifu.theory.sensitivity import (
+    client_increments,
+    population_increments,
+    set_increment_bound,
+    set_increment_exact,
+)
+from sifu.theory.tracking import SMALLEST_TRACE, gather_rounding, rounding_growth
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Accounting = Literal["round", "population"]
+NodeKind = Literal["initial", "round", "noise", "heuristic"]
+_UP = 1.0 + 2.0**-50
+
+
+@dataclass(frozen=True)
+class PathNode:
+    """One model of the history and the edge that made it: the initial model, a round, added noise, or a heuristic.
+
+    For a round: `regularity` sums up its participants, `mean_shift` = ||mean - theta^n||, `rounding` is its
+    allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart), `rounding` the allowance of
+    its addition (`sifu.core.noise.noise_rounding`), and `order` counts the requests carried out, so that "added at or
+    after f asked" is a comparison of orders. A heuristic made the model from stored updates of clients: nothing is
+    known of anybody's influence on it, so from it on every Psi is infinite; `position` counts the rounds it took.
+    """
+
+    node: int
+    parent: int | None
+    kind: NodeKind
+    branch: int
+    position: int
+    regularity: RoundRegularity = NOBODY
+    mean_shift: float = 0.0
+    rounding: float = 0.0
+    noise_std: float = 0.0
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class TakenPart:
+    """The rounds one client took part in, by depth of the model that each round made."""
+
+    depths: Integers
+    samples: Integers
+    drifts: Floats
+    factor: float
+    averagedness: float
+
+
+class _RunningProduct:
+    """Products of consecutive factors: mantissas and binary exponents, zeros and infinities counted apart."""
+
+    def __init__(self, factors: list[float]) -> None:
+        mantissa, exponent, zeros, infinities, others = 1.0, 0, 0, 0, 0
+        rows = []
+        for factor in factors:
+            if factor == 0.0:
+                zeros += 1
+            elif math.isinf(factor):
+                infinities += 1
+            else:
+                mantissa, shift = math.frexp(mantissa * factor)
+                exponent += shift
+            others += factor != 1.0
+            rows.append((mantissa, exponent, zeros, infinities, others))
+        mantissas, exponents, zero_counts, infinity_counts, other_counts = zip(*rows, strict=True)
+        self._mantissas: Floats = np.array(mantissas)
+        self._exponents, self._zeros, self._infinities, self._others = (
+            np.array(column, dtype=np.int64) for column in (exponents, zero_counts, infinity_counts, other_counts)
+        )
+
+    def between(self, start: Integers, stop: Integers) -> Floats:
+        """Product over (start, stop], enlarged by more than the rounding of all its factors."""
+        shift = np.clip(self._exponents[stop] - self._exponents[start], -5000, 5000).astype(np.int32)
+        with np.errstate(over="ignore", under="ignore"):
+            ratio = np.ldexp(self._mantissas[stop] / self._mantissas[start], shift)
+            ratio = ratio * (1.0 + (np.asarray(stop) + 8) * 2.0**-51)
+        ratio = np.where(self._zeros[stop] > self._zeros[start], 0.0, ratio)
+        ratio = np.where(self._infinities[stop] > self._infinities[start], np.inf, ratio)
+        # Exactly 1 where nothing but ones was multiplied: Psi at a depth must not depend on what comes after it.
+        return np.where(self._others[stop] == self._others[start], 1.0, ratio)
+
+
+class ActivePath:
+    """The nodes from the initial model to the current one, with the running quantities every Psi shares."""
+
+    def __init__(
+        self,
+        nodes: list[PathNode],
+        server_rate: float,
+        accounting: Accounting = "round",
+        population_samples: int = 0,
+        grams: Mapping[int, tuple[Integers, Floats]] | None = None,
+        parameters: int = 0,
+    ) -> None:
+        self.nodes = nodes
+        self.server_rate = server_rate
+        self.accounting = accounting
+        self.population_samples = population_samples
+        self.parameters = parameters
+        self._grams = grams or {}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def tip(self) -> int:
+        """The depth of the current model."""
+        return len(self.nodes) - 1
+
+    @cached_property
+    def depth_of(self) -> dict[int, int]:
+        """Depth of each node of the path."""
+        return {node.node: depth for depth, node in enumerate(self.nodes)}
+
+    def rounds_until(self, depth: int) -> int:
+        """How many rounds of the path lead to `depth`; noise edges are no rounds."""
+        return int(self._rounds[min(depth, self.tip)]) if depth >= 0 else 0
+
+    @cached_property
+    def _rounds(self) -> Integers:
+        return np.cumsum([node.kind == "round" for node in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def covering_order(self) -> Integers:
+        """The largest order of a request whose noise lies on the path to each depth; -1 before the first."""
+        orders = [node.order if node.kind == "noise" and node.noise_std > 0.0 else -1 for node in self.nodes]
+        return np.maximum.accumulate(np.array(orders, dtype=np.int64))
+
+    @cached_property
+    def noise_depths(self) -> list[tuple[int, int]]:
+        """(depth, order) of each noise edge on the path."""
+        return [(d, node.order) for d, node in enumerate(self.nodes) if node.kind == "noise"]
+
+    @cached_property
+    def added_noise(self) -> tuple[Integers, Integers, Floats]:
+        """Depth, rounds until there and size of every noise on the path that is not zero, in order."""
+        depths = np.array([d for d, _ in self.noise_depths if self.nodes[d].noise_std > 0.0], dtype=np.int64)
+        return depths, self._rounds[depths], np.array([self.nodes[d].noise_std for d in depths.tolist()])
+
+    def noise_energy(self, depth: int) -> float:
+        """The sum of sigma^2 of all noise on the path to `depth`."""
+        return float(self._noise_energy[np.searchsorted(self.added_noise[0], depth, side="right")])
+
+    @cached_property
+    def _noise_energy(self) -> Floats:
+        return np.concatenate([[0.0], np.cumsum(self.added_noise[2] ** 2)])
+
+    @cached_property
+    def unbounded_from(self) -> int:
+        """The depth of the first heuristic's model, from which on no Psi is bounded; beyond the path without one."""
+        return next((d for d, node in enumerate(self.nodes) if node.kind == "heuristic"), len(self.nodes))
+
+    @cached_property
+    def rounding(self) -> Floats:
+        """R(n): the allowance for floating point gathered up to each depth."""
+        gathered, values = 0.0, np.zeros(len(self.nodes))
+        if not any(node.rounding for node in self.nodes):
+            return values
+        for depth, node in enumerate(self.nodes):
+            if node.kind == "round":
+                growth = rounding_growth(node.regularity, self.server_rate)
+                gathered = gather_rounding(gathered, growth, node.rounding)
+            elif node.kind == "noise":
+                gathered = gather_rounding(gathered, 1.0, node.rounding)
+            values[depth] = gathered
+        return values
+
+    @cached_property
+    def _products(self) -> _RunningProduct | None:
+        """The running product of the absent L over the path; None when all of them are 1."""
+        if self.server_rate <= 1.0 and all(node.regularity.all_one for node in self.nodes if node.kind == "round"):
+            return None
+        factors = [node.regularity.absent(self.server_rate) if node.kind == "round" else 1.0 for node in self.nodes]
+        return None if all(factor == 1.0 for factor in factors) else _RunningProduct(factors)
+
+    @property
+    def constant_when_absent(self) -> bool:
+        """Whether Psi of whoever is absent never moves but for rounding (L = 1 in every round)."""
+        return self._products is None
+
+    def growth(self, start: Integers, stop: Integers) -> Floats:
+        """Product of the absent L over rounds (start, stop], rounded up."""
+        if self._products is None:
+            return np.ones(np.shape(stop))
+        return self._products.between(start, stop)
+
+    def gram(self, depth: int) -> tuple[Integers, Floats] | None:
+        """(participants, Gram matrix) of the round that made this depth, when it was kept."""
+        return self._grams.get(self.nodes[depth].node)
+
+
+@dataclass(frozen=True)
+class PsiCurve:
+    """Psi(n, subject) at every depth n of a path."""
+
+    path: ActivePath
+    depths: Integers
+    values: Floats
+
+    def at(self, depths: int | Integers) -> Floats:
+        """Psi at the given depths, rounded up; exactly zero only before the subject first took part.
+
+        Infinite from a heuristic's model on, also for whoever never took part: what the heuristic did with
+        the stored updates is not tracked.
+        """
+        wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))
+        last = np.searchsorted(self.depths, wanted, side="right") - 1
+        result = np.zeros(wanted.size)
+        seen = last >= 0
+        if np.any(seen):
+            index, there = last[seen], wanted[seen]
+            bare = _times(self.values[index], self.path.growth(self.depths[index], there))
+            result[seen] = np.maximum((bare + self.path.rounding[there]) * _UP, SMALLEST_TRACE)
+        result[wanted >= self.path.unbounded_from] = np.inf
+        return result
+
+    def largest_until(self, depth: int) -> float:
+        """The largest Psi at any depth up to this one."""
+        if self.path.constant_when_absent:
+            marks = [int(d) for d in self.depths if d <= depth]
+            return float(self.at(np.array([*marks, depth])).max())
+        return float(self.at(np.arange(depth + 1)).max())
+
+    def one(self, depth: int) -> float:
+        """Psi at one depth."""
+        return float(self.at(depth)[0])
+
+
+def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
+    """Psi(., c) of one client from its own scalars (theorem 1)."""
+    if path.accounting == "population":
+        increments = population_increments(part.samples, part.drifts, path.population_samples, path.server_rate)
+    else:
+        rounds = [path.nodes[depth] for depth in part.depths.tolist()]
+        increments = client_increments(
+            part.samples,
+            part.drifts,
+            np.array([one.regularity.total_samples for one in rounds], dtype=np.int64),
+            np.array([one.mean_shift for one in rounds]),
+            path.server_rate,
+        )
+    return _accumulate(
+        path,
+        part.depths,
+        increments,
+        part.samples.astype(np.float64),
+        np.full(part.depths.size, part.factor),
+        np.full(part.depths.size, part.averagedness),
+    )
+
+
+def joint_curve(path: ActivePath, parts: Mapping[int, TakenPart]) -> PsiCurve:
+    """Psi(., W) of a set taken jointly, exact where the Gram matrix was kept, by the triangle inequality elsewhere."""
+    by_depth: dict[int, list[tuple[int, int, float, float, float]]] = {}
+    for client, part in sorted(parts.items()):
+        for depth, samples, drift in zip(part.depths, part.samples, part.drifts, strict=True):
+            row = (client, int(samples), float(drift), part.factor, part.averagedness)
+            by_depth.setdefault(int(depth), []).append(row)
+    depths = np.array(sorted(by_depth), dtype=np.int64)
+    increments, counts, factors, averagedness = (np.zeros(depths.size) for _ in range(4))
+    for index, depth in enumerate(depths.tolist()):
+        rows = by_depth[depth]
+        samples = np.array([row[1] for row in rows], dtype=np.int64)
+        increments[index] = _joint_increment(path, depth, rows, samples)
+        total = float(samples.sum())
+        counts[index] = total
+        # Means weighted by samples; with no samples at all nothing is subtracted, whatever they are.
+        factors[index] = sum(row[1] * row[3] for row in rows) / total if total else 1.0
+        averagedness[index] = sum(row[1] * row[4] for row in rows) / total if total else 1.0
+    return _accumulate(path, depths, increments, counts, factors, averagedness)
+
+
+def _joint_increment(
+    path: ActivePath, depth: int, rows: list[tuple[int, int, float, float, float]], samples: Integers
+) -> float:
+    node = path.nodes[depth]
+    total = path.population_samples if path.accounting == "population" else node.regularity.total_samples
+    drifts = np.array([row[2] for row in rows])
+    bound = set_increment_bound(samples, drifts, total, node.mean_shift, path.server_rate)
+    kept = path.gram(depth)
+    if kept is None or path.accounting == "population" or len(rows) == 1:
+        return bound
+    participants, matrix = kept
+    index = np.searchsorted(participants, np.array([row[0] for row in rows]))
+    exact = set_increment_exact(
+        samples,
+        matrix[np.ix_(index, index)],
+        total,
+        node.mean_shift,
+        path.server_rate,
+        path.parameters,
+    )
+    return min(bound, exact)
+
+
+def _accumulate(
+    path: ActivePath,
+    depths: Integers,
+    increments: Floats,
+    counts: Floats,
+    factors: Floats,
+    averagedness: Floats,
+) -> PsiCurve:
+    """Psi' = L(W) Psi + Delta_W at each round the subject took part in, the absent L between them."""
+    values = np.zeros(depths.size)
+    psi, previous = 0.0, 0
+    for index, depth in enumerate(depths.tolist()):
+        one = slice(index, index + 1)
+        if psi > 0.0 and not path.constant_when_absent:
+            psi = float(_times(np.array([psi]), path.growth(np.array([previous]), np.array([depth - 1])))[0])
+        regularity = path.nodes[depth].regularity
+        if psi > 0.0 and not (regularity.all_one and path.server_rate <= 1.0):
+            own = regularity.without(counts[one], factors[one], averagedness[one], path.server_rate)
+            psi = float(_times(np.array([psi]), own)[0])
+        psi = (psi + increments[index]) * _UP if increments[index] > 0.0 else psi
+        values[index], previous = psi, depth
+    return PsiCurve(path, depths, values)
+
+
+def _times(values: Floats, factors: Floats) -> Floats:
+    """values * factors rounded up, exact where a factor is 1; zero stays zero, and unbounded stays unbounded."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = values * factors * _UP
+    return np.where((values == 0.0) | np.isinf(values) | (factors == 1.0), values, product)

@@ -1,0 +1,303 @@
+"""How far apart one round can push two models: L of a round, for every class of losses (DESIGN section 4).
+
+One local gradient step of rate eta on a loss whose curvature lies between mu and beta moves two models
+apart by at most
+
+    B = max(|1 - eta mu|, |1 - eta beta|),
+
+mu > 0 strongly convex, mu = 0 convex (B = 1 while eta <= 2/beta), mu = -beta smooth (B = 1 + eta beta). It is
+never looser than equations B1-B3 of the paper's appendix. K steps of client i multiply to P_i, and a round
+with server rate g to
+
+    L_n(W) = |1 - g| + g sum_{i in S\\W} q_i P_i,       q_i = w_i / (1 - w_W).
+
+Momentum is outside the paper's theorem, though its authors' code uses 0.9; see `momentum_growth` and
+`largest_momentum_step`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.errors import InputError
+from sifu.theory.facts import ClientProfile, TrainingFacts
+
+Floats = NDArray[np.float64]
+RegularityClass = Literal["strongly convex", "convex", "smooth", "assumed"]
+_UP = 1.0 + 2.0**-50
+
+
+def step_factor(local_rate: float, smoothness: float, curvature: float) -> float:
+    """B of one gradient step, rounded up; exactly 1 where 1 is proven.
+
+    >>> step_factor(0.1, 4.0, 0.0), step_factor(0.1, 4.0, -4.0) >= 1.4
+    (1.0, True)
+    """
+    if curvature == 0.0 and local_rate * smoothness <= 2.0:
+        return 1.0
+    # The products and differences may each be off by half an ulp of 1 or of themselves.
+    return max(
+        (abs(1.0 - local_rate * bound) + 2.0**-52 * (1.0 + local_rate * abs(bound))) * _UP
+        for bound in (curvature, smoothness)
+    )
+
+
+def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int, nesterov: bool = False) -> float:
+    """a_K: how far K momentum steps on a beta-smooth loss can push two models apart, velocity reset first.
+
+    b' = rho b + beta a,  a' = a + eta b',  a_0 = 1, b_0 = 0; with Nesterov a' = a + eta (beta a + rho b').
+
+    >>> round(momentum_growth(0.1, 1.0, 0.0, 2), 12)
+    1.21
+    """
+    distance, velocity = 1.0, 0.0
+    for _ in range(steps):
+        gradient = smoothness * distance
+        velocity = (momentum * velocity + gradient) * _UP
+        push = gradient + momentum * velocity if nesterov else velocity
+        distance = (distance + local_rate * push) * _UP
+        if math.isinf(distance):
+            break
+    return distance
+
+
+@functools.lru_cache(maxsize=256)
+def largest_momentum_step(steps: int, momentum: float) -> float:
+    """x_max(K, rho): K heavy-ball steps on a convex loss never push two models apart while eta beta <= x_max.
+
+    With c^(j)_i = (1 - rho^(j-i))/(1 - rho), c = c^(K), D = diag(c), P_jj = c_j^2 and P_ij = c_j (c_i - c^(j)_i)
+    for i < j (P symmetric, steps count from 0),
+
+        x_max = 2 / lambda_max(D^-1/2 P D^-1/2).
+
+    Proof: delta_K = delta_0 - eta sum_j c_j u_j with u_j the difference of gradients at step j; co-coercivity
+    gives <u_j, delta_0> >= |u_j|^2/beta + eta sum_{i<j} c^(j)_i <u_j, u_i>; hence |delta_K|^2 <= |delta_0|^2
+    - eta^2 sum_ij A_ij <u_i, u_j> with A = 2D/(eta beta) - P, and A >= 0 while eta beta <= x_max.
+    Rounded down.
+
+    >>> [round(largest_momentum_step(k, 0.9), 3) for k in (1, 2, 3, 5)]
+    [2.0, 0.892, 0.5, 0.229]
+    """
+    if steps < 1 or not 0.0 <= momentum < 1.0:
+        raise InputError(f"momentum must lie in [0, 1) and steps be at least 1, found {momentum}, {steps}")
+    if momentum == 0.0 or steps == 1:
+        return 2.0
+    index = np.arange(steps)
+    # (1 - rho^k) / (1 - rho) without cancellation when rho is close to 1.
+    geometric = -np.expm1(np.arange(steps + 1) * math.log1p(momentum - 1.0)) / (1.0 - momentum)
+    reach = geometric[steps - index]  # c_i
+    gap = index[None, :] - index[:, None]  # j - i
+    partial = geometric[np.maximum(gap, 0)]  # c^(j)_i for i < j
+    upper = np.triu(reach[None, :] * (reach[:, None] - partial), k=1)
+    products = upper + upper.T + np.diag(reach**2)
+    scaled = products / np.sqrt(np.outer(reach, reach))
+    return float(2.0 / (np.linalg.eigvalsh(scaled)[-1] * (1.0 + 1e-9)))
+
+
+@dataclass(frozen=True)
+class LocalRegularity:
+    """What K local steps of one client can do to the distance of two models.
+
+    `factor` is P_i. `averagedness` is alpha_i, for which the local map is alpha-averaged (convex, no
+    momentum): then L = 1 also for server rates g with g sum q_i alpha_i <= 1. It is 1 where it is not known.
+    """
+
+    factor: float
+    averagedness: float
+
+
+def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float | None) -> LocalRegularity:
+    """P_i and alpha_i of one client; `assumed` is the B per step that a user takes on trust, if any.
+
+    alpha_i = K a / (1 + (K-1) a) with a = eta beta_i / 2 (a composition of averaged maps, Combettes & Yamada).
+    """
+    if assumed is not None:
+        return LocalRegularity(_power(assumed, client.local_steps), 1.0)
+    beta, mu = client.smoothness, client.curvature
+    if beta is None or mu is None:
+        raise InputError(
+            f"client {client.name!r} reports no smoothness bound, so no L is proven for it: "
+            'set regularity.kind = "assumed" (the certificate will say so) or train a linear model'
+        )
+    eta, rho, steps = facts.local_rate, facts.momentum, client.local_steps
+    if rho > 0.0:
+        if mu >= 0.0 and not facts.nesterov and eta * beta <= largest_momentum_step(steps, rho):
+            return LocalRegularity(1.0, 1.0)
+        return LocalRegularity(momentum_growth(eta, beta, rho, steps, facts.nesterov), 1.0)
+    factor = step_factor(eta, beta, mu)
+    power = 1.0 if factor == 1.0 else _power(factor, steps) * (1.0 + steps * 2.0**-50)
+    if mu >= 0.0 and eta * beta <= 2.0:
+        single = eta * beta / 2.0
+        averagedness = min(1.0, steps * single / (1.0 + (steps - 1) * single) * _UP)
+        return LocalRegularity(min(power, 1.0), averagedness)
+    return LocalRegularity(power, 1.0)
+
+
+def local_regularities(
+    clients: Sequence[ClientProfile], facts: TrainingFacts, assumed: float | None
+) -> tuple[Floats, Floats]:
+    """P_i and alpha_i of every client: `local_regularity` one by one, but for the many whose P_i is plainly 1."""
+    factors, averagedness = np.ones(len(clients)), np.ones(len(clients))
+    plain = np.zeros(len(clients), dtype=bool)
+    if assumed is None and facts.momentum == 0.0:
+        beta = np.array([np.nan if one.smoothness is None else one.smoothness for one in clients])
+        mu = np.array([np.nan if one.curvature is None else one.curvature for one in clients])
+        steps = np.array([one.local_steps for one in clients], dtype=np.float64)
+        product = facts.local_rate * beta
+        plain = (mu == 0.0) & (product <= 2.0)
+        single = product / 2.0
+        with np.errstate(invalid="ignore"):
+            alpha = np.minimum(1.0, steps * single / (1.0 + (steps - 1.0) * single) * _UP)
+        averagedness[plain] = alpha[plain]
+    for index in np.flatnonzero(~plain).tolist():
+        one = local_regularity(clients[index], facts, assumed)
+        factors[index], averagedness[index] = one.factor, one.averagedness
+    return factors, averagedness
+
+
+def _power(base: float, exponent: int) -> float:
+    """base ** exponent, infinite instead of an exception where float64 ends."""
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf
+
+
+def contraction(
+    factor_sum: Floats, remaining: Floats, factor_max: float, averagedness_sum: Floats, server_rate: float
+) -> Floats:
+    """L of a round, for one or many sets W at once, rounded up.
+
+    Over the remaining participants i in S\\W: `factor_sum` = sum n_i P_i, `averagedness_sum` = sum n_i alpha_i,
+    `remaining` = sum n_i; `factor_max` is the largest P_i of the round. With nobody remaining the
+    counterfactual does nothing and L = 1. Where every P_i is 1 the result is exactly 1 for g <= 1; for g > 1 it is 1
+    if g sum q_i alpha_i <= 1, since a relaxed averaged map does not expand.
+    """
+    anyone = remaining > 0
+    mean = factor_sum / np.where(anyone, remaining, 1.0)
+    # What is left of an infinite sum is not known: NaN must never pass for a bound.
+    mean = np.where(np.isnan(mean), np.inf, np.minimum(mean, factor_max))
+    result = (abs(1.0 - server_rate) + server_rate * mean) * _UP
+    if server_rate <= 1.0:
+        result = np.where(mean == 1.0, 1.0, result)
+    elif factor_max <= 1.0:
+        averaged = server_rate * averagedness_sum / np.where(anyone, remaining, 1.0) * _UP <= 1.0
+        result = np.where(averaged, np.minimum(result, 1.0), result)
+    return np.where(anyone, result, 1.0)
+
+
+@dataclass(frozen=True)
+class RoundRegularity:
+    """The sums over all participants of a round from which L follows for any W, by subtraction."""
+
+    total_samples: int
+    factor_sum: float
+    factor_max: float
+    averagedness_sum: float
+    averagedness_max: float
+
+    @staticmethod
+    def of(samples: NDArray[np.int64], factors: Floats, averagedness: Floats) -> RoundRegularity:
+        """Sum up a round's participants; an empty round has zeros and L = 1."""
+        if samples.size == 0:
+            return NOBODY
+        largest = float(factors.max())
+        return RoundRegularity(
+            int(samples.sum()),
+            _sum(samples * factors) if largest < 1e290 else math.inf,
+            largest,
+            _sum(samples * averagedness),
+            float(averagedness.max()),
+        )
+
+    @property
+    def all_one(self) -> bool:
+        """Whether every P_i is 1: then L = 1 for every W and every server rate up to 1."""
+        return self.factor_max == 1.0 and self.factor_sum == self.total_samples
+
+    def absent(self, server_rate: float) -> float:
+        """L for whoever did not take part."""
+        if server_rate <= 1.0 and self.all_one:
+            return 1.0
+        nobody = np.zeros(1)
+        return float(self.without(nobody, nobody, nobody, server_rate)[0])
+
+    def without(self, samples: Floats, factors: Floats, averagedness: Floats, server_rate: float) -> Floats:
+        """L_n(W): arguments are sum n_c, sum n_c P_c / sum n_c and sum n_c alpha_c / sum n_c of each W.
+
+        A subtraction may lose up to its operands' rounding, so its result is enlarged by that much.
+        """
+        if server_rate <= 1.0 and self.all_one:
+            return np.ones(np.shape(samples))  # every P_i is 1: what follows would find the same, more slowly
+        slack = 2.0**-49
+        if math.isinf(self.factor_sum):
+            rest = np.full(np.shape(samples), np.inf)
+        else:
+            rest = self.factor_sum - samples * factors + self.factor_sum * slack
+        return contraction(
+            rest,
+            self.total_samples - samples,
+            self.factor_max,
+            self.averagedness_sum - samples * averagedness + self.averagedness_sum * slack,
+            server_rate,
+        )
+
+
+def _sum(terms: Floats) -> float:
+    """The correctly rounded sum, infinite where float64 ends."""
+    try:
+        return math.fsum(terms.tolist())
+    except OverflowError:
+        return math.inf
+
+
+NOBODY = RoundRegularity(0, 0.0, 1.0, 0.0, 0.0)
+"""A round without participants: nothing moves, L = 1."""
+
+
+def classify(clients: Sequence[ClientProfile], factors: Floats, assumed: bool) -> RegularityClass:
+    """The class a certificate names: decided by the worst client."""
+    if assumed:
+        return "assumed"
+    if np.any(factors > 1.0):
+        return "smooth"
+    if np.all(factors < 1.0) and all((client.curvature or 0.0) > 0.0 for client in clients):
+        return "strongly convex"
+    return "convex"
+
+
+def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats | None:
+    """x_max(K_i, rho) / beta_i of each client: up to this local rate its loss is certified as convex.
+
+    Infinite where beta is 0; None if a beta is unknown or a loss is not convex.
+    """
+    rates = np.full(len(clients), np.inf)
+    for index, client in enumerate(clients):
+        if client.smoothness is None or client.curvature is None or client.curvature < 0.0:
+            return None
+        if client.smoothness > 0.0:
+            rates[index] = largest_momentum_step(client.local_steps, momentum) / client.smoothness
+    return rates
+
+
+def largest_certified_rate(clients: Sequence[ClientProfile], momentum: float) -> float | None:
+    """The largest local rate eta at which every client's loss is certified as convex, rounded down.
+
+    eta <= x_max(K_i, rho) / beta_i for all i; with rho = 0 this is 2 / beta_i. None if a beta is unknown or
+    a loss is not convex.
+    """
+    return largest_rate_within(certified_rates(clients, momentum))
+
+
+def largest_rate_within(rates: Floats | None) -> float | None:
+    """The largest local rate within everyone's (`certified_rates`), rounded down."""
+    if rates is None or not np.isfinite(smallest := rates.min(initial=np.inf)):
+        return None
+    return math.nextafter(float(smallest), 0.0)

@@ -1,0 +1,221 @@
+"""Where a request rolls back to, and what its noise costs everyone forgotten so far (DESIGN section 6).
+
+Client f asked at time t_f. A noise edge k added at or after t_f, by anyone's request, is charged to f with
+(Psi(n_k, f) / sigma_k)^2, unless such an edge already lies on the path to its source: then it is
+post-processing and costs f nothing. Edges added before t_f never cover f. A request is allowed at a node
+iff for every f, new or old,
+
+    used_f + (Psi(n, f) / sigma)^2 <= 1 / s(eps_f, delta_f)^2.
+
+This is `scope="all"`: whoever sees every model released after f's request learns no more than (eps_f,
+delta_f), by composition of Gaussian DP, also under adaptive requests. The paper's rule, `scope="latest"`,
+drops used_f and speaks of the latest release only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from sifu.theory.history import ActivePath, PsiCurve
+
+Scope = Literal["all", "latest"]
+Unit = Literal["client", "joint"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is forgotten together: one client (`unit="client"`) or a whole request (`unit="joint"`).
+
+    `order` is the number of the request that carries it out; `used` what released edges cost it so far.
+    """
+
+    subject: int
+    clients: tuple[int, ...]
+    multiplier: float
+    scope: Scope
+    order: int
+    used: float = 0.0
+    reserve: float = 0.0
+
+    @property
+    def budget(self) -> float:
+        """1 / s^2, rounded down: what all charges together may reach."""
+        return (1.0 / self.multiplier) ** 2 * (1.0 - 2.0**-50)
+
+    def left(self, order: int) -> float:
+        """What a request of this order may still charge; the reserve is for the requests after its own."""
+        share = 1.0 - self.reserve if order == self.order else 1.0
+        used = self.used if self.scope == "all" else 0.0
+        return max(0.0, self.budget * share - used)
+
+
+def charge(psi: float, noise_std: float) -> float:
+    """(Psi / sigma)^2, rounded up; nothing for Psi = 0, infinite without noise.
+
+    >>> charge(0.0, 0.0), charge(1.0, 2.0) >= 0.25
+    (0.0, True)
+    """
+    if psi == 0.0:
+        return 0.0
+    ratio = math.inf if noise_std == 0.0 or not math.isfinite(psi) else psi / noise_std
+    if ratio > 1e150:  # its square is beyond float64
+        return math.inf
+    return ratio**2 * (1.0 + 2.0**-50)
+
+
+def begins_without(path: ActivePath, subject: Subject) -> bool:
+    """Whether the path begins at a fresh model of the subject's request or a later one: it never took part on it."""
+    return path.nodes[0].order >= subject.order
+
+
+def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
+    """Whether noise added at or after the subject's request lies on the path to `depth`.
+
+    An edge without noise covers nobody: where a subject has nothing to hide (an exact restart) it need not, and
+    a method that merely goes on without the client (fine-tuning) hides nothing. A path that begins at a fresh model
+    made then is covered whole.
+    """
+    return begins_without(path, subject) or bool(depth >= 0 and path.covering_order[depth] >= subject.order)
+
+
+class Exposure:
+    """A subject and its Psi along the active path; the curve is computed when it is first needed.
+
+    Whoever is covered at every candidate node, as everyone forgotten earlier usually is, costs no look-up.
+    """
+
+    def __init__(self, subject: Subject, path: ActivePath, curve: Callable[[], PsiCurve]) -> None:
+        self.subject = subject
+        self.path = path
+        self._make_curve = curve
+        self._known: dict[int, float] = {}
+        self._largest: dict[int, float] = {}
+
+    @cached_property
+    def curve(self) -> PsiCurve:
+        """Psi(., subject) along the path."""
+        return self._make_curve()
+
+    def look_up(self, depths: Iterable[int]) -> None:
+        """Work out Psi at many depths at once, for `psi_to_hide` to find; one by one takes a hundred times as long."""
+        wanted = [d for d in depths if d not in self._known and not is_covered(self.path, d, self.subject)]
+        if wanted:
+            self._known.update(zip(wanted, self.curve.at(np.array(wanted)).tolist(), strict=True))
+
+    def psi_to_hide(self, depth: int) -> float:
+        """Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
+        return 0.0 if is_covered(self.path, depth, self.subject) else self._at(depth)
+
+    def psi_without_noise(self, depth: int) -> float:
+        """Psi at `depth`, whatever noise lies on the path; zero if the path began without the subject."""
+        return 0.0 if begins_without(self.path, self.subject) else self._at(depth)
+
+    def largest_until(self, depth: int) -> float:
+        """The largest Psi at any depth up to this one."""
+        if depth not in self._largest:
+            self._largest[depth] = self.curve.largest_until(depth)
+        return self._largest[depth]
+
+    def _at(self, depth: int) -> float:
+        if depth not in self._known:
+            self._known[depth] = self.curve.one(depth)
+        return self._known[depth]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A node and a noise that every subject's budget allows, with what each of them pays."""
+
+    depth: int
+    noise_std: float
+    charges: tuple[float, ...]
+    wanted_depth: int
+
+    @property
+    def exact(self) -> bool:
+        """No noise is needed: nobody uncovered ever touched this model."""
+        return self.noise_std == 0.0
+
+
+def is_allowed(exposures: Sequence[Exposure], depth: int, noise_std: float, order: int) -> bool:
+    """Whether noise of this size at this depth stays within the budget of every subject."""
+    return all(charge(one.psi_to_hide(depth), noise_std) <= one.subject.left(order) for one in exposures)
+
+
+def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
+    """The smallest sigma with which a request is allowed at `depth`, rounded up; inf if none is.
+
+    sigma^2 >= Psi^2 / left_f for every f, so the planner can walk over nodes instead of over sigmas.
+    """
+    smallest = 0.0
+    for one in exposures:
+        psi = one.psi_to_hide(depth)
+        if psi > 0.0:
+            left = one.subject.left(order)
+            if left <= 0.0 or not math.isfinite(psi):
+                return math.inf
+            smallest = max(smallest, psi / math.sqrt(left) * (1.0 + 2.0**-48))
+    return smallest
+
+
+def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise_std: float, order: int) -> Choice:
+    """The latest kept node at which the request is allowed (eq. 13 of the paper, with charges).
+
+    Every Psi is zero at the initial model, which is always kept, so there is always one. `wanted_depth` is
+    the latest allowed depth whether its model was kept or not.
+    """
+    path = exposures[0].path
+    candidates = sorted(set(kept_depths), reverse=True)
+    depth = next((d for d in candidates if is_allowed(exposures, d, noise_std, order)), 0)
+    charges = tuple(charge(one.psi_to_hide(depth), noise_std) for one in exposures)
+    needed = any(one.psi_to_hide(depth) > 0.0 for one in exposures)
+    wanted = _latest_allowed(exposures, path, noise_std, order, at_least=depth)
+    return Choice(depth, noise_std if needed else 0.0, charges, wanted)
+
+
+def _latest_allowed(
+    exposures: Sequence[Exposure], path: ActivePath, noise_std: float, order: int, at_least: int
+) -> int:
+    """The latest allowed depth of the whole path, looking only where something can change."""
+    if not path.constant_when_absent:
+        depths = range(path.tip, at_least - 1, -1)
+        return next((d for d in depths if is_allowed(exposures, d, noise_std, order)), at_least)
+    # With L = 1 nothing falls along the path but where a noise edge begins to cover someone. So between two
+    # participations or edges "allowed" can only turn into "not allowed", and bisection finds where.
+    starts = {at_least}
+    for one in exposures:
+        if not is_covered(path, at_least, one.subject):
+            starts.update(int(d) for d in one.curve.depths if d > at_least)
+    starts.update(d for d, _ in path.noise_depths if d > at_least)
+    stop = path.tip
+    for start in sorted(starts, reverse=True):
+        if is_allowed(exposures, start, noise_std, order):
+            low, high = start, stop
+            while low < high:
+                middle = (low + high + 1) // 2
+                if is_allowed(exposures, middle, noise_std, order):
+                    low = middle
+                else:
+                    high = middle - 1
+            return low
+        stop = start - 1
+    return at_least
+
+
+def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:
+    """The largest Psi any subject that is not covered at `depth` had at or before it."""
+    return max(
+        (one.largest_until(depth) for one in exposures if not is_covered(one.path, depth, one.subject)),
+        default=0.0,
+    )
+
+
+def largest_psi(exposures: Sequence[Exposure], depth: int) -> float:
+    """The largest Psi at `depth` over subjects, covered or not: what the certificate's Psi states."""
+    return float(np.max([one.curve.one(depth) for one in exposures], initial=0.0))

@@ -1,0 +1,164 @@
+"""Psi of every client, kept up to date in O(participants) a round (theorem 1, eq. 8 of the paper).
+
+    Psi(n+1, c) = L_n(c) Psi(n, c) + Delta_c(n),        Psi(0, c) = 0
+
+All clients absent from a round share one L, so it is applied to a common scale instead of to each of them:
+Psi_c = scale * value_c, and only the participants' values are rewritten. Floating point may add to each
+round a small allowance r_n (float64 linear models, see the engine); it is the same for everyone and is
+carried in one number, R(n+1) = max(1, |1-g| + g max P_i) R(n) + r_n, added to Psi of whoever ever took part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.theory.participation import ClientIndices
+from sifu.theory.regularity import RoundRegularity
+from sifu.theory.rounding import up
+from sifu.theory.sensitivity import client_increments, population_increments
+
+Floats = NDArray[np.float64]
+_UP = 1.0 + 2.0**-50
+_SCALE_RANGE = (1e-100, 1e100)
+SMALLEST_TRACE = 2.0**-1000
+"""Psi of whoever took part is never below this: zero is read as "never touched", and certified as exact."""
+
+
+@dataclass(frozen=True)
+class RoundScalars:
+    """What one round adds, for its participants: everything Psi needs and nothing else."""
+
+    participants: ClientIndices
+    increments: Floats
+    own_contractions: Floats
+    absent_contraction: float
+    rounding: float
+    rounding_growth: float
+
+
+def summarise_round(
+    participants: ClientIndices,
+    samples: NDArray[np.int64],
+    drifts: Floats,
+    mean_shift: float,
+    rounding: float,
+    *,
+    factors: Floats,
+    averagedness: Floats,
+    server_rate: float,
+    population_samples: int | None = None,
+) -> tuple[RoundRegularity, RoundScalars]:
+    """What a round's participants add to Psi: their Delta_c and L_n(c), and the L of everyone absent.
+
+    `factors` and `averagedness` are P_i and alpha_i of the participants. `population_samples` switches to the
+    authors' population weights, for comparison only.
+    """
+    regularity = RoundRegularity.of(samples, factors, averagedness)
+    if population_samples is None:
+        increments = client_increments(samples, drifts, regularity.total_samples, mean_shift, server_rate)
+    else:
+        increments = population_increments(samples, drifts, population_samples, server_rate)
+    own = regularity.without(samples.astype(np.float64), factors, averagedness, server_rate)
+    return regularity, RoundScalars(
+        participants,
+        increments,
+        own,
+        regularity.absent(server_rate),
+        rounding,
+        rounding_growth(regularity, server_rate),
+    )
+
+
+def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
+    """max(1, |1-g| + g max P_i), or 1 where g max alpha_i <= 1: no L of the round is larger, for any W."""
+    if regularity.factor_max <= 1.0 and (server_rate <= 1.0 or server_rate * regularity.averagedness_max * _UP <= 1.0):
+        return 1.0
+    return max(1.0, (abs(1.0 - server_rate) + server_rate * regularity.factor_max) * _UP)
+
+
+def gather_rounding(gathered: float, growth: float, rounding: float) -> float:
+    """R' = growth R + r, rounded up."""
+    carried = gathered if growth == 1.0 or gathered == 0.0 else up(gathered * growth)
+    return up(carried + rounding) if rounding else carried
+
+
+class SensitivityTracker:
+    """Psi(n, c) of all clients at the tip of the active history."""
+
+    def __init__(self, client_count: int) -> None:
+        self._values: Floats = np.zeros(client_count)
+        self._seen = np.zeros(client_count, dtype=bool)
+        self._scale = 1.0
+        self._rounding = 0.0
+        self._lost = False
+
+    def copy(self) -> SensitivityTracker:
+        """The same state, to go on from without changing this one."""
+        result = SensitivityTracker(0)
+        result._values, result._seen = self._values.copy(), self._seen.copy()
+        result._scale, result._rounding, result._lost = self._scale, self._rounding, self._lost
+        return result
+
+    def lose_track(self) -> None:
+        """From here on nothing is known of anybody's influence (a heuristic made the model): every Psi is infinite."""
+        self._lost = True
+
+    def add_rounding(self, rounding: float) -> None:
+        """The allowance of an added noise: it parts all worlds alike by no more than this."""
+        self._rounding = gather_rounding(self._rounding, 1.0, rounding)
+
+    @property
+    def client_count(self) -> int:
+        """How many clients it follows."""
+        return int(self._values.size)
+
+    @property
+    def rounding(self) -> float:
+        """R(n), the allowance for floating point gathered so far."""
+        return self._rounding
+
+    def bare(self, clients: ClientIndices) -> Floats:
+        """Psi without the rounding allowance."""
+        return self._read(self._values[clients])
+
+    def total(self, clients: ClientIndices, rounding: float | None = None) -> Floats:
+        """Psi(n, c) with the allowance (or another one); exactly zero for a client that never took part."""
+        if self._lost:
+            return np.full(np.shape(clients), np.inf)
+        allowance = self._rounding if rounding is None else rounding
+        total = np.maximum((self.bare(clients) + allowance) * _UP, SMALLEST_TRACE)
+        return np.where(self._seen[clients], total, 0.0)
+
+    def update(self, scalars: RoundScalars) -> tuple[Floats, Floats]:
+        """Add a round; returns the participants' bare Psi before and after it."""
+        who = scalars.participants
+        before = self.bare(who)
+        if scalars.absent_contraction != 1.0:
+            self._rescale(scalars.absent_contraction)
+        with np.errstate(over="ignore", invalid="ignore"):
+            grown = before * scalars.own_contractions * _UP
+            # Zero stays zero and unbounded stays unbounded, whatever they are multiplied by.
+            after = np.where((scalars.own_contractions == 1.0) | (before == 0.0) | np.isinf(before), before, grown)
+            after = np.where(scalars.increments > 0.0, (after + scalars.increments) * _UP, after)
+            self._values[who] = after if self._scale == 1.0 else after / self._scale * _UP
+        self._seen[who] = True
+        self._rounding = gather_rounding(self._rounding, scalars.rounding_growth, scalars.rounding)
+        return before, after
+
+    def _read(self, values: Floats) -> Floats:
+        if self._scale == 1.0:
+            return values.copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.where((values == 0.0) | np.isinf(values), values, values * self._scale * _UP)
+
+    def _rescale(self, factor: float) -> None:
+        self._scale *= factor * _UP if factor else 0.0
+        if not _SCALE_RANGE[0] < self._scale < _SCALE_RANGE[1]:
+            with np.errstate(over="ignore", invalid="ignore"):
+                scaled = self._values * self._scale * _UP
+            # 0 * inf: a client that never took part stays exactly at zero, and an unbounded one unbounded.
+            self._values = np.where((self._values == 0.0) | np.isinf(self._values), self._values, scaled)
+            self._scale = 1.0

@@ -1,0 +1,1 @@
+"""Everything that recomputes a claim."""

@@ -1,0 +1,222 @@
+"""A certificate by itself: its signature, and every figure that follows from its other figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from sifu.core.certificate import (
+    COMMON_FIELDS,
+    CONFIDENTIAL,
+    COUNTERFACTUAL,
+    FIELDS,
+    FORMAT,
+    attacker_rate,
+    budget_reached,
+    guarantee_of,
+    not_covered_by,
+    what_was_erased,
+)
+from sifu.core.ledger import finite_or_text
+from sifu.core.method_info import method_info
+from sifu.core.premises import (
+    Premise,
+    Status,
+    accounting_premise,
+    calibration_premise,
+    counterfactual_premise,
+    heuristic_premise,
+    level_of,
+    noise_premise,
+)
+from sifu.errors import InputError
+from sifu.store.keys import signature_holds
+from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
+from sifu.theory.composition import one_round_epsilon
+from sifu.theory.participation import Participation
+from sifu.theory.rollback import Subject, charge
+from sifu.verify.agreement import TOLERANCE, agree
+from sifu.verify.verification import Verification, check_public_key
+
+LARGEST_CERTIFICATE_BYTES = 64 << 20
+
+
+def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
+    """Check a certificate by itself: its signature, and every figure that follows from its other figures."""
+    path = Path(path)
+    check_public_key(public_key)
+    result = Verification(str(path))
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a file")
+        if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
+        content = json.loads(path.read_bytes(), object_pairs_hook=_each_once)
+        body = content["body"]
+        kind = body["format"]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not a sifu certificate: it has no readable body ({type(error).__name__})"
+        ) from error
+    if kind != FORMAT:
+        raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
+    result.content = content
+    result.public_key = str(content.get("public_key", ""))
+    if not signature_holds(content, None if public_key is None else public_key.lower()):
+        result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
+    result.checked.append("signature")
+    try:
+        result.problems.extend(_check_body(body))
+    except Exception as error:  # a stranger's file may be wrong in any way
+        result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
+    result.checked.append("content")
+    return result
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object no key of which is there twice: another reader might take the one we do not."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is there twice")
+    return result
+
+
+def _check_body(body: dict[str, Any]) -> Iterator[str]:
+    form = body["form"]
+    if form not in FIELDS or set(body) != FIELDS[form]:
+        strange = sorted(set(body) ^ FIELDS.get(form, COMMON_FIELDS))
+        yield f"its fields are not those of a certificate of form {str(form)[:20]!r}: {', '.join(strange)[:200]}"
+        return
+    clients = body["clients"]
+    if not (isinstance(clients, list) and clients and all(isinstance(one, str) for one in clients)):
+        yield "clients is not a list of names"
+        return
+    multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
+    exact, protection = body["untouched"], method_info(body["method"]).protection
+    if protection != body["protection"] or not isinstance(exact, bool):
+        yield f"protection says {body['protection']!r}, method {body['method']} rests on {protection!r}"
+        return
+    if not agree(body["noise_multiplier"], multiplier):
+        yield f"noise_multiplier says {body['noise_multiplier']!r}, recomputed {multiplier!r}"
+    if protection == "training noise":
+        yield from _check_training_noise(body)
+    else:
+        reached = budget_reached(body["epsilon"], multiplier, exact, protection, None)
+        if not agree(body["delta_reached"], reached):
+            yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
+    if protection == "noise" and not exact and not body["sigma"] > 0.0:
+        yield "no noise was added, although the model was touched by somebody who had to be hidden"
+    yield from _check_premises(body)
+    yield from _check_sentences(body, multiplier)
+    if form == "auditor":
+        yield from _check_subjects(body, multiplier)
+
+
+def _check_premises(body: dict[str, Any]) -> Iterator[str]:
+    """None is left out, those that follow from other fields are what they must be, and the level follows from all."""
+    names = {one.name for one in fields(Premise)}
+    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
+    found = {one.name: one for one in premises}
+    missing = sorted(_names_of_premises(body) - set(found))
+    if missing:
+        yield f"premises leave out {', '.join(missing)}"
+    for one in premises:
+        if one.status not in get_args(Status):
+            yield f"premise {one.name!r} has the status {one.status!r}"
+    for wanted in (
+        accounting_premise(body["accounting"]),
+        counterfactual_premise(Participation.parse(body["participation"]).independent),
+        calibration_premise(body["calibration"], body["epsilon"]),
+        noise_premise(body["noise_source"]),
+        heuristic_premise(body["method"]),
+    ):
+        said = found.get(wanted.name, wanted)
+        if (said.status, said.statement) != (wanted.status, wanted.statement):
+            yield f"premise {wanted.name} says {said.status!r}, its other fields make it {wanted.status!r}"
+    level = level_of(premises, exact=body["untouched"])
+    if body["level"] != level:
+        yield f"level says {body['level']!r}, the premises allow {level!r}"
+
+
+def _names_of_premises(body: dict[str, Any]) -> set[str]:
+    """What a certificate by this method rests on at least."""
+    always = {"preprocessing", "hyper-parameters"}
+    if body["protection"] == "nothing":
+        return always | {"method"}
+    if body["protection"] == "training noise":
+        return always | {"clipping", "history", "budget", "counterfactual", "noise", "honest reports"}
+    if method_info(body["method"]).starts_from == "fresh":
+        return always
+    return always | {
+        "regularity", "accounting", "counterfactual", "calibration", "arithmetic", "noise", "honest reports",
+    }  # fmt: skip
+
+
+def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
+    """What is said in words is what the level, the method and the terms make it."""
+    rate = attacker_rate(body["level"], multiplier)
+    wanted = {
+        "attacker_true_positive_rate_at_1_percent": rate,
+        "guarantee": guarantee_of(body["level"], body["protection"], body["scope"]),
+        "not_covered": not_covered_by(body["unit"], len(body["clients"])),
+        "counterfactual": COUNTERFACTUAL,
+    }
+    for name, expected in wanted.items():
+        if body[name] != expected:
+            yield f"{name} says {str(body[name])[:80]!r}, the rest makes it {str(expected)[:80]!r}"
+    start = method_info(body["method"]).starts_from
+    possible = [
+        what_was_erased(
+            body["retention"], fresh=start == "fresh", replayed=start == "initial", keeps_updates=keeps_updates
+        )
+        for keeps_updates in (False, True)
+    ]
+    if body["form"] == "public" and (body["erased"], body["remains"]) not in possible:
+        yield f"what was erased and what remains is not what {body['method']} under {body['retention']} leaves"
+    if body["form"] == "auditor" and body["confidential"] != CONFIDENTIAL:
+        yield f"confidential says {str(body['confidential'])[:80]!r}"
+
+
+def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
+    """Who is hidden is who asked, within the budget of the request."""
+    exact, protection, clients = body["untouched"], body["protection"], body["clients"]
+    groups = [clients] if body["unit"] == "joint" else [[one] for one in clients]
+    if [one["clients"] for one in body["subjects"]] != groups:
+        yield f"subjects hides {[one['clients'] for one in body['subjects']]}, asked for was {groups}"[:300]
+    budget = Subject(0, (), multiplier, body["scope"], 0).budget
+    psi_star = hidden_sensitivity(body["sigma"], multiplier)
+    if not agree(body["psi_star"], psi_star):
+        yield f"psi_star says {body['psi_star']!r}, recomputed {psi_star!r}"
+    largest = max((float(one["psi"]) for one in body["subjects"]), default=0.0)
+    if not agree(float(body["psi"]), largest):
+        yield f"psi says {body['psi']!r}, the largest of the subjects is {largest!r}"
+    for one in body["subjects"]:
+        if exact and float(one["psi"]) > 0.0:
+            yield f"untouched is said of {', '.join(one['clients'])}, whose psi is {one['psi']!r}"
+        if protection != "noise":
+            continue
+        cost = charge(float(one["psi"]), body["sigma"])
+        if not agree(one["charge"], finite_or_text(cost)):
+            yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
+        if not agree(one["budget"], budget):
+            yield f"the budget of {', '.join(one['clients'])} says {one['budget']!r}, recomputed {budget!r}"
+        if cost > budget * (1.0 + TOLERANCE):
+            yield f"the charge of {', '.join(one['clients'])} is above its budget"
+    if protection == "noise" and float(body["psi"]) > psi_star * (1.0 + TOLERANCE):
+        yield f"psi {body['psi']!r} is above psi_star {psi_star!r}"
+
+
+def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
+    """The figures of noise in training, as far as they follow from each other."""
+    found = body["training_noise"]
+    one_round = one_round_epsilon(found["noise"], body["delta"], body["calibration"])
+    if not agree(found["epsilon_one_round"], one_round):
+        yield f"epsilon_one_round says {found['epsilon_one_round']!r}, recomputed {one_round!r}"
+    within = found["epsilon_composed"] <= body["epsilon"]
+    if body["level"] != "none" and not (within and body["delta_reached"] <= body["delta"] * (1.0 + TOLERANCE)):
+        yield f"training reached epsilon {found['epsilon_composed']!r}, more than the {body['epsilon']!r} certified"

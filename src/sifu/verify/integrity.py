@@ -1,0 +1,101 @@
+"""Whether a run may be built on: its ledger and tables hold, and clients and rounds are what its events commit to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from sifu.errors import SifuError
+from sifu.record.run_view import RunView
+from sifu.store.events_check import check_recorded_nodes
+from sifu.store.reader import RunReader
+from sifu.store.record_check import check_record, refuse_problems
+from sifu.store.rows import ParticipationRows, clients_digest, rows_digest
+from sifu.theory.regularity import RoundRegularity
+
+
+def check_integrity(reader: RunReader) -> None:
+    """Refuse to build on records that are not what the ledger commits to: tables, clients, every round."""
+    check_record(reader)
+    refuse_problems(reader, (check_clients, check_recorded_nodes, check_rounds))
+
+
+@contextmanager
+def blaming_damage(reader: RunReader) -> Iterator[None]:
+    """An unexpected error while reading is put down to damage if there is any, and is ours otherwise."""
+    try:
+        yield
+    except SifuError:
+        raise
+    except Exception:
+        check_integrity(reader)
+        raise
+
+
+def check_clients(reader: RunReader) -> Iterator[str]:
+    """The clients must be those that every event with a digest of them commits to."""
+    clients = reader.read_clients()
+    indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
+    said = [one["run"] for event in reader.events() if "clients_digest" in (one := event.content).get("run", {})]
+    if (
+        indices != list(range(len(clients)))
+        or int(said[-1]["client_count"]) != len(clients)
+        or any(one["clients_digest"] != clients_digest(clients[: int(one["client_count"])]) for one in said)
+    ):
+        yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
+
+
+def check_rounds(reader: RunReader) -> Iterator[str]:
+    """Nodes, participations and Gram matrices: their digests, and the sums drawn from them."""
+    everyone = reader.everyone()
+    seen = 0
+    for event in reader.events():
+        rows = event.content.get("rows")
+        if rows is None:
+            continue
+        first, last = int(rows["first"]), int(rows["last"])
+        if first != seen:
+            yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
+        seen = last + 1
+        found = rows_digest(reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last))
+        if found != rows["digest"]:
+            yield (
+                f"rounds: a row of nodes, participation (samples, drift) or grams of nodes {first} to {last} is not "
+                f"what event {event.seq} commits to"
+            )
+    for table in ("nodes", "participation", "grams"):
+        extra = reader.query(f"SELECT COUNT(*) FROM {table} WHERE node >= ? OR node < 0", (seen,))[0][0]
+        if extra:
+            yield f"rounds: {extra} rows of {table} are in no event of the ledger"
+    view = RunView(reader)
+    regularities = view.regularities
+    samples_of = np.array([one.samples for one in view.clients], dtype=np.int64)
+    for row in reader.node_rows():
+        one = row.node
+        part = everyone.between(one.node, one.node)
+        if one.kind != "round":
+            if part.nodes.size:
+                yield f"rounds: node {one.node} is not a round but has participants"
+            continue
+        if not np.all(part.drifts >= 0):  # infinite: its client never told it, and its Psi is unbounded
+            yield f"rounds: node {one.node} has a drift that is negative or not a number"
+        if np.any(part.samples != samples_of[part.clients]):
+            yield f"rounds: node {one.node} has a participant with another number of samples than its client"
+        factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
+        if RoundRegularity.of(part.samples, factors, averagedness) != one.regularity:
+            yield f"rounds: the sums of node {one.node} do not follow from its participants"
+    yield from _check_left_out(view, everyone)
+
+
+def _check_left_out(view: RunView, everyone: ParticipationRows) -> Iterator[str]:
+    """Whoever was left out of a round must not be in it."""
+    nodes = {(row.node.branch, row.node.position - 1): row.node.node for row in view.reader.node_rows()
+             if row.node.kind == "round"}  # fmt: skip
+    for one in view.reader.rejections():
+        node = nodes.get((one.branch, one.round))
+        if not one.left_out:
+            continue
+        if node is None or view.index_of.get(one.client) in everyone.between(node, node).clients:
+            yield f"rounds: {one.client!r} was left out of round {one.round} of branch {one.branch}, but is in it"

@@ -1,0 +1,163 @@
+"""Files of models and updates that no row names: what an interrupted change left behind, or what somebody put there.
+
+A change writes its files before its event and deletes those it drops after it. A process killed in between leaves files
+behind, which the next one that opens the run for writing sweeps away before it does anything else. So an honest folder
+holds, beside the files of its tables, at most
+
+    files of an event that was never recorded, some of them temporary;
+    files that the *last* event dropped, byte for byte as they were recorded.
+
+Neither is part of what any certificate says. Everything else was put there: a file that an earlier event dropped, or
+the same bytes under another name, is a model that was erased and came back. And an event that erases for good (a purge,
+a strict request, a restoration) says that the files are gone: as long as they are not, that is not so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sifu.record.run_view import RunView
+from sifu.store import files
+from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.reader import RunReader
+from sifu.store.regular_files import read_plain
+from sifu.store.updates import FILE_NAME, UPDATES
+from sifu.store.writer import SCRUB_FILE
+
+MODELS = "models"
+STRAY = "should not be there: no record names it, or it was erased before. Find out where it comes from, and delete it"
+FINISH = "the next command that writes to the run finishes it: sifu purge, for example"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file that an interrupted change left, with the reason why it is taken for one."""
+
+    file: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A file that an interrupted change does not explain, or that contradicts an erasure: a sentence about it."""
+
+    problem: str
+
+
+def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
+    """Every file beside those of the tables, and the mark of an erasure that was not finished.
+
+    Nothing beside a writer at work: it is about to record or to delete such files.
+    """
+    if is_locked(reader.folder / LOCK_FILE):
+        return
+    record = _Record(reader)
+    for folder in (MODELS, UPDATES):
+        for path in sorted((reader.folder / folder).rglob("*")):
+            name = path.relative_to(reader.folder).as_posix()
+            if name not in record.live and not path.is_dir():
+                yield _judged(record, path, name)
+    if (reader.folder / SCRUB_FILE).exists():
+        yield _unfinished_erasure(record)
+
+
+def _judged(record: _Record, path: Path, name: str) -> Leftover | Stray:
+    if path.parent != record.folder / path.parent.name:
+        return Stray(f"{name.partition('/')[0]}: {name} {STRAY}")
+    kind = path.parent.name
+    digest = hashlib.sha256(read_plain(path)).hexdigest()
+    event = record.last
+    if name in record.dropped_last and digest == record.digests[name]:
+        if record.erases_for_good(event.seq):
+            return Stray(
+                f"{kind}: event {event.seq} ({event.kind}) erases {name} for good, but it is still there: that erasure "
+                f"was interrupted; {FINISH}"
+            )
+        return Leftover(name, f"event {event.seq} ({event.kind}) dropped it, and its process ended before deleting it")
+    if digest in record.erased:
+        return Stray(f"{kind}: {name} holds what was recorded as {record.erased[digest]} and erased; delete it")
+    if name in record.digests:
+        return Stray(f"{kind}: {name} {STRAY}")
+    if path.name.startswith(files.TEMPORARY_PREFIX):
+        return Leftover(name, "a temporary file: the process that wrote it ended before it was finished")
+    if record.may_be_unrecorded(path):
+        return Leftover(name, "no event speaks of it: the process that wrote it ended before it recorded it")
+    return Stray(f"{kind}: {name} {STRAY}")
+
+
+def _unfinished_erasure(record: _Record) -> Leftover | Stray:
+    """The mark lies there from before an erasure for good is recorded until nothing of it is left in the database."""
+    claimed = [event.seq for event in record.events if record.erases_for_good(event.seq)]
+    if not claimed:
+        return Leftover(SCRUB_FILE, "an erasure was about to begin, and its process ended before it recorded it")
+    return Stray(
+        f"erasure: the file {SCRUB_FILE} says that an erasure for good was not finished (event {claimed[-1]} was the "
+        f"last one): what it erased may still be in the pages or the log of the database; {FINISH}"
+    )
+
+
+class _Record:
+    """What the ledger says of files, by their names in the folder."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self.folder, self.events = reader.folder, reader.events()
+        self.last = self.events[-1]
+        self._view = RunView(reader)
+        self._nodes = {row.node.node: row.node.kind for row in reader.node_rows()}
+        self.live = {
+            *(_model_name(node) for node in reader.models()),
+            *(_updates_name(file) for file in reader.updates()),
+        }
+        self.digests: dict[str, str] = {}
+        """Of every file that was ever recorded."""
+        for event in self.events:
+            for one in event.content.get("models", []):
+                self.digests[_model_name(one["node"])] = one["digest"]
+            for one in event.content.get("updates", []):
+                self.digests[_updates_name(one["file"])] = one["digest"]
+        self.dropped_last = {
+            *(_model_name(node) for node in self.last.content.get("dropped_models", [])),
+            *(_updates_name(file) for file in self.last.content.get("dropped_updates", [])),
+        }
+
+    @cached_property
+    def erased(self) -> dict[str, str]:
+        """Digests of what was erased, with its name; less what is still at hand under another name.
+
+        A round of nobody leaves the model as it was, and initial models, which hold nothing of anybody, may be alike.
+        """
+        at_hand = {self.digests[name] for name in self.live if name in self.digests}
+        initial = {_model_name(node) for node, kind in self._nodes.items() if kind == "initial"}
+        gone = self.digests.keys() - self.live - initial
+        return {self.digests[name]: name for name in sorted(gone) if self.digests[name] not in at_hand}
+
+    def erases_for_good(self, seq: int) -> bool:
+        """Whether an event says that what it drops is gone from the whole folder."""
+        event = self.events[seq - 1]
+        if event.kind == "rolled back":
+            return event.content["request"] in self._strict
+        return event.kind == "purged" or (event.kind == "restored" and bool(event.content.get("dropped_models")))
+
+    @cached_property
+    def _strict(self) -> set[str]:
+        return {one.request for one in self._view.requests if one.retention == "strict"}
+
+    def may_be_unrecorded(self, path: Path) -> bool:
+        """Whether the next event could have written a file of this name."""
+        if path.parent.name == MODELS:
+            number = path.stem if files.MODEL_NAME.fullmatch(path.name) else ""
+            return number.isdecimal() and str(int(number)) == number and int(number) not in self._nodes
+        named = FILE_NAME.fullmatch(path.name)
+        return named is not None and (int(named[1]) not in self._nodes or int(named[3]) == self._view.next_order)
+
+
+def _model_name(node: int) -> str:
+    return f"{MODELS}/{node}.safetensors"
+
+
+def _updates_name(file: str) -> str:
+    return f"{UPDATES}/{file}"

@@ -1,0 +1,41 @@
+"""What the ledger says of restorations from a backup: it stays there, and it must be true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from sifu.store.reader import RunReader
+from sifu.verify.anchor import holds_anchor, parse_anchor
+
+RESTORED = "restored"
+
+
+def restored_notes(reader: RunReader) -> Iterator[str]:
+    """That a run was restored is never forgotten."""
+    for seq, time, payload in reader.query("SELECT seq, time, payload FROM events WHERE kind = ?", (RESTORED,)):
+        content = json.loads(payload)
+        known = (
+            "the anchor given then was its last event"
+            if content["complete"]
+            else "what was done between the backup and then is not in this record"
+        )
+        yield f"event {seq} restored the run from a backup on {time}; {known}"
+
+
+def check_restored(reader: RunReader) -> Iterator[str]:
+    """What a restoration says of the chain before it must be so."""
+    branches = {row.node.node: row.node.branch for row in reader.node_rows()}
+    tip = 0
+    for event in reader.events():
+        content, seq = event.content, event.seq
+        tip = int(content.get("run", {}).get("tip", tip))
+        if event.kind != RESTORED:
+            continue
+        if content["branch"] != branches.get(tip):
+            yield f"restored: event {seq} names branch {content['branch']}, the run was at {branches.get(tip)}"
+        head = parse_anchor(content["backup_head"])
+        if head[0] >= int(seq) or not holds_anchor(reader, content["backup_head"]):
+            yield f"restored: event {seq} names a head that the chain does not hold"
+        if content["complete"] and (content["anchor"] is None or parse_anchor(content["anchor"]) != head):
+            yield f"restored: event {seq} calls itself complete without the anchor for it"

@@ -1,0 +1,153 @@
+"""Whether the stored updates of clients are what the ledger says, and nothing of a forgotten client is left in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.errors import RunDamagedError
+from sifu.methods.base import RoundUpdates
+from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
+from sifu.record.run_view import RunView
+from sifu.requests.certification import RecordedRequest, updates_to_erase
+from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.projection import Tables
+from sifu.store.reader import RunReader
+from sifu.store.updates import UpdatesRow, read_updates, updates_path
+
+
+def check_updates(reader: RunReader) -> Iterator[str]:
+    """Every stored update is there as recorded, none of a forgotten client or of a round that was cut off."""
+    rows, busy = reader.updates(), is_locked(reader.folder / LOCK_FILE)
+    view = RunView(reader)
+    for row in rows.values():
+        problem = _updates_problem(reader.folder, row)
+        if problem and not (busy and row.file not in _updates_now(reader.folder)):
+            yield problem
+        if row.node not in view.path.depth_of:
+            yield f"updates: {row.file} is of node {row.node}, which was cut off the history"
+        for client in sorted(set(row.clients) & view.forgotten):
+            yield f"updates: {row.file} holds an update of {view.clients[client].name}, which was forgotten"
+    yield from _check_recorded_updates(reader, view)
+    yield from _check_replayed_model(reader, view)
+
+
+def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
+    """A heuristic's model is the initial one moved by the updates stored as its parts, while they are whole."""
+    depth = view.path.unbounded_from
+    if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
+        return
+    made = view.path.nodes[depth].node
+    parts = [row for row in view.stored_updates if row.node == made]
+    written = [one for event in reader.events() for one in event.content.get("updates", []) if one["node"] == made]
+    if {row.file for row in parts} != {one["file"] for one in written}:
+        return  # a later request went on from this model, and the updates of its clients were erased
+    model = initial_model(view).astype(np.float64)
+    for row in parts:
+        clients = np.array(sorted(row.clients), dtype=np.int64)
+        model = move(view, model, RoundUpdates(clients, load(view, KeptRound(row, clients))))
+    found = reader.load_model(made).astype(np.float64)
+    if np.linalg.norm(found - model) > 1e-6 * np.linalg.norm(found):
+        yield f"updates: the model of node {made} is not the initial one moved by the updates stored with it"
+
+
+def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
+    """Updates are those of the participants of rounds that are kept, and a file written anew holds the same ones."""
+    every, nodes = view.spec.keep.updates_every, {row.node.node: row.node for row in reader.node_rows()}
+    everyone = reader.everyone()
+    digests: dict[tuple[int, int], dict[str, str]] = {}
+    kept: set[int] = set()
+    for event in reader.events():
+        for one in event.content.get("updates", []):
+            place, node = (int(one["node"]), int(one["part"])), nodes[int(one["node"])]
+            first = digests.setdefault(place, one["clients"])
+            if any(first.get(client) != digest for client, digest in one["clients"].items()):
+                yield f"updates: {one['file']} does not hold what was first recorded of its round"
+            if node.kind == "round":
+                kept.add(node.node)
+                who = {str(client) for client in everyone.between(node.node, node.node).clients}
+                if set(first) != who or one["part"] != 0 or every == 0 or (node.position - 1) % every:
+                    yield f"updates: {one['file']} is not of the participants of a round whose updates are kept"
+            elif node.kind != "heuristic":
+                yield f"updates: {one['file']} is of node {node.node}, which is no round"
+    for node in nodes.values():
+        due = node.kind == "round" and every > 0 and (node.position - 1) % every == 0
+        if due and node.node not in kept and everyone.between(node.node, node.node).nodes.size:
+            yield f"updates: those of node {node.node} were never recorded"
+
+
+def _updates_problem(folder: Path, row: UpdatesRow) -> str | None:
+    """What is wrong with a file of updates."""
+    path = updates_path(folder, row.file)
+    if not path.is_file():
+        return f"updates: the file {row.file} is missing"
+    if path.stat().st_size != row.bytes:
+        return f"updates: the file {row.file} was changed"
+    try:
+        read_updates(folder, row)
+    except RunDamagedError as error:
+        return f"updates: {error}"
+    return None
+
+
+def _updates_now(folder: Path) -> dict[str, UpdatesRow]:
+    """The rows as they are now, beside a writer at work."""
+    reader = RunReader(folder)
+    try:
+        return reader.updates()
+    finally:
+        reader.close()
+
+
+def check_updates_erased(
+    view: RunView, recorded: RecordedRequest, tables: Tables, content: dict[str, Any]
+) -> Iterator[str]:
+    """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
+    request, name = recorded.request, f"request {recorded.request.request}"
+    exposures = view.exposures([one.subject for one in recorded.new_exposures()])
+    cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
+    stored = [
+        UpdatesRow(file, one["node"], one["part"], one["bytes"], one["digest"], _clients_of(one["clients"]))
+        for (file,), one in tables["updates"].items()
+    ]
+    gone = updates_to_erase(view, stored, exposures, cut_after, request.retention)
+    if set(content.get("dropped_updates", [])) != set(gone.dropped):
+        yield f"{name}: other updates were erased than the forgotten clients' and those of rounds cut off"
+    by_file = {row.file: row for row in stored}
+    wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
+    extra = 0
+    if recorded.replayed:
+        # Whoever asked before takes no part any more, whether the request was carried out or waits.
+        asked = {view.index_of[one] for row in tables["requests"].values() for one in json.loads(row["clients"])}
+        on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
+        limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
+        replayed = rounds_to_replay(on_path, asked)[:limit]
+        wanted |= {
+            (recorded.view.path.nodes[-1].node, part): set(one.clients.tolist())
+            for part, one in enumerate(replayed, start=1)
+        }
+        extra = len(replayed) if request.method == "fed_eraser" else 0
+        for broken in promises_broken(view, stored, recorded.order):
+            yield f"{name}: it replayed updates that hold clients of request {broken}, whose certificate that breaks"
+        if request.method == "fed_accum":
+            yield from _check_same_updates(name, replayed, content)
+    found = {(one["node"], one["part"]): {int(k) for k in one["clients"]} for one in content.get("updates", [])}
+    if found != wanted:
+        yield f"{name}: the updates that stay are not those of the remaining clients"
+    if (content["extra"]["rounds"], recorded.view.path.nodes[-1].position) != (extra, extra):
+        yield f"{name}: {content['extra']['rounds']} rounds were counted before retraining, {extra} were replayed"
+
+
+def _check_same_updates(name: str, replayed: Sequence[KeptRound], content: dict[str, Any]) -> Iterator[str]:
+    """What `fed_accum` added up it keeps, bit for bit."""
+    for one, written in zip(replayed, content.get("updates", []), strict=False):
+        if any(one.row.clients[int(client)] != digest for client, digest in written["clients"].items()):
+            yield f"{name}: {written['file']} does not hold the updates of {one.row.file}"
+
+
+def _clients_of(text: str) -> dict[int, str]:
+    return {int(client): digest for client, digest in json.loads(text).items()}

@@ -1,0 +1,155 @@
+"""Verification: recompute every claim of a run from its recorded scalars, offline, trusting no stored conclusion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sifu.errors import InputError
+from sifu.requests.erasure import check_purges
+from sifu.requests.request_record import check_lifecycles
+from sifu.store.events_check import check_events, check_recorded_nodes
+from sifu.store.head_file import signs_of_an_older_database
+from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.reader import RunReader
+from sifu.store.record_check import check_database, check_ledger, check_tables
+from sifu.store.regular_files import strange_files
+from sifu.verify.anchor import check_anchor, parse_anchor
+from sifu.verify.certificates import check_certificates, check_no_other_certificates, unwritten_notes
+from sifu.verify.history import check_history
+from sifu.verify.integrity import check_clients, check_rounds
+from sifu.verify.leftovers import Leftover, Stray, files_of_no_row
+from sifu.verify.models import check_models, check_moved
+from sifu.verify.operator_keys import check_keys, keys_of
+from sifu.verify.requests import check_requests
+from sifu.verify.restorations import check_restored, restored_notes
+from sifu.verify.updates import check_updates
+
+
+@dataclass
+class Verification:
+    """What was checked and what is wrong; empty `problems` means that everything recomputes."""
+
+    subject: str
+    public_key: str = ""
+    checked: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    """Files that an interrupted change left; no claim rests on them, and the next writer takes them away."""
+    content: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Of a certificate: what was checked, as it was read."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+
+def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | None = None) -> Verification:
+    """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere.
+
+    `anchor` is a head of the chain that was published or kept: a chain rewritten as a whole does not hold it.
+
+    Files change under a run that is being written to; those at work are then left out, and a note says so.
+    """
+    folder = Path(folder)
+    check_public_key(public_key)
+    if anchor is not None:
+        parse_anchor(anchor)
+    result = Verification(str(folder))
+    if folder.is_dir():
+        result.problems.extend(f"folder: {one}" for one in strange_files(folder))
+    if result.problems:  # reading on might never end, or end in another folder
+        result.checked.append("folder")
+        return result
+    reader = RunReader(folder)
+    try:
+        with reader.snapshot():
+            if is_locked(folder / LOCK_FILE):
+                result.notes.append("the run is in use: files its writer is at work on were not checked")
+            result.public_key = reader.value("public_key", "")
+            for name, check in (
+                ("database", check_database),
+                ("ledger", check_ledger),
+                ("events", check_events),
+                ("events", check_recorded_nodes),
+                ("tables", check_tables),
+                ("tables", check_clients),
+                ("rounds", check_rounds),
+                ("history", check_history),
+                ("models", check_models),
+                ("models", check_moved),
+                ("updates", check_updates),
+                ("keys", check_keys),
+                ("certificates", check_certificates),
+                ("certificates", check_no_other_certificates),
+                ("folder", _check_belongs_together),
+                ("folder", lambda reader: _check_files_of_no_row(reader, result)),
+                ("requests", check_requests),
+                ("lifecycles", check_lifecycles),
+                ("purges", check_purges),
+                ("restored", check_restored),
+            ):
+                try:
+                    result.problems.extend(check(reader))
+                except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
+                    result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
+                if name not in result.checked:
+                    result.checked.append(name)
+                if result.problems and name in ("database", "ledger"):
+                    break  # what follows would only repeat it
+            try:
+                _check_against_outside(reader, result, public_key, anchor)
+            except Exception as error:
+                result.problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
+    finally:
+        reader.close()
+    return result
+
+
+def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, anchor: str | None) -> None:
+    """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
+    known = [key for _, key in keys_of(reader)]
+    if public_key is not None and public_key.lower() not in known:
+        result.problems.append("key: the run was signed with another key than the one given")
+    if anchor is not None:
+        result.problems.extend(check_anchor(reader, anchor))
+        result.checked.append("anchor")
+    result.notes.extend(restored_notes(reader))
+    result.notes.extend(unwritten_notes(reader))
+
+
+def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
+    """Files that no row names must be what an interrupted change left; those are noted."""
+    for one in files_of_no_row(reader):
+        if isinstance(one, Stray):
+            yield one.problem
+        else:
+            result.leftovers.append(one)
+    if result.leftovers:
+        named = ", ".join(one.file for one in result.leftovers[:5])
+        more = f" and {len(result.leftovers) - 5} more" if len(result.leftovers) > 5 else ""
+        result.notes.append(
+            f"there are files as an interrupted command leaves them: {named}{more}. No claim rests on them, but they "
+            "may hold a part of clients; the next command that writes to the run takes them away"
+        )
+
+
+def _check_belongs_together(reader: RunReader) -> Iterator[str]:
+    """What lies beside the database must not speak of events it does not have."""
+    if not is_locked(reader.folder / LOCK_FILE):  # its writer may have gone on since
+        for sign in signs_of_an_older_database(reader):
+            yield f"folder: {sign}"
+
+
+def check_public_key(public_key: str | None) -> None:
+    """Refuse what cannot be an Ed25519 public key."""
+    if public_key is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", public_key):
+        raise InputError(f"a public key is 64 hexadecimal digits, found {len(public_key)} characters")

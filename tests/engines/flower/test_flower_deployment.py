@@ -1,0 +1,266 @@
+"""One SuperLink and five SuperNodes on loopback, TLS and node authentication on: `make test-flower`.
+
+All tests share the processes, since starting them takes longer than what is tested. What is killed is killed by
+SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deployment import Deployment, make_node_key, running
+
+import sifu
+from sifu.api import verify_certificate
+from sifu.requests.client_list import ask_for_change, fingerprint_of_file
+
+pytestmark = pytest.mark.flower
+NODES = 5
+
+CLIENT = '''"""A least-squares client in numpy alone: its process starts five times as fast as one with torch."""
+
+import numpy as np
+from flwr.app import Context
+
+from sifu.engines.flower.client import FunctionClient, client_app
+
+
+def make(context: Context) -> FunctionClient:
+    part = int(context.node_config["partition-id"])
+    random = np.random.default_rng(part)
+    x, y = random.normal(size=(20, 4)), random.normal(size=20) + part
+
+    def train(arrays):
+        return {"w": arrays["w"] - 0.1 * x.T @ (x @ arrays["w"] - y) / 20}
+
+    def evaluate(arrays):
+        return 0, float(np.square(x @ arrays["w"] - y).sum() / 2)
+
+    return FunctionClient(f"site-{part}", 20, train, evaluate)
+
+
+app = client_app(make, masked_only=MASKED)
+'''
+
+SERVER = '''"""The server of numpy clients; where MARKER is a path it kills itself once, in the middle of a rollback."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sifu.server.flower_app import server_app
+from sifu.engines.flower.own import own_blueprint
+from sifu.store.writer import RunWriter
+
+usual = RunWriter._record
+
+
+def record(self, kind, *rest):
+    event = usual(self, kind, *rest)  # files are written and rows are there, but nothing is committed yet
+    if kind == "rolled back" and MARKER and not Path(MARKER).exists():
+        Path(MARKER).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return event
+
+
+RunWriter._record = record
+app = server_app(partial(own_blueprint, lambda branch: {"w": np.zeros(4)}))
+'''
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("federation")
+    made = Deployment(folder)
+    try:
+        made.superlink()
+        for number in range(NODES):
+            make_node_key(folder / f"node{number}")
+            made.register(f"node{number}")
+            start_node(made, number)
+        yield made
+    finally:
+        made.close()
+
+
+def start_node(federation: Deployment, number: int) -> None:
+    """A SuperNode with its share of the data."""
+    federation.supernode(f"node{number}", f"partition-id={number} num-partitions={NODES}")
+
+
+def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) -> tuple[Path, Path]:
+    """An app as `sifu flower new` writes it, for so many rounds, and the folder of its run."""
+    app, run = folder / "app", folder / "run"
+    assert federation.sifu("flower", "new", app, "--run", run).returncode == 0
+    spec = app / "spec.toml"
+    text = spec.read_text().replace("max_rounds = 50", f"max_rounds = {rounds}").replace("target = 0.9", "target = 0.0")
+    spec.write_text(text.replace("evaluate_every = 1", "evaluate_every = 100"))
+    project = app / "pyproject.toml"
+    lines = project.read_text().splitlines()
+    keys = {line.split(" = ")[0]: place for place, line in enumerate(lines) if " = " in line}
+    for key, value in config.items():
+        lines[keys[key.replace("_", "-")]] = f"{key.replace('_', '-')} = {value}"
+    project.write_text("\n".join(lines) + "\n")
+    return app, run
+
+
+def numpy_app(
+    federation: Deployment, folder: Path, rounds: int, marker: str = "", masked: bool = False
+) -> tuple[Path, Path]:
+    """The app with clients and a model in numpy, and every node on its list."""
+    app, run = new_app(federation, folder, rounds, timeout="40.0", masked_updates=str(masked).lower())
+    spec = app / "spec.toml"
+    text = spec.read_text().replace('kind = "softmax"', 'kind = "python"').replace('rate = "auto"', "rate = 0.1")
+    text = text.replace('kind = "measured"', 'kind = "assumed"').replace("outputs = 10", "outputs = 0")
+    spec.write_text(text.replace("\nsteps = 10 ", "\nsteps = 1 "))
+    (app / "federation" / "client_app.py").write_text(CLIENT.replace("MASKED", str(masked)))
+    (app / "federation" / "server_app.py").write_text(SERVER.replace("MARKER", repr(marker)))
+    for number in range(NODES):
+        key = fingerprint_of_file(federation.folder / f"node{number}.pub")
+        ask_for_change(run, {"do": "add", "name": f"site-{number}", "key": key})
+    return app, run
+
+
+def query(run: Path, sql: str) -> list[tuple]:
+    """Rows of the run's database; none before there is one."""
+    if not (run / "run.db").exists():
+        return []
+    with sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True) as database:
+        return database.execute(sql).fetchall()
+
+
+def rounds(run: Path) -> int:
+    """Rounds recorded so far."""
+    return len(query(run, "SELECT node FROM nodes WHERE kind = 'round'"))
+
+
+def statuses(run: Path) -> dict[str, str]:
+    """Requests and where they stand."""
+    return dict(query(run, "SELECT request, status FROM requests"))
+
+
+def finish(federation: Deployment, name: str) -> None:
+    """Wait until a run of the app has ended."""
+    federation.wait_for(lambda: federation.processes[name].poll() is not None, 600, name)
+
+
+def check(run: Path) -> None:
+    """The run verifies, offline, and no round is there twice."""
+    result = sifu.open_run(run).verify()
+    assert result.problems == [], result.problems
+    for path in (run / "certificates").iterdir():
+        assert verify_certificate(path).problems == []
+    assert query(run, "SELECT COUNT(*) - COUNT(DISTINCT branch || '.' || position) FROM nodes") == [(0,)]
+
+
+def never_sampled_after(run: Path, client: int, request: str) -> bool:
+    """Whether a client took part in no round after the noise of its request."""
+    noised = query(run, f"SELECT noise_node FROM requests WHERE request = '{request}'")[0][0]
+    return not query(run, f"SELECT node FROM participation WHERE client = {client} AND node > {noised}")
+
+
+def test_a_federation_forgets_twice_while_it_trains_whatever_is_killed(federation: Deployment, tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+    app, run = numpy_app(federation, tmp_path, 3, marker=str(marker))
+    federation.flwr_run(app, "first-run")
+    federation.wait_for(lambda: rounds(run) >= 1, 300, "the first round")
+    asked = federation.sifu("request", run, "--clients", "site-1", "--id", "one")
+    assert asked.returncode == 0, asked.stderr
+    assert "handed to the running server" in asked.stdout
+    assert federation.sifu("request", run, "--clients", "site-3", "--id", "two").returncode == 0
+    federation.wait_for(marker.exists, 300, "the kill in mid-rollback")
+    federation.kill("first-run", signal.SIGKILL)  # SuperLink would notice in a minute; nothing has to wait for that
+    check(run)
+    assert statuses(run)["one"] == "planned"
+    assert query(run, "SELECT COUNT(*) FROM nodes WHERE kind = 'noise'") == [(0,)]
+    federation.flwr_run(app, "second-run")
+    federation.wait_for(lambda: statuses(run).get("two") == "running", 300, "the second request")
+    assert statuses(run)["one"] == "done"
+    # SuperLink and with it the ServerApp are killed in mid-retraining; a new run goes on from the store.
+    federation.kill("superlink", signal.SIGKILL)
+    federation.kill("second-run", signal.SIGKILL)
+    check(run)
+    federation.superlink()
+    # The forgotten party comes back with a fresh key that SuperLink takes in, but our list does not.
+    make_node_key(federation.folder / "fresh")
+    federation.register("fresh")
+    federation.supernode("fresh", f"partition-id=1 num-partitions={NODES}")
+    federation.flwr_run(app, "third-run")
+    finish(federation, "third-run")
+    assert statuses(run) == {"one": "done", "two": "done"}
+    check(run)
+    assert len(list((run / "certificates").iterdir())) == 4
+    assert never_sampled_after(run, 1, "one")
+    assert never_sampled_after(run, 3, "two")
+    assert [row[0] for row in query(run, "SELECT name FROM clients ORDER BY client")] == [
+        f"site-{number}" for number in range(NODES)
+    ]
+    for name in ("node1", "node3", "fresh"):
+        assert federation.processes[name].poll() is None  # still connected, never asked again
+
+
+def test_the_ready_app_trains_forgets_and_proves(federation: Deployment, tmp_path: Path) -> None:
+    app, run = new_app(federation, tmp_path, 1, linger="600.0")
+    spec = app / "spec.toml"
+    spec.write_text(spec.read_text().replace('sigma = "auto"', "sigma = 0.5"))  # auto sees that one round saves nothing
+    for number in (0, 2, 4):
+        key = federation.folder / f"node{number}.pub"
+        assert federation.sifu("clients", "add", run, "--name", f"site-{number}", "--key", key).returncode == 0
+    federation.flwr_run(app, "ready")
+    federation.wait_for(lambda: query(run, "SELECT 1 FROM events WHERE kind = 'training done'"), 300, "training")
+    assert federation.sifu("request", run, "--clients", "site-2", "--id", "one").returncode == 0
+    federation.wait_for(lambda: statuses(run).get("one") == "done", 300, "the request")
+    federation.kill("ready", signal.SIGKILL)
+    for server in running(federation.processes["superlink"].pid, "flwr-serverapp"):
+        os.kill(server, signal.SIGKILL)
+    check(run)
+    assert never_sampled_after(run, 1, "one")
+    assert query(run, "SELECT level FROM requests") == [("proven",)]
+
+
+def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, tmp_path: Path) -> None:
+    app, run = numpy_app(federation, tmp_path, 3, masked=True)
+    federation.flwr_run(app, "masked")
+    federation.wait_for(lambda: rounds(run) >= 1, 300, "the first masked round")
+    victim = federation.processes["node4"]
+    # In mid-round: its process for a message is there.
+    federation.wait_for(lambda: running(victim.pid, "flwr-clientapp"), 300, "a message to node4")
+    federation.kill("node4", signal.SIGKILL)
+    start_node(federation, 4)
+    finish(federation, "masked")
+    assert rounds(run) == 3
+    check(run)
+    reader = sifu.open_run(run).reader()
+    part = reader.participation()
+    # Every drift that came is the true one, recomputed here from the clients' data; the others are infinite.
+    models = {0: np.zeros(4)}
+    for node in range(1, 4):
+        here = part.between(node, node)
+        local = [trained(models[node - 1], int(one)) for one in here.clients]
+        models[node] = np.mean(local, axis=0) if local else models[node - 1]
+        expected = [float(np.linalg.norm(one - models[node])) for one in local]
+        known = np.isfinite(here.drifts)
+        np.testing.assert_allclose(here.drifts[known], np.array(expected)[known], rtol=1e-6)
+        assert set(here.clients[~known]) <= {4}
+    np.testing.assert_allclose(reader.load_model(3), models[3], atol=1e-12)
+    told = [json.loads(one.payload)["incidents"] for one in reader.events() if one.kind == "incidents"]
+    reader.close()
+    assert {one["client"] for many in told for one in many} <= {"site-4", ""}
+    assert told
+
+
+def trained(model: np.ndarray, part: int) -> np.ndarray:
+    """What a client of CLIENT makes of a model."""
+    random = np.random.default_rng(part)
+    x, y = random.normal(size=(20, 4)), random.normal(size=20) + part
+    return model - 0.1 * x.T @ (x @ model - y) / 20

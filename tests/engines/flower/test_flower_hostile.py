@@ -1,0 +1,120 @@
+"""Hostile replies over Flower's wire: none of them moves the model, whatever a node sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flower_federation import both_engines, everyone, small_spec
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from sifu.core.engine import Position
+from sifu.engines.flower.wire import arrays_of
+
+VICTIM, NODE = 3, 9000 - 7 * 3
+Change = Callable[[Message], Message | None]
+
+
+def values(change: Callable[[Any], Any]) -> Change:
+    def changed(reply: Message) -> Message:
+        arrays = {name: Array(change(one)) for name, one in arrays_of(reply.content["arrays"]).items()}
+        reply.content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": reply.content["metrics"]})
+        return reply
+
+    return changed
+
+
+def metrics(**found: Any) -> Change:
+    def changed(reply: Message) -> Message:
+        reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord(found)})
+        return reply
+
+    return changed
+
+
+def content(make: Callable[[RecordDict], RecordDict]) -> Change:
+    def changed(reply: Message) -> Message:
+        reply.content = make(reply.content)
+        return reply
+
+    return changed
+
+
+def one_entry(value: float) -> Callable[[Any], Any]:
+    def change(found: Any) -> Any:
+        found = np.array(found)
+        found.flat[0] = value
+        return found
+
+    return change
+
+
+def code(reply: Message) -> Message:
+    """An array whose bytes are a pickle: reading it must not run it."""
+    arrays = reply.content["arrays"]
+    name = next(iter(arrays))
+    evil = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R\x94."
+    bad = Array(dtype=arrays[name].dtype, shape=arrays[name].shape, stype=arrays[name].stype, data=evil)
+    reply.content = RecordDict({"arrays": ArrayRecord(dict(arrays) | {name: bad}), "metrics": reply.content["metrics"]})
+    return reply
+
+
+HOSTILE: dict[str, Change] = {
+    "NaN": values(one_entry(np.nan)),
+    "Inf": values(one_entry(np.inf)),
+    "minus Inf": values(one_entry(-np.inf)),
+    "all NaN": values(lambda one: one * np.nan),
+    "huge": values(lambda one: one + 1e30),
+    "squares overflow": values(lambda one: one + 1e200),
+    "shorter": values(lambda one: one[:-1]),
+    "longer": values(lambda one: np.concatenate([one, one])),
+    "scalar": values(lambda one: np.array(1.0)),
+    "empty": values(lambda one: one[:0]),
+    "float32": values(lambda one: one.astype(np.float32)),
+    "integers": values(lambda one: one.astype(np.int64)),
+    "complex": values(lambda one: one.astype(complex)),
+    "no samples": metrics(**{"num-examples": 0}),
+    "negative samples": metrics(**{"num-examples": -10}),
+    "absurd samples": metrics(**{"num-examples": 2**62}),
+    "half a sample": metrics(**{"num-examples": 9.5}),
+    "samples in a list": metrics(**{"num-examples": [10]}),
+    "no count": metrics(other=1),
+    "nothing at all": content(lambda one: RecordDict({})),
+    "no arrays": content(lambda one: RecordDict({"metrics": one["metrics"]})),
+    "settings instead": content(
+        lambda one: RecordDict({"arrays": ConfigRecord({"a": "b"}), "metrics": one["metrics"]})
+    ),
+    "other names": content(
+        lambda one: RecordDict(
+            {"arrays": ArrayRecord({f"x{k}": a for k, a in one["arrays"].items()}), "metrics": one["metrics"]}
+        )
+    ),
+    "code": code,
+    "silence": lambda reply: None,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_node_changes_nothing(name: str) -> None:
+    """The round is that of the embedded engine without this client, and says why the client is missing."""
+    embedded, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
+    grid.trouble[NODE] = lambda message: HOSTILE[name](grid.answer(message))
+    model = flower.initial_model(0)
+    found = flower.run_round(model, Position(0, 0), everyone(flower))
+    others = np.delete(everyone(flower), VICTIM)
+    assert found.participants.tolist() == others.tolist()
+    expected = embedded.run_round(model, Position(0, 0), others)
+    np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
+    said = [one.client for one in found.rejections] + [one.client for one in flower.take_incidents()]
+    assert flower.clients[VICTIM].name in said
+
+
+def test_an_honest_node_is_in_the_round() -> None:
+    """The control: the same way without a change."""
+    _, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
+    grid.trouble[NODE] = lambda message: values(lambda one: one)(grid.answer(message))
+    found = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
+    assert VICTIM in found.participants.tolist()
+    assert found.rejections == ()

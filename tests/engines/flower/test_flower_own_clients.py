@@ -1,0 +1,201 @@
+"""ClientApps that existed before, functions of any framework, the ready app, and the strategy that only records."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_federation import HASTY, both_engines, everyone, small_spec
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from memory_grid import MemoryGrid
+
+import sifu
+from sifu.core.engine import Position
+from sifu.core.spec import commented_toml
+from sifu.engines.flower.client import FunctionClient, add_profile, client_app
+from sifu.engines.flower.own import own_blueprint
+from sifu.engines.flower.strategy import TrackedFedAvg
+from sifu.engines.flower.wire import arrays_of
+from sifu.errors import InputError
+from sifu.record.rehearsal import REHEARSED
+from sifu.server.flower_app import Settings, serve_on_flower
+from sifu.theory.facts import CLAIMED
+from sifu.theory.sensitivity import client_increments
+
+TARGETS = [np.array([1.0, 2.0]), np.array([3.0, -1.0]), np.array([0.0, 4.0]), np.array([2.0, 2.0])]
+
+
+def usual_app(target: np.ndarray, samples: int) -> ClientApp:
+    """A ClientApp as Flower's own examples have it: it knows nothing of us."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        weights = message.content["arrays"]["w"].numpy()
+        moved = ArrayRecord({"w": Array(weights + 0.5 * (target - weights))})
+        metrics = MetricRecord({"num-examples": samples, "train_loss": 0.1})
+        return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        loss = float(np.square(message.content["arrays"]["w"].numpy() - target).sum())
+        metrics = MetricRecord({"num-examples": samples, "eval_loss": loss, "eval_acc": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def function_app(target: np.ndarray, samples: int, name: str) -> ClientApp:
+    """The same client as a function over named arrays."""
+    mine = FunctionClient(
+        name,
+        samples,
+        lambda arrays: {"w": arrays["w"] + 0.5 * (target - arrays["w"])},
+        lambda arrays: (samples // 2, samples * float(np.square(arrays["w"] - target).sum())),
+    )
+    return client_app(lambda context: mine)
+
+
+def _with_profile(app: ClientApp, number: int, samples: int) -> ClientApp:
+    """One app for all nodes: what differs is asked of the node's own context."""
+    nodes = {100 + number: (f"site-{number}", samples)}
+    return add_profile(app, lambda context: nodes[context.node_id][0], lambda context: nodes[context.node_id][1])
+
+
+def test_clients_of_any_kind_take_part_forget_and_are_conditional(tmp_path: Path) -> None:
+    grid = MemoryGrid()
+    for number, target in enumerate(TARGETS):
+        samples = 10 * (number + 1)
+        app = usual_app(target, samples) if number % 2 else function_app(target, samples, f"site-{number}")
+        grid.add(100 + number, _with_profile(app, number, samples) if number % 2 else app)
+    spec = small_spec(
+        model={"kind": "python", "outputs": 0},
+        local={"rate": 0.5, "steps": 1},
+        regularity={"kind": "assumed", "factor": 1.0},
+        stop={"max_rounds": 5, "target": 0.0},
+    )
+    (tmp_path / "spec.toml").write_text(commented_toml(spec))
+    settings = Settings(str(tmp_path / "run"), str(tmp_path / "spec.toml"), True, clients=4, wait=0.1)
+    make = partial(own_blueprint, lambda branch: {"w": np.zeros(2)})
+    serve_on_flower(grid, settings, make, HASTY)
+    run = sifu.open_run(tmp_path / "run")
+    reader = run.reader()
+    expected = np.zeros(2)
+    weights = np.array([1, 2, 3, 4]) / 10.0
+    for _ in range(5):
+        expected = sum(w * (expected + 0.5 * (t - expected)) for w, t in zip(weights, TARGETS, strict=True))
+    np.testing.assert_allclose(reader.load_model(reader.tip), expected, atol=1e-12)
+    # Two of them know nothing of several models at once: all are rehearsed with one by one.
+    assert [one.samples for one in reader.evaluations() if one.subset.startswith(REHEARSED)] == [100] * 3
+    reader.close()
+    run.request(["site-2"], "one")
+    assert serve_on_flower(grid, settings, make, HASTY) == ["one"]
+    (outcome,) = run.outcomes()
+    assert outcome.level == "conditional"
+    assert run.verify().problems == []
+
+
+def test_own_models_must_say_what_is_assumed() -> None:
+    spec = small_spec(model={"kind": "python"})
+    with pytest.raises(InputError, match=r"local\.rate"):
+        own_blueprint(lambda branch: {"w": np.zeros(2)}, spec, [], identity=CLAIMED, preprocessing="")
+    with pytest.raises(InputError, match="no real numbers"):
+        own_blueprint(
+            lambda branch: {"w": np.zeros(2, dtype=int)}, small_spec(local={"rate": 0.1}), [], identity=CLAIMED,
+            preprocessing="",
+        )  # fmt: skip
+
+
+def test_the_strategy_records_the_same_psi_as_the_engine(tmp_path: Path) -> None:
+    grid = MemoryGrid()
+    for number, target in enumerate(TARGETS):
+        grid.add(100 + number, usual_app(target, 10 * (number + 1)))
+    strategy = TrackedFedAvg(tmp_path / "psi", fraction_evaluate=0.0, min_available_nodes=4, min_train_nodes=4)
+    result = strategy.start(grid, ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=3)
+    model, psi = np.zeros(2), np.zeros(4)
+    samples = np.array([10, 20, 30, 40])
+    for _ in range(3):
+        local = np.stack([model + 0.5 * (target - model) for target in TARGETS])
+        mean = samples / 100.0 @ local
+        psi += client_increments(samples, np.linalg.norm(local - mean, axis=1), 100, 1.0, 1.0)
+        model = mean
+    found = strategy.psi()
+    np.testing.assert_allclose([found[100 + k] for k in range(4)], psi, rtol=1e-9)
+    np.testing.assert_allclose(arrays_of(result.arrays)["w"], model, atol=1e-12)
+    lines = (tmp_path / "psi" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+    assert list((tmp_path / "psi").glob("*.safetensors"))
+    with pytest.raises(InputError, match="a folder of its own"):
+        TrackedFedAvg(tmp_path / "psi")
+
+
+def test_the_strategy_weighs_as_flower_does(tmp_path: Path) -> None:
+    """FedAvg can be told another key to weigh by; Psi of other weights would be of another training."""
+
+    def weighed(target: np.ndarray, weight: float) -> Callable[[Message, Context], Message]:
+        app = usual_app(target, 10)
+
+        def answer(message: Message, context: Context) -> Message:
+            reply = app(message, context)
+            reply.content["metrics"]["weight"] = weight
+            return reply
+
+        return answer
+
+    def train(folder: Path, weights: list[float]) -> dict[int, float]:
+        grid = MemoryGrid()
+        for number, weight in enumerate(weights):
+            grid.add(100 + number, weighed(TARGETS[number], weight))
+        strategy = TrackedFedAvg(
+            folder, weighted_by_key="weight", fraction_evaluate=0.0, min_available_nodes=2, min_train_nodes=2
+        )
+        strategy.start(grid, ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1)
+        return strategy.psi()
+
+    assert train(tmp_path / "a", [1, 9])[101] > train(tmp_path / "b", [9, 1])[101]
+    with pytest.raises(InputError, match=r"weight must be whole numbers to be tracked, found 0\.5"):
+        train(tmp_path / "c", [0.5, 1])
+
+
+def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sifu.cli.flower_template import default_run, write_app
+    from sifu.core.spec import Spec
+
+    write_app(tmp_path / "app", tmp_path / "run", insecure=True)
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    settings = Settings.of(config["config"])
+    assert settings.insecure_identity
+    assert settings.run == str(tmp_path / "run")
+    Spec.from_mapping(tomllib.loads(Path(settings.spec).read_text()))
+    with pytest.raises(InputError, match="sends what lies in an app to every node"):
+        write_app(tmp_path / "other", tmp_path / "other" / "run", insecure=True)
+    assert not (tmp_path / "other").exists()
+    assert default_run(tmp_path / "other") == tmp_path / "other-run"
+    with pytest.raises(InputError, match="not empty"):
+        write_app(tmp_path / "app", tmp_path / "run", insecure=False)
+    with pytest.raises(InputError, match="absolute"):
+        Settings.of({"run": "run", "spec": settings.spec})
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    from federation.client_app import app, load  # type: ignore[import-not-found]
+    from federation.server_app import app as server  # type: ignore[import-not-found]
+
+    context = Context(1, 1, {"partition-id": 1, "num-partitions": 40}, RecordDict(), {})
+    assert load(context).name == "client-001"
+    assert callable(app)
+    assert server is not None
+    for name in [one for one in sys.modules if one.partition(".")[0] == "federation"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_the_server_holds_nothing_of_a_client_that_is_left_out() -> None:
+    _, flower, _ = both_engines(small_spec())
+    flower.leave_out(range(8))
+    found = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
+    assert found.participants.size == 0

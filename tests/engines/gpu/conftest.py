@@ -1,0 +1,67 @@
+"""Kernels run on a GPU where there is one, and in Triton's interpreter otherwise (see the conftest above)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim.networks import ConvNet
+from sifu.theory.participation import Participation
+
+
+@dataclass(frozen=True)
+class SomeClient:
+    """A client with random data."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+def some_clients(seed: int, count: int, samples: int, shape: tuple[int, ...], classes: int) -> tuple[SomeClient, ...]:
+    """Clients of unequal sizes: every second one has a sample less."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        size = samples - number % 2
+        x = generator.standard_normal((size, *shape))
+        made.append(SomeClient(f"c{number}", x, generator.integers(0, classes, size)))
+    return tuple(made)
+
+
+@pytest.fixture
+def make_federation() -> Callable[..., tuple[SimulatedFederation, tuple[SomeClient, ...]]]:
+    """A small federation of a ConvNet or a softmax regression, and its data."""
+
+    def make(
+        model: ConvNet | tuple[int, int],
+        *,
+        seed: int = 1,
+        clients: int = 4,
+        samples: int = 5,
+        participation: str = "fixed(2)",
+        dtype: str = "float32",
+        training: LocalTraining | None = None,
+        **more: Any,
+    ) -> tuple[SimulatedFederation, tuple[SomeClient, ...]]:
+        training = training or LocalTraining(0.05, 2, 2, 0.9)
+        if isinstance(model, ConvNet):
+            data = some_clients(seed, clients, samples, model.input_shape, model.outputs)
+            kind: Any = ModuleModel(model)
+        else:
+            features, outputs = model
+            data = some_clients(seed, clients, samples, (features,), outputs)
+            kind = LinearModel("softmax", features, outputs, "random")
+        federation = SimulatedFederation(
+            data, kind, training, participation=Participation.parse(participation), dtype=dtype, seed=seed, **more
+        )
+        return federation, data
+
+    return make

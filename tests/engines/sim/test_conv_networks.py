@@ -1,0 +1,307 @@
+"""Convolutional networks: the hand-written passes are the plain loop to rounding, with every model and option."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sifu.core.engine import Position
+from sifu.engines.sim import ConvNet, Convolution, LocalTraining, ModuleModel, SimulatedFederation, make_model
+from sifu.engines.sim.cpu_conv import conv_trainer
+from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, pass_order, prepare
+from sifu.engines.sim.cpu_conv.tiled_convolution import DenseTiles, WinogradTiles, tiles_kind
+from sifu.engines.sim.dropout import KeyedDropout, kept_units
+from sifu.engines.sim.networks import CONV_NETS
+from sifu.errors import InputError
+from sifu.theory.draws import base_key, fractions, place_key, scores
+
+SHAPES = {  # the smallest images that leave something, with odd sizes where a row is left out of pooling
+    "cnn": (8, 9),
+    "cnn_fashion_mnist": (1, 7, 8),
+    "cnn_cifar10": (3, 19, 18),
+    "cnn_cifar100": (3, 20, 21),
+    "cnn_celeba": (3, 11, 16),
+}
+PAPER = {"cnn_fashion_mnist": (1, 28, 28), "cnn_cifar10": (3, 32, 32), "cnn_cifar100": (3, 32, 32)} | {
+    "cnn_celeba": (3, 64, 64)
+}
+MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
+TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
+"""Of a round's change, relative. In float32 a near tie of pooling or ReLU may fall the other way."""
+
+
+@dataclass
+class Client:
+    name: str
+    x: Any
+    y: Any
+
+
+def images(shape: tuple[int, ...], sizes: tuple[int, ...] = (3, 7, 12), outputs: int = 4) -> list[Client]:
+    generator = np.random.default_rng(3)
+    clients = [
+        Client(f"client-{number}", generator.standard_normal((size, *shape)), generator.integers(0, outputs, size))
+        for number, size in enumerate(sizes)
+    ]
+    clients[0].y[0] = outputs - 1
+    return clients
+
+
+def federation(model: Any, clients: list[Client], strategy: str, dtype: str = "float64", **options: Any) -> Any:
+    options = {"rate": 0.05, "steps": 3, "batch_size": 5} | options
+    return SimulatedFederation(clients, model, LocalTraining(**options), dtype=dtype, seed=5, strategy=strategy)
+
+
+def relative(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm((one - other).astype(np.float64)) / np.linalg.norm(other.astype(np.float64)))
+
+
+def disagreement(model: Any, clients: list[Client], dtype: str, **options: Any) -> float:
+    """How far the two paths' changes of a model are apart in a round, the largest of clients and mean."""
+    loop, fast = (federation(model, clients, strategy, dtype, **options) for strategy in ("loop", "vectorised"))
+    start, everyone = loop.initial_model(0), np.arange(len(clients))
+    found = [0.0]
+    for position in (Position(0, 0), Position(2, 5)):
+        expected, other = (one.run_round(start, position, everyone) for one in (loop, fast))
+        assert other.model.dtype == dtype
+        found += [relative(other.model - start, expected.model - start), relative(other.drifts, expected.drifts)]
+    return max(found)
+
+
+@pytest.fixture(params=(1, 2, 3))
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "momentum", "weight_decay", "batch_size"),
+    list(itertools.product(SHAPES, ("float64", "float32"), MOMENTUM, (0.0, 0.1), (None, 5))),
+)
+def test_a_round_agrees_with_the_loop(name, dtype, momentum, weight_decay, batch_size):
+    options = {"momentum": momentum[0], "nesterov": momentum[1], "weight_decay": weight_decay, "batch_size": batch_size}
+    assert disagreement(name, images(SHAPES[name]), dtype, **options) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_own_sizes_agree(name):
+    clients = images(PAPER[name], sizes=(9, 4))
+    assert disagreement(name, clients, "float64", batch_size=4, steps=2, momentum=0.9) < 1e-10
+    fast = federation(name, clients, "auto")
+    assert fast.layout.size == sum(p.numel() for p in make_model(name, PAPER[name], 4).build("float32").parameters())
+
+
+def test_the_papers_parameters():
+    """Counted by hand from the table of the paper's models."""
+    counted = {
+        "cnn_fashion_mnist": (10, 320 + 18496 + 3136 * 256 + 256 + 2570),
+        "cnn_cifar10": (10, 896 + 18496 + 36928 + 1024 * 64 + 64 + 650),
+        "cnn_cifar100": (100, 896 + 18496 + 36928 + 1024 * 256 + 256 + 25700),
+        "cnn_celeba": (2, 224 + 1168 + 4640 + 2048 * 2 + 2),
+    }
+    for name, (outputs, parameters) in counted.items():
+        assert CONV_NETS[name](PAPER[name], outputs).parameters == parameters
+
+
+def test_initial_weights_are_torchs_own():
+    """The same draws as layers made one after the other, whatever the description does around them."""
+    model = make_model("cnn_celeba", (3, 16, 16), 2)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.Conv2d(16, 32, 3), nn.Linear(128, 2)]
+    expected = torch.cat([p.detach().reshape(-1) for layer in layers for p in layer.parameters()])
+    assert torch.equal(nn.utils.parameters_to_vector(model.build("float32").parameters()).detach(), expected)
+    assert model.layout("float32").names[:3] == ("conv1.weight", "conv1.bias", "conv2.weight")
+    assert model.layout("float32").names[-2:] == ("fc1.weight", "fc1.bias")
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        ConvNet((2, 6, 7), (Convolution(5, 1, False),), (), 3),
+        ConvNet((1, 9, 8), (Convolution(18, 0, False), Convolution(3, 2, True), Convolution(17, 1, False)), (7, 6), 3),
+        ConvNet((17, 5, 5), (Convolution(4, 1, True), Convolution(20, 1, False)), (5,), 4),
+        ConvNet((20, 7, 9), (Convolution(16, 0, False), Convolution(6, 0, True)), (), 2),
+    ],
+)
+def test_gradients_are_autograds(network):
+    """Odd sizes, padding, pooling or none, few channels and many, no, one and two hidden layers."""
+    generator = torch.Generator().manual_seed(1)
+    module = ModuleModel(network).build("float64")
+    x = torch.randn((6, *network.input_shape), dtype=torch.float64, generator=generator)
+    y = torch.randint(0, network.outputs, (6,), generator=generator)
+    nn.functional.cross_entropy(module(x), y).backward()
+    expected = nn.utils.parameters_to_vector(one.grad for one in module.parameters())
+    order = pass_order(network)
+    assert torch.equal(order.sort().values, torch.arange(network.parameters))
+    parameters = parameter_views(
+        network, nn.utils.parameters_to_vector(module.parameters()).detach()[order].contiguous()
+    )
+    found = torch.full((network.parameters,), torch.nan, dtype=torch.float64)
+    one, rows = ConvPass(network, 6, torch.float64), torch.arange(6)
+    for _ in range(2):  # the second time in used buffers
+        one.gradient(
+            padded_images(network, x),
+            rows,
+            y,
+            6,
+            None,
+            parameters,
+            prepare(network, parameters),
+            parameter_views(network, found),
+        )
+        assert relative(found.numpy(), expected[order].numpy()) < 1e-13
+
+
+def test_both_kinds_of_tiles_are_tried():
+    kinds = [tiles_kind(layer) for layer in CONV_NETS["cnn_cifar10"]((3, 32, 32), 10).convolution_layers]
+    assert kinds == [DenseTiles, WinogradTiles, WinogradTiles]
+
+
+def change_after_ties(name: str, strategy: str) -> np.ndarray:
+    """A step from a model whose convolutions hand single pixels on, with images of zeros and ones.
+
+    Most windows of pooling are then exact ties of places with different neighbours, so that the place that the
+    gradient goes to decides what the weights learn.
+    """
+    clients = images(SHAPES[name])
+    for client in clients:
+        client.x = (client.x > 0).astype(np.float64)
+    one = federation(name, clients, strategy, steps=1)
+    start = one.initial_model(0)
+    for layer in CONV_NETS[name](clients[0].x.shape[-3:] if len(SHAPES[name]) == 3 else (1, *SHAPES[name]), 4).layers:
+        if len(layer.weight_shape) == 4:
+            weight = np.zeros(layer.weight_shape)
+            outputs = np.arange(layer.weight_shape[0])
+            weight[outputs, outputs % layer.weight_shape[1], 1, 1] = 1.0
+            start[layer.weight_at : layer.bias_at] = weight.reshape(-1)
+            start[layer.bias_at : layer.end] = 0.25
+    return one.run_round(start, Position(0, 0), np.arange(3)).model - start
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_ties_go_to_the_first_maximum(name, monkeypatch):
+    expected = change_after_ties(name, "loop")
+    assert relative(change_after_ties(name, "vectorised"), expected) < 1e-12
+    # Negative control: the later place wins.
+    monkeypatch.setattr("sifu.engines.sim.cpu_conv.conv_pass._Pooled.backward", _last_maximum_wins)
+    assert relative(change_after_ties(name, "vectorised"), expected) > 1e-3
+
+
+def _last_maximum_wins(self, bias_gradient):
+    torch.ops.aten.threshold_backward.grad_input(self._target_gradient, self._top, 0.0, grad_input=self._top)
+    torch.sum(self._top_rows, 0, out=bias_gradient)
+    self._upper.gt_(self._lower).mul_(self._top)
+    torch.sub(self._top, self._upper, out=self._lower)
+    self._left.gt_(self._right).mul_(self._pairs)
+    torch.sub(self._pairs, self._left, out=self._right)
+
+
+def test_masks_are_drawn_by_place():
+    """The rule written out once more, number by number."""
+    rate, seed, units = 0.3, 11, 6
+    key = place_key(base_key(seed, "dropout"), 2, 7, 4, 1, 0)
+    kept = kept_units(key, 0, 5, units, rate)
+    for sample, unit in itertools.product(range(5), range(units)):
+        assert kept[sample, unit] == (fractions(scores(key, sample * units + unit)) >= rate)
+    many = kept_units(key, 0, 400, 100, rate)
+    assert abs(many.mean() - 0.7) < 4 * (0.21 / many.size) ** 0.5
+    module = KeyedDropout(rate)
+    module.key = int(key)
+    dropped = module(torch.ones(5, units))
+    assert torch.equal(dropped, torch.from_numpy(kept).float().mul(1 / (1 - rate)))
+    assert torch.equal(module.eval()(torch.ones(5, units)), torch.ones(5, units))
+
+
+def test_dropout_agrees_in_two_layers_and_pieces(monkeypatch):
+    network = ConvNet((1, 6, 6), (Convolution(3, 1),), (9, 8), 4, dropout=0.4)
+    assert disagreement(ModuleModel(network), images((6, 6)), "float64", momentum=0.9, batch_size=None) < 1e-10
+    monkeypatch.setattr(conv_trainer, "PIECE_BYTES", 1)  # a sample a piece
+    assert disagreement(ModuleModel(network), images((6, 6)), "float64", momentum=0.9, batch_size=None) < 1e-10
+    fast = federation(ModuleModel(network), images((6, 6)), "auto")
+    assert fast.facts.outside == ("dropout",)
+    assert not fast.facts.smooth_model
+
+
+def test_a_wrong_mask_would_be_found_out(monkeypatch):
+    """Negative control: the mask of the next sample."""
+    monkeypatch.setattr(conv_trainer, "kept_units", lambda key, first, *others: kept_units(key, first + 1, *others))
+    assert disagreement("cnn_fashion_mnist", images(SHAPES["cnn_fashion_mnist"]), "float64") > 1e-3
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_evaluation_agrees_and_keeps_the_order_asked_for(name, dtype):
+    loop, fast = (federation(name, images(SHAPES[name]), one, dtype) for one in ("loop", "auto"))
+    model = loop.initial_model(3)
+    for clients in (np.arange(3), np.array([2, 0]), np.arange(0)):
+        expected, found = loop.evaluate(model, clients), fast.evaluate(model, clients)
+        assert (found.clients == clients).all()
+        assert (found.correct == expected.correct).all()
+        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12 if dtype == "float64" else 1e-5)
+
+
+def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypatch):
+    """More clients than threads, fewer, and some left over; whole batches in many pieces."""
+    monkeypatch.setattr(conv_trainer, "CLIENTS_AHEAD", 3)
+    clients = images(SHAPES["cnn_fashion_mnist"], sizes=(3, 7, 12, 31, 5))
+    for piece in (1, 2**20):
+        monkeypatch.setattr(conv_trainer, "PIECE_BYTES", piece)
+        fast = federation("cnn_fashion_mnist", clients, "auto", "float32", batch_size=None, momentum=0.9)
+        start = fast.initial_model(0)
+        for active in (np.arange(5), np.array([3]), np.array([0, 3]), np.arange(0)):
+            first, again = (fast.run_round(start, Position(1, 4), active) for _ in range(2))
+            assert first.model.tobytes() == again.model.tobytes()
+            assert first.drifts.tobytes() == again.drifts.tobytes()
+            several = [rows for _, rows in fast._trainer.train(start, Position(1, 4), active, 3)]
+            torch.set_num_threads(1)
+            alone = [rows for _, rows in fast._trainer.train(start, Position(1, 4), active, 3)]
+            torch.set_num_threads(threads)
+            assert all(map(torch.equal, several, alone))
+        evaluations = [fast.evaluate(start, np.arange(5)).loss_sum.tobytes() for _ in range(2)]
+        assert evaluations[0] == evaluations[1]
+        assert torch.get_num_threads() == threads
+
+
+def test_fewer_steps_agree_with_the_loop():
+    loop, fast = (federation("cnn_fashion_mnist", images((1, 7, 8)), one) for one in ("loop", "auto"))
+    start = loop.initial_model(0)
+    expected, found = (one.local_updates(start, Position(0, 1), np.array([2, 0]), 2) for one in (loop, fast))
+    assert relative(found, expected) < 1e-10
+
+
+def test_an_error_in_a_thread_reaches_the_caller(threads, monkeypatch):
+    monkeypatch.setattr(conv_trainer, "PIECE_BYTES", 1)  # many pieces, so that several threads share the client
+    fast = federation("cnn", images(SHAPES["cnn"], sizes=(20,)), "auto", batch_size=None)
+    monkeypatch.setattr(ConvPass, "gradient", lambda *_: (_ for _ in ()).throw(MemoryError("no memory")))
+    with pytest.raises(MemoryError, match="no memory"):
+        fast.run_round(fast.initial_model(0), Position(0, 0), np.array([0]))
+
+
+def test_descriptions_that_cannot_be_are_sentences():
+    with pytest.raises(InputError, match="images of 9x9 are too small: nothing is left of them after convolution 2"):
+        make_model("cnn_cifar10", (3, 9, 9), 10)
+    with pytest.raises(InputError, match=r"'cnn_celeba' needs images .* found samples of shape \(64,\)"):
+        make_model("cnn_celeba", (64,), 2)
+    with pytest.raises(InputError, match="dropout must be at least 0 and below 1, found 1"):
+        ConvNet((1, 8, 8), (Convolution(3),), (), 2, dropout=1.0)
+    with pytest.raises(InputError, match="found 0 convolutions"):
+        ConvNet((1, 8, 8), (), (), 2)
+    with pytest.raises(InputError, match=r"convolution 1 needs channels .* found 0 channels"):
+        ConvNet((1, 8, 8), (Convolution(0),), (), 2)
+    with pytest.raises(InputError, match=r"takes images .* found"):
+        ConvNet((8, 8), (Convolution(2),), (), 2)  # type: ignore[arg-type]
+    network = ModuleModel(ConvNet((1, 8, 8), (Convolution(3),), (), 2))
+    with pytest.raises(InputError, match=r"'client-0' \(shape \(9, 9\)\): it takes images of shape \(1, 8, 8\)"):
+        federation(network, images((9, 9)), "auto")
+    with pytest.raises(InputError, match=r"outputs of shape \(2,\), 4 are needed"):
+        federation(network, images((8, 8)), "auto")
+    with pytest.raises(InputError, match="only linear models and described convolutional networks"):
+        federation(ModuleModel(network.factory, "softmax", nn.functional.cross_entropy), images((8, 8)), "vectorised")

@@ -1,0 +1,125 @@
+"""A compiled pass makes the same bits as the Python it was compiled from, and nobody needs it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sifu.core.engine import Position
+from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim.cpu_conv import conv_trainer as trainer
+from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, prepare
+from sifu.engines.sim.cpu_conv.scripted import scripted
+from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
+
+NETWORKS = [
+    CONV_NETS["cnn_cifar10"]((3, 19, 18), 4),
+    CONV_NETS["cnn_fashion_mnist"]((1, 7, 8), 4),
+    ConvNet((17, 5, 5), (Convolution(4, 1, True), Convolution(20, 1, False)), (5, 6), 4, dropout=0.3),
+    ConvNet((2, 6, 7), (Convolution(5, 1, False),), (), 3),
+]
+
+
+@dataclass
+class Client:
+    name: str
+    x: Any
+    y: Any
+
+
+def gradients(one: ConvPass, network: ConvNet, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of the same six samples, ten times over: TorchScript rewrites what it runs after the first calls."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn((6, *network.input_shape), generator=generator).to(dtype)
+    labels = torch.randint(0, network.outputs, (6,), generator=generator)
+    parameters = parameter_views(network, (0.1 * torch.randn(network.parameters, generator=generator)).to(dtype))
+    kept = [torch.rand((6, units), generator=generator) > 0.3 for units in network.hidden]
+    found = []
+    for _ in range(10):
+        flat = torch.full((network.parameters,), torch.nan, dtype=dtype)
+        one.gradient(
+            padded_images(network, x),
+            torch.tensor([5, 0, 1, 4, 2, 3]),
+            labels,
+            20,
+            kept if network.dropout else None,
+            parameters,
+            prepare(network, parameters),
+            parameter_views(network, flat),
+        )
+        one.forward(padded_images(network, x), torch.arange(6), parameters, prepare(network, parameters))
+        found += [flat, one.scores.clone()]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_compiled_passes_make_the_same_bits(network, dtype):
+    plain, compiled = ConvPass(network, 6, dtype), scripted(ConvPass(network, 6, dtype))
+    assert isinstance(compiled, torch.jit.ScriptModule)
+    expected = gradients(plain, network, dtype)
+    assert all(map(torch.equal, gradients(compiled, network, dtype), expected))
+    assert not torch.equal(expected[0], torch.zeros_like(expected[0]))
+
+
+def test_compiling_says_nothing():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert isinstance(scripted(ConvPass(NETWORKS[3], 2, torch.float32)), torch.jit.ScriptModule)
+    assert said == []
+
+
+def rounds(clients: int = 5) -> list[bytes]:
+    """Models of eight rounds."""
+    generator = np.random.default_rng(3)
+    data = [
+        Client(f"{one}", generator.standard_normal((12 + one, 1, 9, 8)), generator.integers(0, 4, 12 + one))
+        for one in range(clients)
+    ]
+    federation = SimulatedFederation(
+        data, "cnn_fashion_mnist", LocalTraining(0.05, 4, 5, 0.9), dtype="float32", seed=5, strategy="vectorised"
+    )
+    model, found = federation.initial_model(0), []
+    for number in range(8):
+        model = federation.run_round(model, Position(0, number), np.arange(clients)).model
+        found.append(model.tobytes())
+    return found
+
+
+def test_a_run_does_not_show_when_its_passes_were_compiled(monkeypatch):
+    """Killed and continued, a run compiles at another round; the models must be the same."""
+    compiled: list[bool] = []
+
+    def watched(module):
+        made = scripted(module)
+        compiled.append(isinstance(made, torch.jit.ScriptModule))
+        return made
+
+    monkeypatch.setattr(trainer, "scripted", watched)
+    found = []
+    for after in (2, 17, 10**9):
+        monkeypatch.setattr(trainer, "SCRIPT_AFTER", after)
+        found.append(rounds())
+        assert bool(compiled) == (after < 10**9)
+        assert all(compiled)
+        compiled.clear()
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == 8
+
+
+def test_without_torchscript_the_same_code_runs(monkeypatch):
+    monkeypatch.setattr(trainer, "SCRIPT_AFTER", 2)
+    expected = rounds()
+
+    def gone(*_: Any) -> None:
+        raise RuntimeError("torch.jit.script is no more")
+
+    monkeypatch.setattr(torch.jit, "script", gone)
+    module = ConvPass(NETWORKS[3], 2, torch.float32)
+    assert scripted(module) is module
+    assert rounds() == expected

@@ -1,0 +1,177 @@
+"""The vectorised path and the plain loop are the same function, to rounding, with every option."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from sifu.core.engine import Position
+from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim.linear import MASKED_BATCHES, ROWS_AN_OUTPUT, cheaper_between_samples
+from sifu.engines.sim.local_training import LocalTraining as Training
+
+KINDS = ("softmax", "logistic", "least_squares")
+MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
+MIXED, EQUAL = (4, 7, 3, 12, 30), (9,) * 5
+PARTICIPATION = ("all", "poisson(0.6)", "fixed(3)")
+TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
+
+
+def relative(one: np.ndarray, other: np.ndarray) -> float:
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return float(np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-300))
+
+
+def both(make_federation, kind: str, **options):
+    loop = make_federation(kind, strategy="loop", **options)
+    fast = make_federation(kind, strategy="vectorised", **options)
+    start = np.random.default_rng(1).standard_normal(loop.layout.size).astype(loop.layout.dtype)
+    return loop, fast, start
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "momentum", "weight_decay", "batch_size", "participation"),
+    list(itertools.product(KINDS, ("float64", "float32"), MOMENTUM, (0.0, 0.3), (None, 2, 4), PARTICIPATION)),
+)
+def test_a_round_agrees_with_the_loop(make_federation, kind, dtype, momentum, weight_decay, batch_size, participation):
+    # Between features, between samples, and clients of equal size in one block.
+    for server_rate, features, sizes in ((1.0, 5, MIXED), (0.7, 40, MIXED), (1.0, 40, EQUAL), (0.9, 5, EQUAL)):
+        loop, fast, start = both(
+            make_federation,
+            kind,
+            dtype=dtype,
+            momentum=momentum[0],
+            nesterov=momentum[1],
+            weight_decay=weight_decay,
+            batch_size=batch_size,
+            server_rate=server_rate,
+            features=features,
+            sizes=sizes,
+            rate=0.5 / features,
+            steps=6,
+            participation=participation,
+        )
+        for position in (Position(0, 0), Position(2, 5)):
+            expected = loop.run_round(start, position, np.arange(5), want_gram=True)
+            found = fast.run_round(start, position, np.arange(5), want_gram=True)
+            assert found.model.dtype == dtype
+            assert relative(found.model - start, expected.model - start) < TOLERANCE[dtype]
+            if found.participants.size > 1:
+                assert relative(found.drifts, expected.drifts) < TOLERANCE[dtype]
+                assert relative(found.gram, expected.gram) < 2 * TOLERANCE[dtype]
+            assert found.mean_shift == pytest.approx(expected.mean_shift, rel=TOLERANCE[dtype])
+            assert found.rounding == expected.rounding
+            assert (found.participants == expected.participants).all()
+            assert (found.samples == expected.samples).all()
+
+
+def test_the_matrix_above_uses_both_coordinates():
+    training = Training(rate=0.1, steps=6)
+    assert cheaper_between_samples(30, 41, training)
+    assert not cheaper_between_samples(12, 6, training)
+    batches = Training(rate=0.1, steps=6, batch_size=4)
+    assert cheaper_between_samples(12, 41, batches)
+    assert not cheaper_between_samples(30, 6, batches)
+    # Between samples: batches by weighting all rows (4 of 12) and by copying theirs (2 of 12).
+    assert cheaper_between_samples(12, 41, Training(rate=0.1, steps=6, batch_size=2))
+    assert 2 * MASKED_BATCHES < 12 <= 4 * MASKED_BATCHES
+    # Three outputs: 12 rows are averaged without building models, 30 are not.
+    assert 12 <= 3 * ROWS_AN_OUTPUT < 30
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_the_local_models_agree_one_by_one(make_federation, batch_size):
+    loop, fast, start = both(
+        make_federation, "softmax", features=40, rate=0.01, batch_size=batch_size, weight_decay=0.1
+    )
+    position, who = Position(1, 2), np.array([0, 2, 3, 4])
+    expected = {place.start: rows[0] for place, rows in loop._trainer.train(start, position, who, 4)}
+    found = {
+        int(place): row
+        for places, rows in fast._trainer.train(start, position, who, 4)
+        for place, row in zip(places, rows, strict=True)
+    }
+    assert sorted(found) == sorted(expected) == [0, 1, 2, 3]
+    for place, row in found.items():
+        assert relative(row.numpy(), expected[place].numpy()) < 1e-12
+
+
+@pytest.mark.parametrize("participation", ["poisson(0.5)", "fixed(3)"])
+def test_partial_participation_agrees(make_federation, participation):
+    loop, fast, start = both(make_federation, "softmax", participation=participation, sizes=(4, 4, 5, 6, 9, 30, 31))
+    for number in range(8):
+        expected = loop.run_round(start, Position(0, number), np.array([0, 1, 3, 5, 6]))
+        found = fast.run_round(start, Position(0, number), np.array([0, 1, 3, 5, 6]))
+        assert (found.participants == expected.participants).all()
+        assert relative(found.model, expected.model) < 1e-12
+
+
+def test_runs_of_clients_between_those_that_are_gone_agree(make_federation):
+    loop, fast, start = both(make_federation, "softmax", sizes=(6,) * 100, features=40, rate=0.01)
+    active = np.delete(np.arange(100), 50)
+    expected, found = (one.run_round(start, Position(0, 0), active) for one in (loop, fast))
+    assert relative(found.model - start, expected.model - start) < 1e-12
+    assert relative(found.drifts, expected.drifts) < 1e-10
+    expected, found = (one.evaluate(start, active) for one in (loop, fast))
+    assert (found.correct == expected.correct).all()
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [MIXED, EQUAL])
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_agrees_and_keeps_the_order_asked_for(make_federation, kind, sizes):
+    loop, fast, start = both(make_federation, kind, sizes=sizes)
+    for clients in (np.arange(5), np.array([3, 0])):
+        expected, found = loop.evaluate(start, clients), fast.evaluate(start, clients)
+        assert (found.clients == clients).all()
+        assert (found.samples == expected.samples).all()
+        assert (found.correct == expected.correct).all()
+        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
+        assert (kind == "least_squares") == (found.correct.sum() == 0)
+
+
+def test_the_loop_is_torch_written_out(make_clients):
+    """One client, one round, against nn.Linear, nn.CrossEntropyLoss and torch.optim.SGD with no code of ours."""
+    (client,) = make_clients("softmax", sizes=(8,))
+    training = LocalTraining(rate=0.2, steps=7, momentum=0.9, nesterov=True, weight_decay=0.1)
+    layer = torch.nn.Linear(5, 3, dtype=torch.float64)
+    start = np.concatenate([layer.weight.detach().numpy().T.reshape(-1), layer.bias.detach().numpy()])
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.2, momentum=0.9, nesterov=True, weight_decay=0.1)
+    for _ in range(7):
+        optimizer.zero_grad()
+        torch.nn.CrossEntropyLoss()(layer(torch.tensor(client.x)), torch.tensor(client.y)).backward()
+        optimizer.step()
+    expected = np.concatenate([layer.weight.detach().numpy().T.reshape(-1), layer.bias.detach().numpy()])
+    for strategy in ("loop", "vectorised"):
+        federation = SimulatedFederation([client], "softmax", training, strategy=strategy)
+        found = federation.run_round(start, Position(0, 0), np.array([0]))
+        assert relative(found.model, expected) < 1e-13
+        assert found.drifts[0] == 0.0
+
+
+def test_models_beyond_the_memory_budget_are_trained_again(make_federation, monkeypatch):
+    federation = make_federation("softmax", participation="poisson(0.8)", batch_size=4)
+    start = federation.initial_model(0)
+    kept = federation.run_round(start, Position(0, 1), np.arange(5))
+    monkeypatch.setattr("sifu.engines.sim.averaging.KEEP_BYTES", 0)
+    again = federation.run_round(start, Position(0, 1), np.arange(5))
+    assert kept.model.tobytes() == again.model.tobytes()
+    assert kept.drifts.tobytes() == again.drifts.tobytes()
+
+
+def test_blocks_within_a_small_budget_give_the_same_round(make_federation, monkeypatch):
+    sizes = tuple(range(1, 25))
+    whole = make_federation("softmax", sizes=sizes, features=30)
+    monkeypatch.setattr("sifu.engines.sim.client_blocks.PART_ROWS", 50)
+    monkeypatch.setattr("sifu.engines.sim.client_blocks.COPY_BYTES", 30 * 8 * 10)
+    monkeypatch.setattr("sifu.engines.sim.client_blocks.PART_BYTES", 30 * 8 * 60)
+    cut = make_federation("softmax", sizes=sizes, features=30)
+    start = np.random.default_rng(1).standard_normal(whole.layout.size) / 10
+    for active in (np.arange(24), np.arange(0, 24, 3)):
+        one = whole.run_round(start, Position(0, 0), active)
+        other = cut.run_round(start, Position(0, 0), active)
+        assert relative(one.model, other.model) < 1e-14
+        assert relative(one.drifts, other.drifts) < 1e-12

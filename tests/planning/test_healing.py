@@ -1,0 +1,233 @@
+"""Rounds that are rehearsed: what they measure, when they are left out, and what a forecast makes of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sifu
+from run_tools import copy_run, small_spec
+from sifu.core.engine import Evaluation, Position
+from sifu.core.spec import Spec
+from sifu.errors import NobodyAnsweredError, RoundRejectedError
+from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.planning.forecast import Forecast
+from sifu.planning.noise_healing import Healing
+from sifu.record.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
+from sifu.record.run_view import RunView
+from sifu.store.table_rows import EvaluationRow
+
+SPEC = small_spec(
+    data={"clients": 60, "samples_per_client": 12}, local={"steps": 5}, stop={"target": 0.96, "max_rounds": 300}
+)
+LONG = Position(0, 2 * LEAST_TRAINING)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("healing") / "run"
+    sifu.train(SPEC, run=folder)
+    return folder
+
+
+def rows_of(run: Path, subset: str = HEALED) -> list[EvaluationRow]:
+    """The evaluations of rehearsed rounds."""
+    reader = sifu.open_run(run).reader()
+    found = [one for one in reader.evaluations() if one.subset.startswith(subset)]
+    reader.close()
+    return found
+
+
+@dataclass
+class Diagonal:
+    """loss = theta' diag(h) theta / 2; a round is theta - rate h theta; `trouble` happens in a round."""
+
+    h: np.ndarray
+    rate: float = 0.4
+    noise: float = 0.0
+    trouble: Exception | None = None
+    drops_out: int = 99
+    rounds: list[Position] = field(default_factory=list)
+
+    @property
+    def facts(self) -> SimpleNamespace:
+        return SimpleNamespace(noise=self.noise)
+
+    def run_round(self, model: np.ndarray, position: Position, active: np.ndarray) -> SimpleNamespace:
+        self.rounds.append(position)
+        if self.trouble:
+            raise self.trouble
+        who = active[: -1 if len(self.rounds) == self.drops_out else None]
+        return SimpleNamespace(model=model - self.rate * self.h * model, participants=who)
+
+    def evaluate(self, model: np.ndarray, clients: np.ndarray) -> Evaluation:
+        loss = 0.5 * float(self.h @ model**2)
+        return Evaluation(clients, np.array([1, 0]), np.array([1, 0]), np.array([loss, 0.0]))
+
+
+def rehearsed(engine: Diagonal, position: Position = LONG) -> list[EvaluationRow]:
+    """A rehearsal of a model of ones."""
+    return rehearse(engine, np.ones(engine.h.size), 10.0, 7, np.array([0, 1]), 1, position)  # type: ignore[arg-type]
+
+
+@given(st.floats(0.0, 2.0), st.floats(0.1, 0.9))
+@settings(derandomize=True, deadline=None, max_examples=20)
+def test_what_is_left_of_noise_is_that_of_its_spectrum(decay: float, rate: float) -> None:
+    h = np.arange(1.0, 3001.0) ** -decay
+    healed = healed_noise(rehearsed(Diagonal(h, rate)))
+    assert healed is not None
+    for rounds, left in enumerate(healed.losses, 1):
+        each = h * (1.0 - rate * h) ** (2 * rounds)
+        # A sum of chi-squares: its mean, within four standard deviations of one draw.
+        error = math.sqrt(2.0 * float(each @ each)) / float(each.sum())
+        assert left == pytest.approx(0.5 * healed.sigma**2 * float(each.sum()), rel=4.0 * error + 1e-9)
+
+
+def test_three_models_go_through_two_rounds_and_less_where_training_was_short() -> None:
+    long, short, shortest = Diagonal(np.ones(50)), Diagonal(np.ones(50)), Diagonal(np.ones(50))
+    assert len([one for one in rehearsed(long) if one.subset.startswith(HEALED)]) == 4
+    assert long.rounds == [LONG] * 3 + [Position(0, LONG.round + 1)] * 3
+    assert len([one for one in rehearsed(short, Position(0, LEAST_TRAINING)) if one.subset.startswith(HEALED)]) == 2
+    assert len(rehearsed(shortest, Position(0, LEAST_TRAINING - 1))) == 3
+    assert shortest.rounds == []
+
+
+@pytest.mark.parametrize("trouble", [RoundRejectedError("no"), NobodyAnsweredError("no")])
+def test_a_round_that_fails_is_done_without(trouble: Exception) -> None:
+    rows = rehearsed(Diagonal(np.ones(50), trouble=trouble))
+    assert len(rows) == 3
+    assert healed_noise(rows) is None
+
+
+def test_rounds_of_different_clients_are_not_compared() -> None:
+    first, second = (rehearsed(Diagonal(np.ones(50), drops_out=number)) for number in (2, 5))
+    assert healed_noise(first) is None
+    healed = healed_noise(second)
+    assert healed is not None
+    assert len(healed.losses) == 1
+
+
+def test_no_round_is_rehearsed_that_training_noise_would_have_to_pay_for() -> None:
+    engine = Diagonal(np.ones(50), noise=0.5)
+    assert len(rehearsed(engine)) == 3
+    assert engine.rounds == []
+
+
+def test_noise_that_helps_tells_nothing() -> None:
+    # Negative control: a rise of the loss below zero has no logarithm, and no plan may rest on it.
+    rows = [EvaluationRow(3, f"{HEALED}1:{sigma!r}", 10, 0.5, loss) for sigma, loss in ((0.0, 1.0), (0.1, 0.9))]
+    assert healed_noise(rows) is None
+    assert healed_noise([]) is None
+    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.1: (-0.2, 0.1)}, 10, 50.0) is None
+    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.2: (0.2, 0.1)}, 10, 50.0) is None
+
+
+@given(
+    st.lists(st.floats(1e-5, 10.0), min_size=2, max_size=3),
+    st.lists(st.floats(-0.01, 0.5), min_size=6, max_size=6),
+    st.integers(12, 2000),
+)
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_harm_falls_with_rounds_and_rises_with_noise(losses: list[float], wrong: list[float], training: int) -> None:
+    at_once, *after = sorted(losses, reverse=True)
+    healed = HealedNoise(0.3, tuple(after), tuple(wrong[: len(after)]))
+    rises = {0.1: (at_once / 9.0, wrong[3]), 0.3: (at_once, wrong[4]), 0.8: (5.0 * at_once, wrong[5])}
+    healing = Healing.of(healed, rises, 100, float(training))
+    assert healing is not None
+    k = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1e4])
+    for sigma in (0.01, 0.3, 0.5, 2.0):
+        assert np.all(np.diff(healing.rise(sigma, k)) <= 1e-15)
+        assert np.all((healing.errors(sigma, k) >= 0.0) & (healing.errors(sigma, k) <= 1.0))
+        assert np.all(healing.rise(1.1 * sigma, k) > healing.rise(sigma, k))
+    # What was measured is said again, and small noise does harm by its square.
+    np.testing.assert_allclose(healing.rise(0.3, np.arange(len(after) + 1.0)), [at_once, *after], rtol=1e-12)
+    np.testing.assert_allclose(healing.rise(0.03, k), healing.rise(0.3, k) / 100.0, rtol=1e-12)
+    assert not healing.errors(0.0, k).any()
+
+
+@pytest.mark.parametrize("decay", [0.8, 1.0, 1.3, 1.7])
+def test_two_rounds_tell_how_noise_of_a_power_law_heals(decay: float) -> None:
+    h = np.arange(1.0, 5001.0) ** -decay
+    truth = [float(np.sum(h * (1.0 - 0.9 * h) ** (2 * k))) for k in range(101)]
+    healing = Healing.of(HealedNoise(1.0, tuple(truth[1:3]), (0.1, 0.1)), {1.0: (truth[0], 0.1)}, 1000, 100.0)
+    assert healing is not None
+    k = np.array([4, 8, 16, 32])
+    ratio = healing.rise(1.0, k.astype(float)) / np.array(truth)[k]
+    assert np.all((ratio > 0.5) & (ratio < 2.0)), ratio
+
+
+def test_the_formula_by_hand() -> None:
+    healed = HealedNoise(0.2, (0.08, 0.06), (0.03, 0.02))
+    healing = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06), 0.4: (0.3, 0.09)}, 1000, 50.0)
+    assert healing is not None
+    assert healing.exponent == pytest.approx(0.07 + 0.7 * math.log2(4 / 3))
+    assert healing.errors_a_loss == pytest.approx(0.12 / 0.27)
+    rise = 0.06 * 5.0**-healing.exponent * (60.0 / 52.0) ** -0.7
+    assert float(healing.rise(0.2, np.array([10.0]))[0]) == pytest.approx(rise)
+    assert float(healing.errors(0.2, np.array([10.0]))[0]) == pytest.approx(rise * 0.12 / 0.27)
+    # As much loss as the largest noise made costs as many predictions as it did.
+    assert float(healing.errors(0.2 * math.sqrt(3.0), np.array([0.0]))[0]) == pytest.approx(0.09)
+    assert Healing.of(HealedNoise(0.2, (0.08,), (0.03,)), {0.2: (0.1, 0.06)}, 1000, 50.0).exponent == 1 / 3  # type: ignore[union-attr]
+
+
+def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> None:
+    rows = {one.subset: one for one in rows_of(trained)}
+    reader = sifu.open_run(trained).reader()
+    view = RunView(reader)
+    model, tip = reader.load_model(reader.tip), view.rows[-1]
+    reader.close()
+    assert tip.node.position >= 2 * LEAST_TRAINING
+    assert len(rows) == 4
+    assert {one.node for one in rows.values()} == {tip.node.node}
+    spec = SPEC if isinstance(SPEC, Spec) else Spec.from_mapping(SPEC)
+    engine, _ = engine_from_spec(spec, clients_from_spec(spec))
+    everybody = np.arange(60)
+    for rounds in (1, 2):
+        model = engine.run_round(model, Position(0, tip.node.position + rounds - 1), everybody).model
+        found, row = engine.evaluate(model, everybody), rows[f"{HEALED}{rounds}:0.0"]
+        assert (row.loss, row.accuracy, row.samples) == (found.loss, found.accuracy, 720)
+    healed = healed_noise(list(rows.values()))
+    assert healed is not None
+    assert healed.sigma == pytest.approx(0.75 * tip.distance / math.sqrt(model.size))
+    assert healed.losses[0] > healed.losses[1] > 0.0
+    assert sifu.open_run(trained).verify().problems == []
+
+
+def test_the_run_itself_is_the_one_without_rehearsed_rounds(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sifu.record.rehearsal.MOST_ROUNDS", 0)
+    sifu.train(SPEC, run=tmp_path / "without")
+    assert rows_of(tmp_path / "without") == []
+    with_rounds, without = ([one for one in rows_of(run, "") if not one.subset.startswith(HEALED)] for run in
+                            (trained, tmp_path / "without"))  # fmt: skip
+    assert with_rounds == without
+    readers = [sifu.open_run(run).reader() for run in (trained, tmp_path / "without")]
+    first, second = (reader.load_model(reader.tip) for reader in readers)
+    for reader in readers:
+        reader.close()
+    np.testing.assert_array_equal(first, second)
+    # Such a run plans by the other rule, and is none the worse for it.
+    plan = sifu.open_run(tmp_path / "without").plan(["client-003"], sigma="auto", epsilon=30.0)
+    assert plan.predicted_rounds is not None
+
+
+def test_a_plan_goes_by_them_and_needs_nobody(trained: Path, tmp_path: Path) -> None:
+    folder = copy_run(trained, tmp_path / "copy")
+    with_rounds = Forecast(RunView(sifu.open_run(folder).reader()))
+    assert with_rounds.measure is not None
+    healed = healed_noise(rows_of(folder))
+    assert healed is not None
+    tip = with_rounds.view.path.tip
+    later = [with_rounds.expected(tip, share * healed.sigma) for share in (0.1, 0.5, 1.0, 2.0, 4.0)]
+    assert later == sorted(later)
+    # The luck of small noise is wide, that of large noise narrow.
+    spreads = [with_rounds.measure.spread(share * healed.sigma) for share in (0.1, 1.0, 4.0)]
+    assert spreads == pytest.approx([1.5, 0.53, 0.1325])

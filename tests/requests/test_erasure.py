@@ -1,0 +1,295 @@
+"""After a strict erasure nothing of the forgotten is in the raw bytes of any file, but for the auditor's record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from independent_verifier import verify
+from run_tools import Command, copy_run, environment, query, small_spec
+from sifu.errors import InputError
+from sifu.store import database, writer
+from sifu.store.files import model_path
+from sifu.store.writer import SCRUB_FILE, RunWriter
+
+F = "client-003"
+SPEC = small_spec(keep={"updates_every": 2, "lowest_sigma": 1e-6})
+
+
+def raw(folder: Path) -> dict[str, bytes]:
+    """Every byte of every file."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def model_patterns(folder: Path, nodes: list[int]) -> list[bytes]:
+    """Stretches of 32 bytes out of models, that nothing else can hold by chance."""
+    patterns = []
+    for node in nodes:
+        content = model_path(folder, node).read_bytes()
+        body = np.frombuffer(content[-4096:], dtype=np.uint8)
+        for start in range(0, len(body) - 32, 256):
+            piece = body[start : start + 32].tobytes()
+            if len(set(piece)) > 16:
+                patterns.append(piece)
+    assert patterns
+    return patterns
+
+
+def holding(folder: Path, patterns: list[bytes]) -> list[str]:
+    return [
+        f"{name}: {pattern.hex()}"
+        for name, content in raw(folder).items()
+        for pattern in patterns
+        if pattern in content
+    ]
+
+
+def touched(folder: Path) -> list[int]:
+    """Models at hand that are not the initial one: with everyone taking part, F has a part in each."""
+    return [node for (node,) in query(folder, "SELECT node FROM models WHERE node > 0")]
+
+
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained, with models and updates kept, the last frames still in the log."""
+    folder = tmp_path_factory.mktemp("erasure") / "kept"
+    sifu.train(SPEC, run=folder)
+    return folder
+
+
+@pytest.fixture
+def kept(kept_run: Path, tmp_path: Path) -> Path:
+    return copy_run(kept_run, tmp_path / "run")
+
+
+def test_the_patterns_are_there_before(kept: Path) -> None:
+    """The negative control: the search finds what is there."""
+    patterns = model_patterns(kept, touched(kept))
+    assert len(holding(kept, patterns)) >= len(patterns)
+
+
+def test_a_strict_request_leaves_no_model_in_the_raw_bytes(kept: Path) -> None:
+    nodes = touched(kept)
+    patterns = model_patterns(kept, nodes)
+    run = sifu.open_run(kept)
+    run.forget([F], "strictly", sigma=0.5, retention="strict")
+    assert holding(kept, patterns) == []
+    assert not (kept / SCRUB_FILE).exists()
+    assert run.verify().problems == []
+    assert verify(kept) == []
+
+
+def test_paper_retention_keeps_and_a_purge_erases(kept: Path, cli: Command) -> None:
+    run = sifu.open_run(kept)
+    run.forget([F], "kept", sigma=0.5)
+    held = [n for n in touched(kept) if n < query(kept, "SELECT noise_node FROM requests")[0][0]]
+    assert held
+    patterns = model_patterns(kept, held)
+    assert holding(kept, patterns)
+    (kept / "report").mkdir()
+    (kept / "report" / "old.html").write_bytes(patterns[0])
+    answer = cli("purge", kept)
+    assert answer.code == 0, answer.err
+    assert f"Erased {len(held)} models" in answer.out
+    assert "What remains, and why" in answer.out
+    assert "auditor's record" in answer.out
+    assert holding(kept, patterns) == []
+    assert run.verify().problems == []
+    assert verify(kept) == []
+    again = cli("purge", kept, "--format", "json")
+    assert again.json["models"] == []
+    assert run.verify().problems == []
+    # And the run goes on.
+    run.forget(["client-005"], "later", sigma=0.5)
+    assert run.verify().problems == []
+    assert verify(kept) == []
+
+
+def scalars_of(folder: Path, client: str) -> list[bytes]:
+    """Drifts of a client as SQLite stores them: eight bytes, big-endian."""
+    rows = query(folder, "SELECT drift FROM participation JOIN clients USING (client) WHERE name = ?", (client,))
+    return [struct.pack(">d", drift) for (drift,) in rows]
+
+
+def live_pages(folder: Path, patterns: list[bytes]) -> dict[str, int]:
+    return {name: sum(content.count(one) for one in patterns) for name, content in raw(folder).items()}
+
+
+def test_scalars_stay_in_the_auditors_record_alone(kept: Path) -> None:
+    """Every drift of the forgotten is found once for each live row of run.db, and in no other file."""
+    before = scalars_of(kept, F)
+    run = sifu.open_run(kept)
+    run.forget([F], "strictly", sigma=0.5, retention="strict")
+    after = scalars_of(kept, F)
+    assert after == before
+    counts = live_pages(kept, sorted(set(after)))
+    assert counts.pop("run.db") == len(after)
+    assert set(counts.values()) == {0}
+
+
+def test_deleted_rows_leave_nothing_in_free_pages(kept: Path) -> None:
+    """psi_max of an erased model is a float of the `models` table; only the ledger's text may still say it."""
+    rows = query(kept, "SELECT psi_max FROM models WHERE node > 0")
+    patterns = [struct.pack(">d", value) for (value,) in rows if value]
+    run = sifu.open_run(kept)
+    run.forget([F], "strictly", sigma=0.5, retention="strict")
+    left = [struct.pack(">d", value) for (value,) in query(kept, "SELECT psi_max FROM models")]
+    gone = [one for one in patterns if one not in left]
+    assert gone
+    assert holding(kept, gone) == []
+
+
+def test_without_writing_the_database_anew_the_log_tells(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second negative control: leave the last step out, and the search finds the old pages."""
+    monkeypatch.setattr(writer, "scrub_database", lambda connection: True)
+    rows = query(kept, "SELECT psi_max FROM models WHERE node > 0")
+    patterns = [struct.pack(">d", value) for (value,) in rows if value]
+    keeper = sqlite3.connect(kept / "run.db")  # a connection that stays open keeps the log
+    keeper.execute("SELECT COUNT(*) FROM models").fetchone()
+    sifu.open_run(kept).forget([F], "strictly", sigma=0.5, retention="strict")
+    left = [struct.pack(">d", value) for (value,) in query(kept, "SELECT psi_max FROM models")]
+    assert holding(kept, [one for one in patterns if one not in left])
+    keeper.close()
+
+
+KILLED = """
+import os, signal, sys
+import sifu
+from sifu.store import files, writer
+steps = {"n": 0}
+at = int(sys.argv[2])
+def counted(function):
+    def call(*arguments, **named):
+        steps["n"] += 1
+        if steps["n"] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **named)
+    return call
+import pathlib
+writer.scrub_database = counted(writer.scrub_database)
+files.sync_folder = counted(files.sync_folder)
+files.write_atomically = counted(files.write_atomically)
+pathlib.Path.unlink = counted(pathlib.Path.unlink)
+sifu.open_run(sys.argv[1]).purge()
+print(steps["n"])
+"""
+
+
+def purge_killed_at(folder: Path, step: int) -> int | None:
+    """Purge in another process that kills itself at the n-th step; how many there were if it came to its end."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), str(step)], env=environment(), capture_output=True, text=True
+    )
+    if ended.returncode == -signal.SIGKILL:
+        return None
+    assert ended.returncode == 0, ended.stderr
+    return int(ended.stdout)
+
+
+@pytest.mark.parametrize(
+    "share", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
+def test_a_purge_killed_on_the_way_is_finished_by_the_next_command(kept: Path, tmp_path: Path, share: int) -> None:
+    sifu.open_run(kept).forget([F], "kept", sigma=0.5)
+    held = [n for n in touched(kept) if n < query(kept, "SELECT noise_node FROM requests")[0][0]]
+    patterns = model_patterns(kept, held)
+    total = purge_killed_at(copy_run(kept, tmp_path / "whole"), 0)
+    assert total is not None
+    assert total >= 6
+    killed = 0
+    for step in range(1 + share, total + 1, 4):
+        folder = copy_run(kept, tmp_path / f"killed-{step}")
+        killed += purge_killed_at(folder, step) is None
+        RunWriter.open(folder).close()  # any command that writes
+        assert not (folder / SCRUB_FILE).exists()
+        if not query(folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
+            sifu.open_run(folder).purge()  # it had not begun
+        assert holding(folder, patterns) == [], step
+        assert sifu.open_run(folder).verify().problems == []
+    print(f"purge: killed at {killed} of {total} steps, 0 stretches of erased models found after a restart")
+    assert killed >= 2
+
+
+def test_a_reader_at_work_is_named_and_the_next_command_finishes(kept: Path) -> None:
+    sifu.open_run(kept).forget([F], "kept", sigma=0.5)
+    reader = sqlite3.connect(kept / "run.db", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT COUNT(*) FROM models").fetchone()
+    opened = database.open_database
+
+    def impatient(folder: Path) -> Any:
+        connection = opened(folder)
+        connection.execute("PRAGMA busy_timeout=50")
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "open_database", impatient)
+        done = sifu.open_run(kept).purge()
+    assert not done.complete
+    assert (kept / SCRUB_FILE).exists()
+    reader.execute("COMMIT")
+    reader.close()
+    assert sifu.open_run(kept).purge().complete
+    assert not (kept / SCRUB_FILE).exists()
+
+
+def test_a_purge_that_erased_too_little_is_caught(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sifu.requests import erasure
+
+    run = sifu.open_run(kept)
+    run.forget([F], "kept", sigma=0.5)
+    honest = erasure.to_purge
+
+    def lazy(*arguments: Any) -> Any:
+        found = honest(*arguments)
+        return erasure.ToPurge(found.models[1:], found.updates)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(erasure, "to_purge", lazy)
+        run.purge()
+    assert any("purge" in one for one in run.verify().problems)
+    assert any("purged" in one for one in verify(kept))
+
+
+def test_a_purge_of_an_unfinished_run_is_refused(kept: Path) -> None:
+    with sqlite3.connect(kept / "run.db") as connection:
+        connection.execute("UPDATE run SET value = 'training' WHERE key = 'phase'")
+    with pytest.raises((InputError, Exception), match=r"still training|changed by hand"):
+        sifu.open_run(kept).purge()
+
+
+def test_a_purge_of_methods_that_hide_nothing_says_so(kept: Path) -> None:
+    run = sifu.open_run(kept)
+    run.forget([F], "heuristic", method="fine_tuning", max_rounds=2)
+    done = run.purge()
+    assert any("which may hold the part of client-003" in what for what, _ in done.remains)
+    assert run.verify().problems == []
+    assert verify(kept) == []
+
+
+def test_strict_retention_with_gram_matrices_is_refused_with_the_reason(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(keep={"gram_clients": 20}), run=tmp_path / "run")
+    with pytest.raises(InputError, match="Gram matrices"):
+        run.forget([F], retention="strict")
+    run.forget([F], "kept", sigma=0.5)
+    done = run.purge()
+    assert any("Gram matrices" in what for what, _ in done.remains)
+    assert run.verify().problems == []
+
+
+def test_files_are_private(kept: Path) -> None:
+    sifu.open_run(kept).forget([F], "kept", sigma=0.5)
+    fresh = sifu.train(SPEC, run=kept.parent / "fresh").folder
+    for path in [fresh, *fresh.rglob("*")]:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert os.stat(path).st_mode & 0o777 == wanted, path

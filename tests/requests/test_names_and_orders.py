@@ -1,0 +1,293 @@
+"""What a stranger or a dishonest operator may write into names, orders and fields that are looked up by name.
+
+The first half holds no key: a trigger under a table's name, a model put in place of another, names that lead out of the
+folder. The second half holds the key and recomputes the whole chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_added_events import add_event
+from test_forgeries import execute, rebuild_chain, replace_certificate, resign_everything
+
+import sifu
+from run_tools import connect, query, small_spec
+from sifu.api import verify_run
+from sifu.errors import RunDamagedError
+from sifu.record.run_view import RunView
+from sifu.store.certificate_path import certificate_path
+from sifu.store.keys import sign
+from sifu.store.writer import RunWriter
+from sifu.verify.agreement import agree, differing
+
+
+def problems(folder: Path) -> str:
+    return "\n".join(verify_run(folder).problems)
+
+
+# -- without the key ---------------------------------------------------------------------------------------------
+
+
+def plant_trigger(folder: Path, name: str, body: str) -> None:
+    """A trigger with the name of a table, written into the file before that table."""
+    connection = sqlite3.connect(folder / "run.db", isolation_level=None)
+    connection.execute(f"CREATE TRIGGER {name} {body}")
+    rows = connection.execute("SELECT * FROM sqlite_master ORDER BY rowid").fetchall()
+    place = next(k for k, row in enumerate(rows) if row[:2] == ("table", name))
+    rows.insert(place, rows.pop())
+    connection.execute("PRAGMA writable_schema=ON")
+    connection.execute("DELETE FROM sqlite_master")
+    connection.executemany("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", rows)
+    connection.execute("PRAGMA writable_schema=RESET")
+    connection.close()
+
+
+def test_a_trigger_cannot_hide_behind_the_name_of_a_table(own_trained: Path) -> None:
+    plant_trigger(
+        own_trained, "requests", "AFTER INSERT ON participation BEGIN UPDATE participation SET drift = 0; END"
+    )
+    assert "database: 'requests' is not as sifu makes it" in problems(own_trained)
+    with pytest.raises(RunDamagedError, match="as sifu makes it"):
+        sifu.open_run(own_trained).forget(["client-000"])
+
+
+@pytest.mark.parametrize("node", [44, 36])
+def test_a_model_is_not_put_in_place_of_another(own_run: Path, node: int) -> None:
+    """An event of a kind that may record models, with the digest of a file that was never trained."""
+    content = bytearray((own_run / "models" / f"{node}.safetensors").read_bytes())
+    content[-1] ^= 1
+    (own_run / "models" / f"{node}.safetensors").write_bytes(content)
+    row = dict(
+        zip(
+            ("node", "kept", "bytes", "nonce", "psi_max"),
+            query(own_run, "SELECT node, kept, bytes, nonce, psi_max FROM models WHERE node = ?", (node,))[0],
+            strict=True,
+        )
+    )
+    add_event(own_run, "evaluation", {"models": [row | {"digest": hashlib.sha256(content).hexdigest()}]})
+    assert f"records other models of nodes [{node}]" in problems(own_run)
+
+
+def test_a_model_that_was_never_kept_is_not_recorded_later(tmp_path: Path) -> None:
+    folder = sifu.train(small_spec(keep={"models": 3}), run=tmp_path / "run").folder
+    seen = {
+        one["node"]
+        for (payload,) in query(folder, "SELECT payload FROM events")
+        for one in json.loads(payload).get("models", [])
+    }
+    node = next(number for number in range(1, 8) if number not in seen)
+    content = (folder / "models" / "8.safetensors").read_bytes()
+    (folder / "models" / f"{node}.safetensors").write_bytes(content)
+    row = {"node": node, "kept": 1, "bytes": len(content), "digest": hashlib.sha256(content).hexdigest()}
+    add_event(folder, "evaluation", {"models": [row | {"nonce": "00" * 32, "psi_max": 0.0}]})
+    assert f"records other models of nodes [{node}]" in problems(folder)
+
+
+def test_figures_of_earlier_models_are_not_written_over(own_run: Path) -> None:
+    row = {"node": 8, "subset": "active", "samples": 120, "accuracy": 0.99, "loss": 0.01}
+    add_event(own_run, "evaluation", {"evaluations": [row]})
+    assert "an evaluation of another model than the current one" in problems(own_run)
+
+
+def test_a_request_id_does_not_lead_out_of_the_folder(own_run: Path) -> None:
+    """Opening a stranger's run for writing puts certificates that are missing into their files."""
+    execute(own_run, "INSERT INTO certificates VALUES ('../../planted', 'public', 'content of a stranger')")
+    with pytest.raises(RunDamagedError, match="planted"):
+        RunWriter.open(own_run)
+    assert not (own_run.parent / "planted.public.json").exists()
+    assert "planted" in problems(own_run)
+
+
+def test_a_file_of_updates_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    """Updates that a request drops are deleted by their names."""
+    run = sifu.train(small_spec(keep={"updates_every": 3}), run=tmp_path / "run")
+    victim = tmp_path / "victim.txt"
+    victim.write_text("somebody else's")
+    (file,) = query(run.folder, "SELECT file FROM updates ORDER BY file LIMIT 1")[0]
+    name = f"../../{victim.name}"
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        for one in content.get("updates", []):
+            if one["file"] == file:
+                one["file"] = name
+
+    execute(run.folder, f"UPDATE updates SET file = '{name}' WHERE file = '{file}'")
+    rebuild_chain(run.folder, edit)
+    assert "which is not that of its node and part" in problems(run.folder)
+    with pytest.raises(RunDamagedError, match="file of updates"):
+        sifu.open_run(run.folder).forget(["client-000"], method="scratch")
+    assert victim.read_text() == "somebody else's"
+
+
+def test_a_request_received_by_an_unusable_id_is_named(own_run: Path) -> None:
+    (row,) = query(own_run, "SELECT payload FROM events WHERE kind = 'request received' ORDER BY seq DESC LIMIT 1")
+    add_event(
+        own_run,
+        "request received",
+        json.loads(row[0]) | {"request": json.loads(row[0])["request"] | {"request": "../x"}},
+    )
+    assert "which is no usable id" in problems(own_run)
+
+
+# -- with the key ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_has_the_order_in_which_it_was_carried_out(
+    own_trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise covers whoever asked at its order or before: one of order 9 would hide requests that come after it."""
+    run = sifu.open_run(own_trained)
+    for check in ("sifu.api.run.check_integrity", "sifu.store.writer.check_record"):
+        monkeypatch.setattr(check, lambda reader: None)  # which would stop the forger here
+    monkeypatch.setattr(RunView, "next_order", 9)
+    run.forget(["client-000"], "first", sigma=0.05)
+    monkeypatch.setattr(RunView, "next_order", 2)
+    run.forget(["client-001"], "second", sigma=0.05)
+    monkeypatch.undo()
+    (level,) = query(own_trained, "SELECT level FROM requests WHERE request = 'second'")[0]
+    assert level == "exact"  # what the forger wants to be believed
+    assert "names order 9" in problems(own_trained)
+
+
+def test_a_participant_was_a_client_by_then(own_trained: Path) -> None:
+    """A client that takes part before it joined would be no part of what is said about those known then."""
+    count = 12
+    execute(own_trained, f"INSERT INTO participation VALUES (3, {count}, 10, 0.0)")
+    execute(
+        own_trained,
+        f"INSERT INTO clients SELECT {count}, 'late', samples, local_steps, smoothness, curvature "
+        "FROM clients WHERE client = 0",
+    )
+    rebuild_chain(own_trained)
+    assert "records a participant beyond the 12 clients" in problems(own_trained)
+
+
+def reissued(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], form: str = "public") -> str:
+    """What verification says when the certificate `strictly` was changed and signed again."""
+    public = dict(connect(folder).execute("SELECT key, value FROM run"))["public_key"]
+    body = json.loads(certificate_path(folder, "strictly", form).read_text())["body"]
+    replace_certificate(
+        folder, "strictly", form, json.dumps(sign(folder, change(body), public), indent=1, sort_keys=True)
+    )
+    return problems(folder)
+
+
+HIDDEN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "another client, the right one under its path": lambda body: (
+        body | {"clients": ["client-009"], "clients[0]": "client-004"}
+    ),
+    "another ledger, the right one under its path": lambda body: (
+        body
+        | {
+            "ledger": {"seq": 1, "head": "00"},
+            "ledger.seq": body["ledger"]["seq"],
+            "ledger.head": body["ledger"]["head"],
+        }
+    ),
+    "a figure as text": lambda body: body | {"epsilon": str(body["epsilon"])},
+    "one for true": lambda body: body | {"untouched": int(body["untouched"])},
+    "nothing under a new name": lambda body: body | {"also": {}},
+    "null under a new name": lambda body: body | {"also": None},
+    "null left out": lambda body: {key: value for key, value in body.items() if key != "training_noise"},
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_certificate_is_compared_as_it_is_built(own_run: Path, name: str) -> None:
+    assert "certificate strictly (public): " in reissued(own_run, HIDDEN[name])
+
+
+def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
+    """A client called 1 is not the one called 01, and a certificate for one is none for the other."""
+    from dataclasses import replace
+
+    from sifu.core.spec import Spec
+    from sifu.launch.federation import clients_from_spec
+
+    spec = small_spec(stop={"max_rounds": 3})
+    made = [replace(one, name=str(number)) for number, one in enumerate(clients_from_spec(Spec.from_mapping(spec)))]
+    run = sifu.train(spec, run=tmp_path / "run", clients=made)
+    run.forget(["1"], "strictly", sigma=0.1)
+    assert problems(run.folder) == ""
+    assert "clients[0] says '01', recomputed '1'" in reissued(run.folder, lambda body: body | {"clients": ["01"]})
+
+
+def test_a_request_that_is_done_has_both_certificates(own_run: Path) -> None:
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "request done" and content["request"] == "strictly":
+            del content["certificates"]["public"]
+
+    execute(own_run, "DELETE FROM certificates WHERE request = 'strictly' AND form = 'public'")
+    certificate_path(own_run, "strictly", "public").unlink()
+    rebuild_chain(own_run, edit)
+    assert "issues the certificates ['auditor']" in problems(own_run)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (1.0, 1.0 + 1e-12, True), (1, 1.0, True), (0.0, 1e-300, False), (float("inf"), 1.0, False),
+        (float("inf"), float("inf"), True), (True, 1, False), (True, True, True), ("1", "1.0", False), ("1", 1, False),
+        (None, 0, False), (None, None, True),
+    ],
+)  # fmt: skip
+def test_what_counts_as_the_same(one: Any, other: Any, same: bool) -> None:
+    assert agree(one, other) is same
+    assert agree(other, one) is same
+    assert (list(differing({"a": [one]}, {"a": [other]})) == []) is same
+
+
+def test_control_signing_an_unchanged_certificate_again_is_no_forgery(own_run: Path) -> None:
+    rebuild_chain(own_run)
+    resign_everything(own_run)
+    assert problems(own_run) == ""
+
+
+def test_noise_that_was_recorded_but_not_added_is_noticed(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator who signs for noise and adds none: the models at hand lie too close to each other."""
+    import sifu.methods.sifu as method
+
+    assert hasattr(method, "noised_model")
+    monkeypatch.setattr(method, "noised_model", lambda view, plan, model: model)
+    sifu.open_run(own_trained).forget(["client-000"], sigma=0.05)
+    monkeypatch.undo()
+    assert "from the one it was made from; by its record" in problems(own_trained)
+
+
+def test_a_round_that_moved_further_than_it_says_is_noticed(own_run: Path) -> None:
+    """A smaller mean_shift would understate what a client that was alone in its round left behind."""
+    execute(own_run, "UPDATE nodes SET mean_shift = mean_shift * 0.9")
+    rebuild_chain(own_run)
+    resign_everything(own_run)
+    assert "from the one it was made from; by its record" in problems(own_run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda text: text.replace('{"', '{"actor":"somebody else","', 1), lambda text: text.replace(":", ": ", 1)],
+)
+def test_an_event_is_written_one_way_only(own_run: Path, change: Callable[[str], str]) -> None:
+    """A key that is there twice reads differently to another program."""
+    from sifu.core.ledger import chain, commit
+
+    connection = connect(own_run)
+    seq, time, kind, payload, nonce = connection.execute(
+        "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq DESC LIMIT 1"
+    ).fetchone()
+    (before,) = connection.execute("SELECT hash FROM events WHERE seq = ?", (seq - 1,)).fetchone()
+    made = commit(nonce, change(payload).encode())
+    found = chain(before, seq, time, kind, made)
+    connection.execute(
+        "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?", (change(payload), made, found, seq)
+    )
+    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{found.hex()}",))
+    connection.close()
+    (own_run / "head").write_text(f"{seq}:{found.hex()}\n")
+    assert "is not written as canonical JSON" in problems(own_run)

@@ -1,0 +1,218 @@
+"""Requests as a lifecycle: every step an event with time and actor, deadlines, a public record, a plain answer."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import Command, dump, query, start_cli
+from sifu.errors import InputError, SifuError
+from sifu.requests.mailbox import take_in
+from sifu.requests.request_record import is_overdue
+from sifu.store.inbox import letters
+from sifu.store.writer import RunWriter
+
+
+def test_every_step_is_an_event_with_time_and_actor(own_trained: Path, cli: Command, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SIFU_ACTOR", "the desk")
+    assert cli("request", own_trained, "--clients", "client-003", "--id", "a", "--actor", "portal").code == 0
+    assert cli("decide", own_trained, "a", "verified", "--actor", "ann").code == 0
+    run = sifu.open_run(own_trained)
+    run.forget(request="a")
+    steps = run.request_history("a")
+    assert [one["status"] for one in steps] == ["received", "verified", "planned", "running", "done"]
+    assert [one["actor"] for one in steps] == ["portal", "ann", "the desk", "the desk", "the desk"]
+    assert all(one["time"] for one in steps)
+    assert run.verify().problems == []
+    shown = cli("requests", own_trained)
+    assert "verified by ann" in shown.out
+
+
+@pytest.mark.parametrize("decision", ["refused", "withdrawn"])
+def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cli: Command, decision: str) -> None:
+    run = sifu.open_run(own_trained)
+    run.request(["client-003"], "a")
+    assert run.status()["clients"][3]["state"] == "waiting"
+    assert cli("decide", own_trained, "a", decision, "--reason", "not theirs").code == 0
+    assert run.status()["clients"][3]["state"] == "active"
+    assert run.forget() == []
+    with pytest.raises(InputError, match=decision):
+        run.forget(request="a")
+    with pytest.raises(InputError, match=decision):
+        run.forget(["client-003"], "a")
+    before = dump(own_trained)
+    # Nobody is told that it is in the ledger and waits.
+    assert f"was {decision}" in cli("request", own_trained, "--clients", "client-003", "--id", "a").err
+    assert not run.decide("a", decision, "again")  # idempotent
+    assert dump(own_trained) == before
+    other = {"refused": "withdrawn", "withdrawn": "refused"}[decision]
+    with pytest.raises(InputError, match="any more"):
+        run.decide("a", other, "x")
+    run.request(["client-003"], "b")  # the same client may ask again
+    assert "1 to be carried out: sifu forget" in cli("status", own_trained).out
+    (outcome,) = run.forget()
+    assert outcome.request == "b"
+    assert run.verify().problems == []
+
+
+def test_decisions_that_make_no_sense_are_refused(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    run.forget(["client-003"], "done", sigma=0.5)
+    run.request(["client-004"], "waits")
+    before = dump(own_trained)
+    for request, decision, reason in [
+        ("done", "refused", "x"),
+        ("done", "verified", ""),
+        ("nobody", "verified", ""),
+        ("waits", "carried out", ""),
+        ("waits", "refused", " "),
+        ("waits", "refused", "x" * 2000),
+    ]:
+        with pytest.raises(InputError):
+            run.decide(request, decision, reason)
+    with pytest.raises(InputError, match="actor"):
+        run.decide("waits", "verified", actor="a\nb")
+    assert dump(own_trained) == before
+
+
+def test_a_refused_request_that_is_carried_out_all_the_same_is_caught(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    run.forget(["client-003"], "a", sigma=0.5)
+    writer = RunWriter.open(own_trained)
+    writer.record("request refused", {"request": "a", "actor": "mallory", "reason": "x"})
+    writer.close()
+    assert any("makes it refused, but it was done" in one for one in run.verify().problems)
+
+
+def test_a_deadline_is_shown_with_what_is_overdue(own_trained: Path, cli: Command) -> None:
+    assert cli("request", own_trained, "--clients", "client-003", "--id", "late", "--deadline", "0").code == 0
+    assert cli("request", own_trained, "--clients", "client-004", "--id", "usual").code == 0
+    requests = {one["request"]: one for one in cli("status", own_trained, "--format", "json").json["requests"]}
+    received = datetime.datetime.fromisoformat(requests["usual"]["received"])
+    assert datetime.datetime.fromisoformat(requests["usual"]["deadline"]) - received == datetime.timedelta(days=30)
+    assert not requests["usual"]["overdue"]
+    rows = {one.request: one for one in sifu.open_run(own_trained).reader().requests()}
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=5)
+    assert is_overdue(rows["late"], later)
+    assert not is_overdue(rows["usual"], later)
+    assert is_overdue(rows["usual"], later + datetime.timedelta(days=31))
+    assert cli("request", own_trained, "--clients", "client-005", "--deadline", "-1").code == 2
+
+
+def test_the_public_record_holds_no_personal_data(own_trained: Path, cli: Command) -> None:
+    run = sifu.open_run(own_trained)
+    run.forget(["client-003"], "Jane-Doe", sigma=0.5)
+    run.request(["client-004", "client-005"], "secret-id", actor="Ann")
+    run.decide("secret-id", "refused", "Jane said so", "Ann")
+    for answer in (
+        cli("requests", own_trained, "--public"),
+        cli("requests", own_trained, "--public", "--format", "json"),
+    ):
+        assert answer.code == 0
+        for word in ("client-00", "Jane", "secret", "Ann"):
+            assert word not in answer.out
+    record = run.public_record()
+    assert [(one["number"], one["status"], one["clients"]) for one in record] == [(1, "done", 1), (2, "refused", 2)]
+    assert set(record[0]) == {
+        "number", "status", "clients", "received", "deadline", "finished", "overdue", "method", "level", "epsilon",
+        "delta",
+    }  # fmt: skip
+
+
+def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -> None:
+    for request, words in (
+        ("to-the-middle", "at most 71 times in a hundred"),
+        ("from-scratch", "never reached"),
+        ("strictly", "Every kept model that held the client's part was erased"),
+    ):
+        answer = cli("certificate", "show", own_run, request, "--public")
+        assert answer.code == 0, answer.err
+        assert words in " ".join(answer.out.split())
+        for hidden in ("Psi", "sigma", "commitment"):
+            assert hidden not in answer.out
+    content = cli("certificate", "show", own_run, "strictly").json
+    assert content["body"]["form"] == "auditor"
+    assert cli("certificate", "show", own_run, "waits", "--public").code == 2
+
+
+def test_level_none_says_that_nothing_is_guaranteed(own_trained: Path, cli: Command) -> None:
+    sifu.open_run(own_trained).forget(["client-003"], "a", method="fine_tuning", max_rounds=1)
+    assert "Nothing is guaranteed" in cli("certificate", "show", own_trained, "a", "--public").out
+
+
+def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Path) -> None:
+    """A request while another process trains is handed to it, outlives it, and counts once."""
+    spec = tmp_path / "spec.toml"
+    spec.write_text("[data]\nclients = 12\n[stop]\ntarget = 0.0\nmax_rounds = 4000\n")
+    training = start_cli("train", spec, "--run", tmp_path / "run")
+    try:
+        while not (tmp_path / "run" / "run.db").exists() and training.poll() is None:
+            pass
+        asked = start_cli("request", tmp_path / "run", "--clients", "client-003", "--id", "a")
+        _, err = asked.communicate(timeout=120)
+        assert asked.returncode == 0, err
+    finally:
+        training.kill()
+        training.communicate()
+    run = sifu.open_run(tmp_path / "run")
+    assert run.request(["client-003"], "a") == "a"
+    assert run.request(["client-003"], "a") == "a"  # twice is once
+    assert query(tmp_path / "run", "SELECT COUNT(*) FROM requests") == [(1,)]
+    with pytest.raises(InputError, match="already waits"):
+        run.request(["client-003"], "b")
+
+
+def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        for _ in range(200):
+            try:
+                answers.append(sifu.open_run(own_trained).request([f"client-{number:03d}"], f"r-{number}"))
+                return
+            except SifuError:
+                continue
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sorted(answers) == [f"r-{number}" for number in range(4)]
+    # Whoever found the run in use left a letter; status names it, and the next writer takes it in.
+    run = sifu.open_run(own_trained)
+    status = run.status()
+    assert {one["request"] for one in status["requests"]} | {one["id"] for one in status["inbox"]} == set(answers)
+    run.request(["client-000"], "r-0")
+    assert not run.status()["inbox"]
+    assert query(own_trained, "SELECT COUNT(*) FROM requests") == [(4,)]
+    assert sifu.open_run(own_trained).verify().problems == []
+
+
+def test_the_actor_is_in_every_event_of_a_request(own_run: Path) -> None:
+    rows = query(own_run, "SELECT kind, payload FROM events WHERE kind LIKE 'request %' OR kind = 'rolled back'")
+    assert len(rows) >= 13
+    assert all(json.loads(payload)["actor"] for _, payload in rows)
+
+
+@pytest.mark.parametrize(("waited", "left"), [(0.0, 30), (0.9, 30), (3.1, 27), (45.0, 0), (-2.0, 30)])
+def test_a_deadline_runs_from_when_the_letter_was_posted(own_trained: Path, waited: float, left: int) -> None:
+    writer = RunWriter.open(own_trained)
+    try:
+        sifu.open_run(own_trained).request(["client-003"], "late")  # the writer holds the lock, so it is posted
+        (letter,) = letters(own_trained)
+        then = time.time() - waited * 86400
+        os.utime(letter.path, (then, then))
+        assert take_in(writer) == []
+    finally:
+        writer.close()
+    ((days,),) = query(own_trained, "SELECT deadline_days FROM requests")
+    assert days == left

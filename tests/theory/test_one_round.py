@@ -1,0 +1,104 @@
+"""Delta of one round equals the round recomputed without the client or the set (DESIGN 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_federation import (
+    Federation,
+    largest_smoothness,
+    random_clients,
+    run_round,
+)
+
+from sifu.theory.sensitivity import (
+    client_increments,
+    population_increments,
+    set_increment_bound,
+    set_increment_exact,
+)
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def one_round(seed: int, everyone: bool = False):
+    """A round of random clients from one common model, and the sets that are taken out of it."""
+    generator = np.random.default_rng(seed)
+    loss = str(generator.choice(("quadratic", "logistic", "softmax", "cosine", "tanh")))
+    count = int(generator.integers(1, 7))
+    clients = random_clients(generator, loss, count, 3)
+    rate = float(generator.uniform(0.1, 3.0)) / largest_smoothness(loss, clients, 0)
+    federation = Federation(loss, clients, rate, float(generator.uniform(0.1, 2.5)), seed=seed)
+    gone = frozenset(range(count)) if everyone else frozenset(np.flatnonzero(generator.random(count) < 0.5).tolist())
+    removed = [frozenset([i]) for i in range(count)] + [gone]
+    start = np.tile(generator.normal(size=federation.size), (count + 2, 1))
+    after, record = run_round(federation, start, removed, range(count), 0)
+    change = np.linalg.norm(after[1:] - after[0], axis=1)  # all worlds start from the same model
+    return federation, record, sorted(gone), change
+
+
+@given(seed=SEEDS)
+def test_delta_of_a_client_is_the_round_without_it(seed: int) -> None:
+    federation, record, _, change = one_round(seed)
+    total = int(record.samples.sum())
+    found = client_increments(record.samples, record.drifts, total, record.mean_shift, federation.server_rate)
+    np.testing.assert_allclose(found, change[:-1], rtol=1e-9, atol=1e-13)
+    assert np.all(found >= change[:-1] - 1e-13)
+
+
+@given(seed=SEEDS, everyone=st.booleans())
+def test_delta_of_a_set_is_the_round_without_it(seed: int, everyone: bool) -> None:
+    """Exact from the Gram matrix; never smaller, and never smaller than that, by the triangle inequality."""
+    federation, record, gone, change = one_round(seed, everyone)
+    total, g = int(record.samples.sum()), federation.server_rate
+    samples = record.samples[gone]
+    exact = set_increment_exact(
+        samples, record.gram[np.ix_(gone, gone)], total, record.mean_shift, g, record.gram.shape[0] + 1000
+    )
+    triangle = set_increment_bound(samples, record.drifts[gone], total, record.mean_shift, g)
+    assert exact == pytest.approx(change[-1], rel=1e-4, abs=1e-6)
+    assert exact >= change[-1] - 1e-13
+    assert triangle >= change[-1] - 1e-13
+    if len(gone) == 1:
+        alone = client_increments(samples, record.drifts[gone], total, record.mean_shift, g)[0]
+        assert triangle == pytest.approx(alone, rel=1e-12)
+
+
+def test_nobody_left_is_told_by_the_counts() -> None:
+    """The counterfactual round then does nothing; the rule is on integers, so no tolerance decides it."""
+    counts = np.array([3])
+    assert client_increments(counts, np.array([0.0]), 3, 2.0, 0.5)[0] == pytest.approx(1.0)
+    assert set_increment_bound(counts, np.array([0.0]), 3, 2.0, 0.5) == pytest.approx(1.0)
+    assert set_increment_exact(counts, np.zeros((1, 1)), 3, 2.0, 0.5, 1) == pytest.approx(1.0)
+    huge = np.array([2**40])  # w_W rounds to 1 in float32, one sample is left all the same
+    assert client_increments(huge, np.array([1.0]), 2**40 + 1, 2.0, 1.0)[0] == pytest.approx(2.0**40)
+    nobody = np.zeros(0, dtype=np.int64)
+    assert set_increment_bound(nobody, np.zeros(0), 5, 2.0, 1.0) == 0.0
+    assert set_increment_exact(nobody, np.zeros((0, 0)), 5, 2.0, 1.0, 1) == 0.0
+
+
+def test_rounds_of_one_client_in_one_call() -> None:
+    """The same formula along a client's history: totals and shifts are arrays then."""
+    samples, drifts = np.array([2, 2, 2]), np.array([1.0, 1.0, 7.0])
+    found = client_increments(samples, drifts, np.array([4, 10, 2]), np.array([9.0, 9.0, 5.0]), 1.0)
+    np.testing.assert_allclose(found, [1.0, 0.25, 5.0], rtol=1e-12)
+
+
+def test_control_population_accounting_is_far_too_small() -> None:
+    """m of M clients averaged: about (M-1)/(m-1) times too small, 25 times at m = 5, M = 100 (DESIGN 3)."""
+    samples, drifts = np.full(5, 10), np.ones(5)
+    honest = client_increments(samples, drifts, 50, 1.0, 1.0)
+    theirs = population_increments(samples, drifts, 1000, 1.0)
+    np.testing.assert_allclose(honest / theirs, 99 / 4, rtol=1e-9)
+
+
+def test_control_half_the_triangle_is_caught() -> None:
+    caught = 0
+    for seed in range(20):
+        federation, record, gone, change = one_round(seed)
+        total, g = int(record.samples.sum()), federation.server_rate
+        half = 0.5 * set_increment_bound(record.samples[gone], record.drifts[gone], total, record.mean_shift, g)
+        caught += half < change[-1] - 1e-13
+    assert caught > 5

@@ -1,0 +1,397 @@
+"""Theorem 1 on random federations: the true distance of two coupled worlds never exceeds Psi (DESIGN 3 and 4).
+
+Every class of losses is run in all worlds at once by `tiny_federation`. The same checker, `violations`, is then
+handed mutated rules on stored seeds and must catch each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_federation import (
+    CONVEX,
+    Array,
+    Client,
+    Federation,
+    Run,
+    largest_smoothness,
+    part_of,
+    path_of,
+    random_clients,
+    random_schedule,
+    tracked,
+    train,
+    violations,
+)
+
+from sifu.theory.history import client_curve, joint_curve
+from sifu.theory.regularity import LocalRegularity, classify, largest_certified_rate, largest_momentum_step
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def draw_federation(generator: np.random.Generator, family: str) -> Federation:
+    """A random federation of one regularity class; hyper-parameters reach up to the edge of the class."""
+    loss = str(generator.choice(("cosine", "tanh") if family == "smooth" and generator.random() < 0.7 else CONVEX))
+    if family == "momentum smooth":
+        loss = str(generator.choice(("cosine", "tanh", "quadratic", "softmax")))
+    clients = random_clients(generator, loss, int(generator.integers(2, 7)), int(generator.integers(1, 5)))
+    batch = int(generator.choice((0, 0, 1, 2)))
+    decay = float(generator.choice((0.0, 0.05, 0.5)))
+    momentum, nesterov, true_curvature = 0.0, False, False
+    server_rate = float(generator.choice((0.1, 0.5, 0.9, 1.0, 1.0, 1.3)))
+    share = float(generator.choice((0.1, 0.5, 0.9, 1.0)))
+    if family == "strongly convex":
+        decay = float(generator.choice((0.05, 0.5, 2.0)))
+        true_curvature = bool(generator.random() < 0.5)
+    beta = largest_smoothness(loss, clients, batch) + decay
+    rate = share * 2.0 / beta * (1.0 - 1e-8)
+    if family == "smooth":
+        rate = float(generator.choice((0.1, 0.5, 1.3, 2.5))) / beta
+    elif family == "momentum convex":
+        momentum = float(generator.choice((0.3, 0.9, 0.99)))
+        rate = share * largest_momentum_step(max(one.steps for one in clients), momentum) / beta * (1.0 - 1e-8)
+    elif family == "momentum smooth":
+        momentum, nesterov = float(generator.choice((0.3, 0.9))), bool(generator.random() < 0.5)
+        rate = float(generator.choice((0.02, 0.1, 0.5))) / beta
+    elif family == "averaged":
+        server_rate = float(generator.choice((1.1, 1.5, 2.0, 2.5)))
+        rate = float(generator.choice((0.02, 0.1, 0.3))) / beta
+    return Federation(
+        loss, clients, rate, server_rate, momentum, nesterov, decay, batch, int(generator.integers(1e9)), true_curvature
+    )
+
+
+def draw_run(seed: int, family: str, *, rounds: int = 12, sets: bool = False) -> Run:
+    generator = np.random.default_rng(seed)
+    federation = draw_federation(generator, family)
+    count = len(federation.clients)
+    removed = [frozenset([i]) for i in range(count)]
+    if sets:
+        chosen = [frozenset(np.flatnonzero(generator.random(count) < 0.5).tolist()) for _ in range(4)]
+        removed = [one for one in chosen if one] + [frozenset(range(count))]
+    schedule = random_schedule(generator, count, rounds, float(generator.choice((0.2, 0.5, 1.0))))
+    lonely = [int(generator.integers(count))]
+    schedule[int(generator.integers(rounds))] = []
+    schedule[int(generator.integers(rounds))] = lonely  # a round of one client alone
+    return train(federation, removed, schedule, 2.0 * generator.normal(size=federation.size))
+
+
+def by_tracker(run: Run) -> list[list[float]]:
+    assert all(len(one) == 1 for one in run.removed)
+    return [[float(values[min(one)]) for one in run.removed] for values in tracked(run)]
+
+
+def by_client_curve(run: Run) -> list[list[float]]:
+    path = path_of(run)
+    curves = [client_curve(path, part_of(run.federation, run.records, min(one))) for one in run.removed]
+    return [[curve.one(depth) for curve in curves] for depth in range(len(path))]
+
+
+def by_joint_curve(run: Run, *, with_grams: bool) -> list[list[float]]:
+    path = path_of(run, with_grams=with_grams)
+    curves = [
+        joint_curve(path, {i: part_of(run.federation, run.records, i) for i in sorted(one)}) for one in run.removed
+    ]
+    return [[curve.one(depth) for curve in curves] for depth in range(len(path))]
+
+
+FAMILIES = ("strongly convex", "convex", "smooth", "momentum convex", "momentum smooth", "averaged")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(seed=SEEDS)
+def test_distance_never_exceeds_psi_of_a_client(family: str, seed: int) -> None:
+    run = draw_run(seed, family)
+    assert violations(run, by_tracker) == []
+    assert violations(run, by_client_curve) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(seed=SEEDS)
+def test_tracker_and_history_agree(family: str, seed: int) -> None:
+    """To 1e-12 in general and bit for bit when every L is 1, with and without a rounding allowance."""
+    run = draw_run(seed, family)
+    rounding = float(np.random.default_rng(seed).choice((0.0, 1e-13)))
+    path = path_of(run, rounding=rounding)
+    online = np.array(tracked(run, rounding))
+    for client in range(len(run.federation.clients)):
+        curve = client_curve(path, part_of(run.federation, run.records, client))
+        offline = curve.at(np.arange(len(path)))
+        all_ones = path.constant_when_absent and run.federation.server_rate <= 1.0
+        if all_ones and all(one.factor == 1.0 for one in run.federation.regularities):
+            assert offline.tolist() == online[:, client].tolist()
+        np.testing.assert_allclose(offline, online[:, client], rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=40)
+@given(seed=SEEDS)
+def test_distance_never_exceeds_psi_of_a_set(family: str, seed: int) -> None:
+    """By the Gram matrix and by the triangle inequality; the first is never looser than the second."""
+    run = draw_run(seed, family, sets=True)
+    exact, triangle = by_joint_curve(run, with_grams=True), by_joint_curve(run, with_grams=False)
+    assert violations(run, lambda _: exact) == []
+    assert violations(run, lambda _: triangle) == []
+    assert np.all(np.array(exact) <= np.array(triangle) * (1.0 + 1e-9))
+
+
+def test_classes_are_reached() -> None:
+    """The families above are what they are called: otherwise the tests before this one would prove less."""
+    seen = set()
+    for family in FAMILIES:
+        for seed in range(30):
+            federation = draw_run(seed, family, rounds=1).federation
+            profiles = [federation.profile(i) for i in range(len(federation.clients))]
+            seen.add((family, classify(profiles, np.array([one.factor for one in federation.regularities]), False)))
+            if family == "averaged" and federation.weight_decay == 0.0:
+                alphas = [one.averagedness for one in federation.regularities]
+                if federation.server_rate * max(alphas) <= 1.0 - 1e-9:
+                    seen.add(("averaged", "L is 1 with g > 1"))
+    assert {
+        ("strongly convex", "strongly convex"),
+        ("convex", "convex"),
+        ("smooth", "smooth"),
+        ("momentum convex", "convex"),
+        ("momentum smooth", "smooth"),
+        ("averaged", "L is 1 with g > 1"),
+    } <= seen
+
+
+@given(seed=SEEDS, momentum=st.sampled_from((0.0, 0.5, 0.9)))
+def test_the_largest_certified_rate_is_certified(seed: int, momentum: float) -> None:
+    generator = np.random.default_rng(seed)
+    clients = random_clients(generator, "logistic", 5, 3, steps=(1, 3, 10))
+    probe = Federation("logistic", clients, 1e-6, momentum=momentum)
+    rate = largest_certified_rate([probe.profile(i) for i in range(5)], momentum)
+    assert rate is not None
+    at_rate = Federation("logistic", clients, rate, momentum=momentum)
+    assert all(one.factor == 1.0 for one in at_rate.regularities)
+    beyond = Federation("logistic", clients, rate * 1.001, momentum=momentum)
+    assert any(one.factor > 1.0 for one in beyond.regularities)
+
+
+# Equality: one dimension, quadratics of known curvature, the removed client always pulls to the same side.
+
+
+def tight_run(seed: int, server_rate: float = 1.0, rounds: int = 8, population: int = 6) -> Run:
+    """theta - phi obeys the recursion of theorem 1 with equality: every mutated rule that is smaller fails here.
+
+    Client 0 sits far to the right, every step factor 1 - eta beta_i is positive, so no sign ever changes.
+    """
+    generator = np.random.default_rng(seed)
+    clients = []
+    for index in range(population):
+        n = int(generator.integers(1, 6))
+        slope = float(generator.uniform(0.3, 1.0))
+        rows = np.full((n, 1), slope)
+        target = 50.0 if index == 0 else float(generator.uniform(-1.0, 1.0))
+        clients.append(Client(rows, np.full(n, target * slope), int(generator.integers(1, 4))))
+    federation = Federation("quadratic", clients, 0.4, server_rate, true_curvature=True)
+    schedule = [[0, *np.flatnonzero(generator.random(population - 1) < 0.7) + 1] for _ in range(rounds)]
+    for number in range(rounds // 2, rounds):  # then client 0 stays away, so that L alone acts
+        schedule[number] = [i for i in schedule[number] if i != 0] or [1]
+    return train(federation, [frozenset([0])], schedule, np.zeros(1))
+
+
+@pytest.mark.parametrize("server_rate", [0.3, 1.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_psi_is_reached_in_one_dimension(seed: int, server_rate: float) -> None:
+    run = tight_run(seed, server_rate)
+    for depth, values in enumerate(by_tracker(run)):
+        assert values[0] == pytest.approx(run.distance(depth, 0), rel=1e-7, abs=1e-12)
+    assert violations(run, by_tracker) == []
+
+
+def test_psi_is_reached_with_smooth_growth() -> None:
+    """mu = -beta is reached too: on a concave quadratic the gradient step expands by exactly 1 + eta beta."""
+    rate, beta, steps = 0.3, 1.5, 4
+    factor = Federation("cosine", [Client(np.array([[beta**0.5]]), np.zeros(1), steps)], rate).regularities[0].factor
+    assert factor == pytest.approx((1.0 + rate * beta) ** steps, rel=1e-7)
+    # cos(sqrt(beta) theta) has curvature -beta at 0: two models near the top part at that very rate.
+    federation = Federation("cosine", [Client(np.array([[beta**0.5]]), np.zeros(1), steps)], rate)
+    moved = federation.train_locally(np.array([[1e-6], [-1e-6]]), 0, 0)
+    assert abs(moved[0, 0] - moved[1, 0]) / 2e-6 == pytest.approx(factor, rel=1e-6)
+
+
+# Negative controls: the plain recursion, one edit away from the truth.
+
+
+def plain_recursion(
+    run: Run,
+    *,
+    factor: Callable[[int], float] | None = None,
+    drop_increment_at: int = -1,
+    drop_growth: bool = False,
+    population_weights: bool = False,
+    renormalise: bool = True,
+    lonely_is_zero: bool = False,
+) -> list[list[float]]:
+    """Psi' = L Psi + Delta, written out for single clients, with the defects that a checker must notice."""
+    federation, g = run.federation, run.federation.server_rate
+    local = factor or (lambda i: federation.regularities[i].factor)
+    everyone = int(federation.samples(range(len(federation.clients))).sum())
+    values = [[0.0] * len(run.removed)]
+    for number, record in enumerate(run.records):
+        present = record.participants.tolist()
+        total = int(record.samples.sum())
+        row = []
+        for world, gone in enumerate(run.removed):
+            (client,) = gone
+            psi = values[-1][world]
+            rest = {i: int(n) for i, n in zip(present, record.samples, strict=True) if i != client}
+            mass = sum(rest.values())
+            growth = 1.0
+            if mass and not drop_growth:
+                share = mass if renormalise else total
+                growth = abs(1.0 - g) + g * sum(n * local(i) for i, n in rest.items()) / share
+            increment = 0.0
+            if client in present:
+                index = present.index(client)
+                n, drift = int(record.samples[index]), float(record.drifts[index])
+                whole = everyone if population_weights else total
+                increment = g * n / (whole - n) * drift if whole > n else g * record.mean_shift
+                if mass == 0 and lonely_is_zero:
+                    increment = 0.0
+            row.append(growth * psi + (0.0 if number == drop_increment_at else increment))
+        values.append(row)
+    return values
+
+
+@settings(max_examples=30)
+@given(seed=SEEDS, family=st.sampled_from(FAMILIES[:5]))
+def test_the_plain_recursion_is_the_tracker(seed: int, family: str) -> None:
+    """So that each negative control below is one edit away from the rule under test (g <= 1 or no averaging)."""
+    run = draw_run(seed, family)
+    if run.federation.server_rate <= 1.0:
+        np.testing.assert_allclose(by_tracker(run), plain_recursion(run), rtol=1e-9, atol=1e-300)
+
+
+def test_control_a_dropped_term_is_caught() -> None:
+    run = tight_run(seed=1)
+    assert violations(run, plain_recursion) == []
+    for number in range(4):
+        assert violations(run, lambda r, n=number: plain_recursion(r, drop_increment_at=n))
+
+
+def test_control_population_weights_are_caught() -> None:
+    run = tight_run(seed=2)
+    assert violations(run, lambda r: plain_recursion(r, population_weights=True))
+
+
+def test_control_a_round_of_the_removed_client_alone_is_caught() -> None:
+    run = tight_run(seed=3)
+    alone = train(run.federation, run.removed, [[0], [0, 1], [0]], np.zeros(1))
+    assert violations(alone, by_tracker) == []
+    assert violations(alone, lambda r: plain_recursion(r, lonely_is_zero=True))
+
+
+def diverging_run() -> Run:
+    """Client 0 pushes once; then others step at eta beta = 2.5 around their own optimum."""
+    clients = [Client(np.array([[1.0]]), np.array([t]), 2) for t in (5.0, 0.0, 0.0)]
+    return train(Federation("quadratic", clients, 2.5), [frozenset([0])], [[0, 1], *[[1, 2]] * 5], np.zeros(1))
+
+
+def test_control_b_of_one_beyond_two_over_beta_is_caught() -> None:
+    run = diverging_run()
+    assert violations(run, by_tracker) == []
+    assert violations(run, lambda r: plain_recursion(r, factor=lambda _: 1.0))
+
+
+def test_control_growth_left_out_is_caught() -> None:
+    run = diverging_run()
+    assert violations(run, lambda r: plain_recursion(r, drop_growth=True))
+
+
+def test_control_weights_not_renormalised_are_caught() -> None:
+    """L with w_i instead of q_i = w_i / (1 - w_W) is too small whenever the removed client took part."""
+    run = tight_run(seed=1)
+    assert violations(run, lambda r: plain_recursion(r, renormalise=False))
+
+
+def test_control_momentum_past_x_max_as_convex_is_caught() -> None:
+    """K = 2 heavy-ball steps at rho = 0.9: eta beta = 1.45 is convex without momentum, but past x_max = 0.892.
+
+    A round then expands by |p_2(1.45)| = 1.1025 on any quadratic of that curvature.
+    """
+    clients = [Client(np.array([[1.0]]), np.array([t]), 2) for t in (5.0, 0.0, 0.0)]
+
+    def run_at(rate: float) -> Run:
+        federation = Federation("quadratic", clients, rate, momentum=0.9)
+        return train(federation, [frozenset([0])], [[0, 1], *[[1, 2]] * 5], np.zeros(1))
+
+    past = run_at(1.45)
+    assert past.federation.regularities[0].factor > 1.0
+    assert violations(past, by_tracker) == []
+    assert violations(past, lambda r: plain_recursion(r, factor=lambda _: 1.0))
+    inside = run_at(0.89)
+    assert inside.federation.regularities[0].factor == 1.0
+    assert violations(inside, by_tracker) == []
+
+
+def worst_momentum_growth(steps: int, momentum: float, product: float, tries: int, seed: int) -> float:
+    """The largest |delta_K| found over convex losses that change from step to step (quadratics in the plane)."""
+    generator = np.random.default_rng(seed)
+    delta = np.tile([1.0, 0.0], (tries, 1))
+    velocity = np.zeros_like(delta)
+    for _ in range(steps):
+        angle = generator.uniform(0.0, np.pi, tries)
+        direction = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        strength = generator.choice((0.0, 1.0), tries)[:, None]
+        gradient = strength * np.sum(direction * delta, axis=1, keepdims=True) * direction
+        velocity = momentum * velocity + gradient
+        delta = delta - product * velocity
+    return float(np.max(np.linalg.norm(delta, axis=1)))
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("steps", [2, 3, 5, 10])
+def test_x_max_holds_for_losses_that_change_every_step(steps: int, momentum: float) -> None:
+    """20,000 random sequences of rank-one quadratics never expand at x_max; well past it some do."""
+    edge = largest_momentum_step(steps, momentum)
+    assert worst_momentum_growth(steps, momentum, edge, 20_000, seed=steps) <= 1.0 + 1e-12
+    assert worst_momentum_growth(steps, momentum, 4.0 * edge, 20_000, seed=steps) > 1.0
+
+
+def test_control_averagedness_ignored_is_caught() -> None:
+    """g = 2.5 at eta beta = 1 and one step: alpha = 1/2, g alpha > 1, so L = 1 is not proven, and does not hold."""
+    clients = [Client(np.array([[1.0]]), np.array([t]), 1) for t in (5.0, 0.0, 0.0)]
+    federation = Federation("quadratic", clients, 1.0, 2.5)
+    run = train(federation, [frozenset([0])], [[0, 1], *[[1, 2]] * 5], np.zeros(1))
+    assert violations(run, by_tracker) == []
+    assert violations(run, lambda r: plain_recursion(r, drop_growth=True))
+
+
+def test_fixed_size_sampling_is_another_counterfactual() -> None:
+    """With the slot refilled by another client the distance may exceed Psi: why such a run is never `proven`."""
+    generator = np.random.default_rng(0)
+    exceeded = 0
+    for trial in range(40):
+        clients = random_clients(generator, "logistic", 6, 2)
+        federation = Federation("logistic", clients, 1.0 / largest_smoothness("logistic", clients, 0), seed=trial)
+        rounds = [generator.permutation(6)[:2].tolist() for _ in range(8)]
+        real = train(federation, [frozenset([0])], rounds, np.zeros(2))
+        refilled = [
+            [int(generator.choice([j for j in range(1, 6) if j not in r])) if i == 0 else i for i in r] for r in rounds
+        ]
+        other: Array = train(federation, [], refilled, np.zeros(2)).models[-1][0]
+        exceeded += float(np.linalg.norm(real.models[-1][0] - other)) > by_tracker(real)[-1][0]
+        assert violations(real, by_tracker) == []
+    assert exceeded > 0
+
+
+def test_local_regularity_of_nobody_known_is_refused_in_words() -> None:
+    from dataclasses import replace
+
+    from sifu.errors import InputError
+    from sifu.theory.regularity import local_regularity
+
+    federation = Federation("logistic", random_clients(np.random.default_rng(0), "logistic", 2, 2), 0.1)
+    unknown = replace(federation.profile(0), smoothness=None)
+    with pytest.raises(InputError, match="reports no smoothness bound"):
+        local_regularity(unknown, federation.facts, None)
+    assert local_regularity(unknown, federation.facts, 1.0) == LocalRegularity(1.0, 1.0)

@@ -1,0 +1,249 @@
+"""Floating point errs on the safe side (DESIGN 7): checked against exact rational arithmetic."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import Participation
+from sifu.theory.regularity import LocalRegularity, RoundRegularity, contraction, local_regularity, step_factor
+from sifu.theory.rounding import down, norm, norm_up, up
+from sifu.theory.sensitivity import client_increments, set_increment_bound, set_increment_exact
+
+
+def is_upper_bound_of_norm(found: float, vector: np.ndarray) -> bool:
+    """found >= ||vector||, decided without rounding."""
+    if math.isinf(found):
+        return True
+    return Fraction(found) ** 2 >= sum(Fraction(float(x)) ** 2 for x in vector.reshape(-1))
+
+
+WIDE = st.floats(-1e300, 1e300, allow_nan=False)
+
+
+@given(hnp.arrays(np.float64, st.integers(0, 40), elements=WIDE))
+@example(np.array([1e-170]))  # the square underflows to zero
+@example(np.array([1e-200, 1e-200, 0.0]))
+@example(np.array([5e-324, 5e-324]))  # denormal: no enlargement by a factor can be seen
+@example(np.array([1e308, 1e308, 1e308]))
+@example(np.array([1e155, 1.0]))
+@example(np.zeros(0))
+def test_norm_is_an_upper_bound_everywhere(vector: np.ndarray) -> None:
+    assert is_upper_bound_of_norm(norm_up(vector), vector)
+
+
+@given(hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-(2.0**100), 2.0**100, width=32)))
+def test_norm_of_float32_is_that_of_its_float64_values(vector: np.ndarray) -> None:
+    found = norm_up(vector)
+    assert is_upper_bound_of_norm(found, vector)
+    assert found <= float(np.linalg.norm(vector.astype(np.float64))) * (1.0 + 1e-12) or found < 1e-140
+
+
+def test_norm_is_tight_and_keeps_what_is_not_finite() -> None:
+    long = np.full(100_000, 0.1)
+    assert math.sqrt(1e5) * 0.1 <= norm_up(long) <= math.sqrt(1e5) * 0.1 * (1.0 + 1e-9)
+    assert norm_up(np.array([1.0, math.inf])) == math.inf
+    assert math.isnan(norm_up(np.array([1.0, math.nan])))
+    assert norm_up(np.zeros(7)) == 0.0
+
+
+def test_control_a_float32_norm_under_reports() -> None:
+    """The 2e-4 of DESIGN 7: beside one large entry a running float32 sum loses every small one."""
+    vector = np.full(4_000_000, 1e-2, dtype=np.float32)
+    vector[0] = 1000.0
+    running = float(np.cumsum(vector * vector, dtype=np.float32)[-1])
+    exact = math.sqrt(1e6 + 3_999_999 * float(np.float32(1e-2)) ** 2)
+    assert math.sqrt(running) < exact * (1.0 - 1.9e-4)
+    assert exact <= norm_up(vector) <= exact * (1.0 + 1e-8)
+
+
+@given(st.floats(1e-300, 1e300))
+def test_up_and_down_are_neighbours(value: float) -> None:
+    assert down(value) < value < up(value)
+    assert up(0.0) == 0.0
+    assert down(0.0) == 0.0
+
+
+COUNTS = st.lists(st.integers(1, 10_000), min_size=1, max_size=6)
+
+
+@given(COUNTS, st.data())
+def test_increments_are_upper_bounds(counts: list[int], data: st.DataObject) -> None:
+    drifts = data.draw(st.lists(st.floats(0.0, 1e6), min_size=len(counts), max_size=len(counts)))
+    drifts = [0.0 if x < 1e-290 else x for x in drifts]
+    g, extra = data.draw(st.floats(0.01, 2.5)), data.draw(st.integers(1, 10_000))
+    total = sum(counts) + extra
+    found = client_increments(np.array(counts), np.array(drifts), total, 1.0, g)
+    for n, drift, value in zip(counts, drifts, found.tolist(), strict=True):
+        truth = Fraction(g) * n * Fraction(drift) / (total - n)
+        assert Fraction(value) >= truth
+        assert Fraction(value) <= truth * (1 + Fraction(1, 2**40))
+    together = set_increment_bound(np.array(counts), np.array(drifts), total, 1.0, g)
+    truth = Fraction(g) * sum(n * Fraction(d) for n, d in zip(counts, drifts, strict=True)) / extra
+    assert Fraction(together) >= truth
+
+
+def test_control_increments_without_slack_are_caught() -> None:
+    generator = np.random.default_rng(5)
+    caught = 0
+    for _ in range(50):
+        n, drift, total = (
+            int(generator.integers(1, 99)),
+            float(generator.uniform(0, 9)),
+            int(generator.integers(100, 999)),
+        )
+        caught += Fraction(1.0 * n / (total - n) * drift) < Fraction(n) * Fraction(drift) / (total - n)
+    assert caught > 0
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-4, 1e-8, 1e-12])
+@pytest.mark.parametrize("seed", range(6))
+def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
+    """W's members pull against each other until almost nothing is left: the bound must not fall below it."""
+    generator = np.random.default_rng(seed)
+    size, members = 30, int(generator.integers(2, 6))
+    samples = generator.integers(1, 50, members)
+    apart = generator.normal(size=(members, size))
+    apart[-1] = -(samples[:-1] @ apart[:-1]) / samples[-1] + spread * generator.normal(size=size)
+    total = int(samples.sum()) + 7
+    found = set_increment_exact(samples, apart @ apart.T, total, 1.0, 1.3, size)
+    exact = sum(
+        sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, apart, strict=True)) ** 2 for k in range(size)
+    )
+    truth_squared = Fraction(1.3) ** 2 * exact / 7**2
+    assert Fraction(found) ** 2 >= truth_squared
+    bound = set_increment_bound(samples, np.array([norm_up(row) for row in apart]), total, 1.0, 1.3)
+    assert min(found, bound) <= bound
+
+
+def test_control_the_bare_quadratic_form_is_caught() -> None:
+    """Without the rounding term the form goes below the truth (or below zero) on these same seeds."""
+    caught = 0
+    for seed in range(6):
+        generator = np.random.default_rng(seed)
+        samples = generator.integers(1, 50, 4)
+        apart = generator.normal(size=(4, 30))
+        apart[-1] = -(samples[:-1] @ apart[:-1]) / samples[-1] + 1e-12 * generator.normal(size=30)
+        form = float(samples @ (apart @ apart.T) @ samples)
+        exact = sum(
+            sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, apart, strict=True)) ** 2 for k in range(30)
+        )
+        caught += Fraction(form) < exact
+    assert caught > 0
+
+
+RATES = st.floats(1e-4, 3.0)
+
+
+@given(RATES, st.floats(1e-3, 1e3), st.floats(0.0, 1.0))
+@example(0.1, 10.0, 1.0)  # eta mu = eta beta = 1 up to rounding: B is tiny, not zero
+@example(0.3, 10 / 3, 1.0)
+def test_step_factor_is_an_upper_bound(rate: float, smoothness: float, share: float) -> None:
+    curvature = share * smoothness
+    truth = max(abs(1 - Fraction(rate) * Fraction(curvature)), abs(1 - Fraction(rate) * Fraction(smoothness)))
+    if curvature == 0.0 and rate * smoothness <= 2.0:
+        truth = min(truth, Fraction(1))  # the convex theorem; eta beta = 2 is decided in float64
+    assert Fraction(step_factor(rate, smoothness, curvature)) >= truth
+    smooth = 1 + Fraction(rate) * Fraction(smoothness)
+    assert Fraction(step_factor(rate, smoothness, -smoothness)) >= smooth
+
+
+def facts(rate: float, momentum: float = 0.0, nesterov: bool = False) -> TrainingFacts:
+    return TrainingFacts(
+        rate, momentum, nesterov, 0.0, None, 1.0, Participation("all"), "float64", True, True
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rate", "smoothness", "curvature", "steps", "momentum"),
+    [
+        (0.1, 310.0, 0.0, 400, 0.0),  # convex loss far past 2/beta
+        (0.5, 4.0, -4.0, 1000, 0.0),  # smooth loss, many steps
+        (0.5, 40.0, -40.0, 300, 0.9),
+        (0.5, 40.0, 0.0, 300, 0.9),
+    ],
+)
+def test_growth_beyond_float64_is_infinite_not_an_exception(
+    rate: float, smoothness: float, curvature: float, steps: int, momentum: float
+) -> None:
+    """Nothing can be hidden then; the run still trains and requests go back to the initial model."""
+    client = ClientProfile("c", 5, steps, smoothness, curvature)
+    assert local_regularity(client, facts(rate, momentum), None).factor == math.inf
+
+
+def test_assumed_growth_beyond_float64_is_infinite_not_an_exception() -> None:
+    assert local_regularity(ClientProfile("c", 5, 400), facts(0.1), 10.0).factor == math.inf
+
+
+def test_a_round_of_huge_factors_is_infinite_not_an_exception() -> None:
+    regularity = RoundRegularity.of(np.array([1, 1]), np.full(2, 1e308), np.ones(2))
+    assert regularity.factor_sum == math.inf
+    assert regularity.absent(1.0) >= 1e308
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1000), st.floats(0.01, 5.0)), min_size=2, max_size=6),
+    st.floats(0.05, 2.5),
+)
+def test_contraction_of_a_round_is_an_upper_bound(clients: list[tuple[int, float]], server_rate: float) -> None:
+    """L for the absent and for each participant, against fractions."""
+    samples = np.array([n for n, _ in clients])
+    factors = np.array([p for _, p in clients])
+    regularity = RoundRegularity.of(samples, factors, np.ones(len(clients)))
+    g = Fraction(server_rate)
+
+    def truth(rest: list[tuple[int, float]]) -> Fraction:
+        return abs(1 - g) + g * sum(n * Fraction(p) for n, p in rest) / sum(n for n, _ in rest)
+
+    assert Fraction(regularity.absent(server_rate)) >= truth(clients)
+    own = regularity.without(samples.astype(float), factors, np.ones(len(clients)), server_rate)
+    for index in range(len(clients)):
+        exact = truth(clients[:index] + clients[index + 1 :])
+        assert Fraction(float(own[index])) >= exact
+        assert float(own[index]) <= float(exact) * (1.0 + 1e-8) + 1e-8
+
+
+def test_contraction_is_exactly_one_where_proven() -> None:
+    ones, alphas = np.ones(3), np.full(3, 0.4)
+    regularity = RoundRegularity.of(np.array([3, 5, 7]), ones, alphas)
+    assert regularity.absent(1.0) == regularity.absent(0.3) == 1.0
+    assert regularity.absent(2.4) == 1.0  # g alpha = 0.96
+    assert regularity.absent(2.6) > 1.0
+    assert regularity.without(np.array([15.0]), np.ones(1), np.array([0.4]), 2.6)[0] == 1.0  # nobody left
+    assert RoundRegularity.of(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)).absent(2.6) == 1.0
+
+
+def test_infinite_growth_is_never_read_as_none() -> None:
+    """inf - inf must not become NaN: L of a round with an unbounded client is infinite, for whoever is left out.
+
+    Leaving out the only unbounded client would allow a finite L; larger is safe, NaN is not.
+    """
+    with np.errstate(invalid="ignore"):
+        regularity = RoundRegularity.of(np.array([1, 1, 1]), np.array([math.inf, math.inf, 1.0]), np.ones(3))
+        assert regularity.absent(1.0) == math.inf
+        own = regularity.without(np.ones(3), np.array([math.inf, math.inf, 1.0]), np.ones(3), 1.0)
+    assert own.tolist() == [math.inf] * 3
+    assert contraction(np.array([math.inf]), np.array([2.0]), math.inf, np.ones(1), 1.0)[0] == math.inf
+
+
+def test_averagedness_of_several_steps() -> None:
+    """alpha = K a / (1 + (K-1) a), a = eta beta / 2: 2/3 for two steps at eta beta = 1."""
+    found = local_regularity(ClientProfile("c", 5, 2, 1.0, 0.0), facts(1.0), None)
+    assert found == LocalRegularity(1.0, pytest.approx(2 / 3, rel=1e-12))
+    assert found.averagedness >= 2 / 3
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 20_000])
+def test_the_plain_norm_is_numpys(size):
+    """Also beyond the length where BLAS would use threads, for float32 and for several axes."""
+    vector = np.random.default_rng(size).standard_normal(size)
+    assert norm(vector) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-13)
+    assert norm(vector.astype(np.float32)) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-6)
+    assert norm(vector.reshape(size, 1)) == norm(vector)

@@ -1,0 +1,328 @@
+"""An independent federation in plain numpy float64, small enough to run every counterfactual beside the truth.
+
+Nothing here is taken from `sifu` but the data types it is checked against. All worlds run at once: row 0 of
+`models` is the real one, row k the world in which the set `removed[k - 1]` was never there. Schedule, batches
+and noise are the same in all of them and slots are not refilled.
+
+Losses are h(a.theta, y) averaged over rows a, with |h''| <= c known, or softmax cross-entropy:
+
+    quadratic c=1, logistic c=1/4, cosine c=1 (not convex), tanh c=2.6 (not convex), softmax c=1/2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.history import ActivePath, PathNode, TakenPart
+from sifu.theory.participation import Participation
+from sifu.theory.regularity import LocalRegularity, RoundRegularity, local_regularity
+from sifu.theory.rounding import norm_up
+from sifu.theory.tracking import RoundScalars, SensitivityTracker, summarise_round
+
+Array = NDArray[np.float64]
+CURVATURE_BOUND = {"quadratic": 1.0, "logistic": 0.25, "cosine": 1.0, "tanh": 2.6, "softmax": 0.5}
+CONVEX = ("quadratic", "logistic", "softmax")
+CLASSES = 3
+
+
+def _slope(loss: str, z: Array, y: Array) -> Array:
+    """h'(z, y)."""
+    if loss == "quadratic":
+        return z - y
+    if loss == "logistic":
+        return -y / (1.0 + np.exp(np.clip(y * z, -500.0, 500.0)))
+    if loss == "cosine":
+        return -np.sin(z + y)
+    t = np.tanh(z)
+    return (t - y) * (1.0 - t * t)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Rows a, targets y and what the client does in a round."""
+
+    rows: Array
+    targets: Array
+    steps: int
+
+
+@dataclass
+class Federation:
+    """Clients, hyper-parameters, and every world's current model."""
+
+    loss: str
+    clients: list[Client]
+    local_rate: float
+    server_rate: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    batch: int = 0
+    seed: int = 0
+    true_curvature: bool = False
+    """Take mu from the smallest eigenvalue of a full-batch quadratic instead of from weight decay alone."""
+
+    regularities: list[LocalRegularity] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.regularities = [local_regularity(self.profile(i), self.facts, None) for i in range(len(self.clients))]
+
+    @property
+    def size(self) -> int:
+        width = self.clients[0].rows.shape[1]
+        return width * CLASSES if self.loss == "softmax" else width
+
+    @property
+    def facts(self) -> TrainingFacts:
+        return TrainingFacts(
+            local_rate=self.local_rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch or None,
+            server_rate=self.server_rate,
+            participation=Participation("poisson", rate=0.5),
+            dtype="float64",
+            smooth_model=True,
+            rounding_bounded=True,
+        )
+
+    def profile(self, index: int) -> ClientProfile:
+        """beta and mu of a client, as upper and lower bounds over every batch it may draw."""
+        client, bound = self.clients[index], CURVATURE_BOUND[self.loss]
+        n = client.rows.shape[0]
+        spectrum = np.linalg.eigvalsh(client.rows.T @ client.rows / n)
+        beta = bound * float(np.max(np.sum(client.rows**2, axis=1)) if self._sampled(n) else spectrum[-1])
+        mu = 0.0 if self.loss in CONVEX else -beta * (1.0 + 1e-9)
+        if self.true_curvature and self.loss == "quadratic" and not self._sampled(n):
+            mu = max(0.0, float(spectrum[0])) * (1.0 - 1e-12)
+        return ClientProfile(
+            name=f"c{index}",
+            samples=n,
+            local_steps=client.steps,
+            smoothness=(beta + self.weight_decay) * (1.0 + 1e-9),
+            curvature=mu + self.weight_decay,
+        )
+
+    def _sampled(self, n: int) -> bool:
+        return 0 < self.batch < n
+
+    def gradient(self, models: Array, client: Client, picked: NDArray[np.int64]) -> Array:
+        """Gradients in all worlds at once, weight decay included."""
+        rows, y = client.rows[picked], client.targets[picked]
+        if self.loss == "softmax":
+            weights = models.reshape(len(models), CLASSES, -1)
+            scores = np.einsum("wcp,np->wnc", weights, rows)
+            scores = np.exp(scores - scores.max(axis=2, keepdims=True))
+            chances = scores / scores.sum(axis=2, keepdims=True)
+            chances[:, np.arange(len(rows)), y.astype(int)] -= 1.0
+            slope = np.einsum("wnc,np->wcp", chances, rows).reshape(len(models), -1) / len(rows)
+        else:
+            slope = _slope(self.loss, models @ rows.T, y) @ rows / len(rows)
+        return slope + self.weight_decay * models
+
+    def train_locally(self, models: Array, index: int, round_number: int) -> Array:
+        """K local steps of one client from every world's model, with the same batches."""
+        client = self.clients[index]
+        generator = np.random.default_rng([self.seed, round_number, index])
+        moved, velocity = models.copy(), np.zeros_like(models)
+        n = client.rows.shape[0]
+        for _ in range(client.steps):
+            picked = generator.choice(n, self.batch, replace=False) if self._sampled(n) else np.arange(n)
+            gradient = self.gradient(moved, client, picked)
+            velocity = self.momentum * velocity + gradient
+            push = gradient + self.momentum * velocity if self.nesterov else velocity
+            moved = moved - self.local_rate * push
+        return moved
+
+    def samples(self, who: Sequence[int]) -> NDArray[np.int64]:
+        return np.array([len(self.clients[i].rows) for i in who], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round of the real world, as an engine would report it."""
+
+    participants: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    drifts: Array
+    mean_shift: float
+    gram: Array
+
+
+def run_round(
+    federation: Federation, models: Array, removed: Sequence[frozenset[int]], who: Sequence[int], number: int
+) -> tuple[Array, RoundRecord]:
+    """One round in every world; the record is that of world 0."""
+    who = sorted(who)
+    samples = federation.samples(who)
+    if not who:
+        empty = np.zeros(0)
+        return models.copy(), RoundRecord(np.zeros(0, dtype=np.int64), samples, empty, 0.0, np.zeros((0, 0)))
+    trained = np.stack([federation.train_locally(models, i, number) for i in who])  # clients, worlds, size
+    after = models.copy()
+    for world, gone in enumerate([frozenset(), *removed]):
+        stay = [k for k, i in enumerate(who) if i not in gone]
+        if stay and samples[stay].sum() > 0:
+            mean = np.tensordot(samples[stay] / samples[stay].sum(), trained[stay, world], axes=1)
+            after[world] = models[world] + federation.server_rate * (mean - models[world])
+    mean = np.tensordot(samples / samples.sum(), trained[:, 0], axes=1)
+    apart = trained[:, 0] - mean
+    return after, RoundRecord(
+        np.array(who, dtype=np.int64),
+        samples,
+        np.array([norm_up(one) for one in apart]),
+        norm_up(mean - models[0]),
+        apart @ apart.T,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole training: records, and every world's model after each depth (row 0: the initial model)."""
+
+    federation: Federation
+    removed: tuple[frozenset[int], ...]
+    records: list[RoundRecord]
+    models: list[Array]
+
+    def distance(self, depth: int, world: int) -> float:
+        """|| theta^n - phi^n ||, phi the world without `removed[world]`."""
+        return float(np.linalg.norm(self.models[depth][0] - self.models[depth][world + 1]))
+
+
+def train(
+    federation: Federation, removed: Sequence[frozenset[int]], schedule: Sequence[Sequence[int]], start: Array
+) -> Run:
+    models = np.tile(start, (len(removed) + 1, 1))
+    records, history = [], [models]
+    for number, who in enumerate(schedule):
+        models, record = run_round(federation, models, removed, who, number)
+        records.append(record)
+        history.append(models)
+    return Run(federation, tuple(removed), records, history)
+
+
+def regularity_of(federation: Federation, record: RoundRecord) -> RoundRegularity:
+    chosen = [federation.regularities[i] for i in record.participants]
+    return RoundRegularity.of(
+        record.samples,
+        np.array([one.factor for one in chosen]),
+        np.array([one.averagedness for one in chosen]),
+    )
+
+
+def scalars_of(federation: Federation, record: RoundRecord, rounding: float = 0.0) -> RoundScalars:
+    """What the tracker is handed for one round."""
+    chosen = [federation.regularities[i] for i in record.participants]
+    return summarise_round(
+        record.participants,
+        record.samples,
+        record.drifts,
+        record.mean_shift,
+        rounding,
+        factors=np.array([one.factor for one in chosen]),
+        averagedness=np.array([one.averagedness for one in chosen]),
+        server_rate=federation.server_rate,
+    )[1]
+
+
+def tracked(run: Run, rounding: float = 0.0) -> list[Array]:
+    """Psi of every client after each depth, by the tracker."""
+    everyone = np.arange(len(run.federation.clients))
+    tracker = SensitivityTracker(everyone.size)
+    values = [tracker.total(everyone)]
+    for record in run.records:
+        tracker.update(scalars_of(run.federation, record, rounding))
+        values.append(tracker.total(everyone))
+    return values
+
+
+def path_of(run: Run, *, with_grams: bool = False, rounding: float = 0.0) -> ActivePath:
+    nodes = [PathNode(0, None, "initial", 0, 0)]
+    for depth, record in enumerate(run.records, start=1):
+        regularity = regularity_of(run.federation, record)
+        nodes.append(PathNode(depth, depth - 1, "round", 0, depth, regularity, record.mean_shift, rounding))
+    grams = {d: (r.participants, r.gram) for d, r in enumerate(run.records, start=1) if r.participants.size}
+    return ActivePath(nodes, run.federation.server_rate, grams=grams if with_grams else None)
+
+
+def part_of(federation: Federation, records: Sequence[RoundRecord], client: int) -> TakenPart:
+    """The rounds one client took part in; record k made depth k + 1."""
+    return part_at(federation, [(depth, record) for depth, record in enumerate(records, start=1)], client)
+
+
+def part_at(federation: Federation, records: Sequence[tuple[int, RoundRecord]], client: int) -> TakenPart:
+    rows = []
+    for depth, record in records:
+        index = np.flatnonzero(record.participants == client)
+        if index.size:
+            rows.append((depth, int(record.samples[index[0]]), float(record.drifts[index[0]])))
+    regularity = federation.regularities[client]
+    return TakenPart(
+        np.array([row[0] for row in rows], dtype=np.int64),
+        np.array([row[1] for row in rows], dtype=np.int64),
+        np.array([row[2] for row in rows], dtype=np.float64),
+        regularity.factor,
+        regularity.averagedness,
+    )
+
+
+def random_clients(
+    generator: np.random.Generator,
+    loss: str,
+    count: int,
+    width: int,
+    largest: int = 6,
+    steps: Sequence[int] = (1, 2, 4),
+) -> list[Client]:
+    """Clients of unequal size, each with its own number of local steps and its own direction of data."""
+    clients = []
+    for _ in range(count):
+        n = int(generator.integers(1, largest + 1))
+        rows = generator.normal(size=(n, width)) + 0.7 * generator.normal(size=width)
+        if loss == "softmax":
+            targets = generator.integers(0, CLASSES, n).astype(np.float64)
+        elif loss == "logistic":
+            targets = generator.choice([-1.0, 1.0], n)
+        elif loss == "tanh":
+            targets = generator.uniform(-1.0, 1.0, n)
+        else:
+            targets = 2.0 * generator.normal(size=n)
+        clients.append(Client(rows, targets, int(generator.choice(steps))))
+    return clients
+
+
+def random_schedule(generator: np.random.Generator, count: int, rounds: int, rate: float) -> list[list[int]]:
+    """Poisson participation: empty rounds and rounds of one client happen."""
+    return [[i for i in range(count) if generator.random() < rate] for _ in range(rounds)]
+
+
+def largest_smoothness(loss: str, clients: Sequence[Client], batch: int) -> float:
+    """The largest beta of the clients, without weight decay."""
+    probe = Federation(loss, list(clients), 1e-6, batch=batch)
+    return max(float(probe.profile(i).smoothness or 0.0) for i in range(len(clients)))
+
+
+PsiRule = Callable[[Run], list[list[float]]]
+"""What a checker is handed: Psi of every removed set at every depth, [depth][world]."""
+
+
+def violations(run: Run, rule: PsiRule) -> list[str]:
+    """Every (depth, set) at which the true distance exceeds the rule's Psi.
+
+    Tolerance: the worlds run in float64, so their distance is known to a few ulps of the models.
+    """
+    found = []
+    for depth, values in enumerate(rule(run)):
+        size = float(np.max(np.abs(run.models[depth])))
+        for world, psi in enumerate(values):
+            truth = run.distance(depth, world)
+            if not truth <= psi * (1.0 + 1e-9) + 1e-12 * (1.0 + size):
+                found.append(f"depth {depth}, without {sorted(run.removed[world])}: {truth:.6g} > {psi:.6g}")
+    return found

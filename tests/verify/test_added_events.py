@@ -1,0 +1,209 @@
+"""Whoever may write to the folder adds an event, well chained and with its rows: only what sifu itself writes is taken.
+
+No signature covers events after the last certificate, so verification must know what each kind of event may do.
+The second half holds the key too, and lies in what a certificate rests on but does not show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_forgeries import execute, rebuild_chain, resign_everything
+
+import sifu
+from run_tools import connect, query
+from sifu.api import verify_run
+from sifu.core.ledger import seal
+from sifu.errors import RunDamagedError
+from sifu.record.run_view import RunView
+from sifu.store.projection import KEYS, changes
+from sifu.theory.rollback import Subject
+
+
+def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
+    """Seal an event behind the last one and change the tables as it says."""
+    connection = connect(folder)
+    seq, previous = connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    event = seal(previous, seq + 1, "2026-11-15T12:00:00Z", kind, payload, secrets.token_bytes(32))
+    connection.execute(
+        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (event.seq, event.time, kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
+    )
+    for change in changes(kind, event.time, json.loads(event.payload)):
+        where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])
+        found = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
+        if change.values is None:
+            connection.execute(f"DELETE FROM {change.table} WHERE {where}", change.key)
+        elif found:
+            values = ", ".join(f"{key} = ?" for key in change.values)
+            connection.execute(
+                f"UPDATE {change.table} SET {values} WHERE {where}", (*change.values.values(), *change.key)
+            )
+        else:
+            names = [*KEYS[change.table], *change.values]
+            connection.execute(
+                f"INSERT INTO {change.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
+                (*change.key, *change.values.values()),
+            )
+    head = f"{event.seq}:{event.hash.hex()}"
+    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (head,))
+    (folder / "head").write_text(head + "\n")
+    connection.close()
+
+
+def value(folder: Path, key: str) -> Any:
+    return json.loads(query(folder, "SELECT value FROM run WHERE key = ?", (key,))[0][0])
+
+
+def model_again(folder: Path, node: int) -> dict[str, Any]:
+    """A model under the number of one that was erased, as its event would name it."""
+    content = (folder / "models" / "44.safetensors").read_bytes()
+    (folder / "models" / f"{node}.safetensors").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    return {"node": node, "kept": 1, "bytes": len(content), "digest": digest, "nonce": "00" * 32, "psi_max": 0.0}
+
+
+ADDED: dict[str, tuple[Callable[[Path], tuple[str, dict[str, Any]]], str]] = {
+    "facts of training, in an event of no kind": (
+        lambda f: ("note", {"run": {"facts": value(f, "facts") | {"smooth_model": True}}}),
+        "of a kind that sifu does not write",
+    ),
+    "facts of training, in an event of ours": (
+        lambda f: ("evaluation", {"run": {"facts": value(f, "facts")}}),
+        "changes facts",
+    ),
+    "another spec": (lambda f: ("training done", {"run": {"spec": value(f, "spec")}}), "changes spec"),
+    "a run created again": (lambda f: ("run created", {"run": {"phase": "training"}}), "only the first event"),
+    "an erased model": (lambda f: ("evaluation", {"models": [model_again(f, 21)]}), "records 21 again"),
+    "a model of no node": (lambda f: ("evaluation", {"models": [model_again(f, 99)]}), "node that there is not"),
+    "a model that was cut off as the current one": (
+        lambda f: ("rounds", {"models": [model_again(f, 21)], "run": {"tip": "21"}}),
+        "makes node 21 the current model",
+    ),
+    "a phase": (lambda f: ("training done", {"run": {"phase": "training"}}), "sets the phase"),
+    "an erasure of nothing": (lambda f: ("purged", {"dropped_models": [1], "subjects": []}), "erases [1]"),
+    "updates, in a decision": (lambda f: ("request withdrawn", {"request": "waits", "updates": []}), "changes updates"),
+    "a client that joined without a row": (lambda f: ("client joined", {"client": "x"}), "says that there are 12"),
+    "a reply refused in no round": (
+        lambda f: ("incidents", {"rejections": []}),
+        "changes rejections",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_an_event_that_sifu_does_not_write_is_named(own_run: Path, name: str) -> None:
+    make, expected = ADDED[name]
+    kind, payload = make(own_run)
+    add_event(own_run, kind, payload)
+    found = "\n".join(verify_run(own_run).problems)
+    assert f"events: event 27 ({kind})" in found
+    assert expected in found
+
+
+def test_nothing_is_built_on_such_an_event(own_trained: Path) -> None:
+    """Also in a run without a certificate: the facts that the next one would rest on are not those of the training."""
+    add_event(own_trained, "note", {"run": {"facts": value(own_trained, "facts") | {"smooth_model": False}}})
+    with pytest.raises(RunDamagedError, match="does not write"):
+        sifu.open_run(own_trained).forget(["client-000"])
+
+
+def test_control_events_that_sifu_writes_may_be_added(own_run: Path) -> None:
+    """Adding is not what is caught: these two say nothing that matters."""
+    add_event(own_run, "incidents", {"incidents": []})
+    add_event(own_run, "request withdrawn", {"request": "waits", "actor": "somebody", "reason": ""})
+    assert verify_run(own_run).problems == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER quiet AFTER INSERT ON participation BEGIN UPDATE participation SET drift = 0; END",
+        "CREATE TABLE stash (content BLOB)",
+        "CREATE VIEW more AS SELECT * FROM participation",
+        "CREATE INDEX kept_drifts ON participation (drift)",
+        "DROP VIEW weights",
+        "ALTER TABLE models ADD COLUMN copy BLOB",
+    ],
+)
+def test_the_database_holds_our_tables_and_nothing_else(own_trained: Path, statement: str) -> None:
+    """A trigger changes what is written; any other thing may keep what was erased."""
+    execute(own_trained, statement)
+    assert "database: " in "\n".join(verify_run(own_trained).problems)
+    with pytest.raises(RunDamagedError, match="as sifu makes it"):
+        sifu.open_run(own_trained).forget(["client-000"])
+
+
+# -- with the key ------------------------------------------------------------------------------------------------
+
+Groups = Callable[[tuple[Subject, ...]], tuple[Subject, ...]]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        lambda found: (replace(found[0], clients=(0,)), replace(found[0], subject=2, clients=(1,))),
+        lambda found: (replace(found[0], clients=(0,)),),
+        lambda found: (replace(found[0], clients=(0, 2)),),
+        lambda found: (replace(found[0], clients=()),),
+    ],
+    ids=["each alone", "one of two", "another one", "nobody"],
+)
+def test_who_is_hidden_is_who_asked(own_trained: Path, monkeypatch: pytest.MonkeyPatch, groups: Groups) -> None:
+    """Two clients asked jointly; a program that hides each alone would add less noise and certify the same."""
+    honest = RunView.new_subjects
+    monkeypatch.setattr(RunView, "new_subjects", lambda *known: groups(honest(*known)))
+    sifu.open_run(own_trained).forget(["client-000", "client-001"], "both", unit="joint", sigma=0.05)
+    monkeypatch.undo()
+    assert "request both: it hides the clients" in "\n".join(verify_run(own_trained).problems)
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("UPDATE nodes SET noise_std = 9.0 WHERE node = 9", "node 9 is not the one that its choice describes"),
+        ("UPDATE nodes SET noise_std = 5.0, request_order = 4 WHERE node = 19", "records noise in a round"),
+        ("UPDATE nodes SET request_order = 9 WHERE node = 0", "does not begin with an initial model"),
+    ],
+)
+def test_noise_is_what_the_request_says(own_run: Path, statement: str, expected: str) -> None:
+    execute(own_run, statement)
+    rebuild_chain(own_run)
+    resign_everything(own_run)
+    assert expected in "\n".join(verify_run(own_run).problems)
+
+
+@pytest.mark.parametrize("which", ["source", "noised", "final"])
+def test_a_certificate_commits_to_the_models_of_its_request(own_run: Path, which: str) -> None:
+    """The commitment opens, the digest was recorded, but it is that of another node."""
+    recorded = {
+        one["node"]: one["digest"]
+        for (payload,) in query(own_run, "SELECT payload FROM events")
+        for one in json.loads(payload).get("models", [])
+    }
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "request done" and content["request"] == "strictly":
+            content["certified_models"][which] |= {"node": 18, "digest": recorded[18]}
+
+    rebuild_chain(own_run, edit)
+    resign_everything(own_run)
+    assert "which are not the request's" in "\n".join(verify_run(own_run).problems)
+
+
+def test_a_certificate_names_the_event_before_it(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that names an early event would say nothing about what came after it."""
+    from sifu.store.writer import RunWriter
+
+    first = query(own_run, "SELECT hash FROM events WHERE seq = 1")[0][0].hex()
+    monkeypatch.setattr(RunWriter, "last_event", lambda self: (1, first))
+    sifu.open_run(own_run).forget(["client-006"], "late", method="scratch")
+    monkeypatch.undo()
+    assert "ledger.seq says 1" in "\n".join(verify_run(own_run).problems)

@@ -1,0 +1,140 @@
+"""A certificate without its run, as a client holds it: signed by the operator's key, and still false.
+
+Whoever holds the key can sign anything. What a certificate says follows from its terms, its method and its premises, so
+a client without the run can tell that it does not hang together; what cannot be told is said by `sifu audit --client`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import Command, query, sigma_for, spec_for
+from sifu.api import verify_certificate
+from sifu.audit import audit_client
+from sifu.core.certificate import FIELDS
+from sifu.errors import InputError
+from sifu.methods.registry import METHODS
+from sifu.store.certificate_path import certificate_path
+from sifu.store.keys import sign
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("retention", ["paper", "strict"])
+def test_every_honest_certificate_holds_by_itself(tmp_path: Path, method: str, retention: str) -> None:
+    run = sifu.train(spec_for(method, stop={"max_rounds": 3}), run=tmp_path / "run")
+    terms: dict[str, Any] = {"sigma": sigma_for(method, 0.3), "retention": retention, "min_level": "none"}
+    run.forget(["client-001", "client-002"], "two", method=method, unit="joint", **terms)
+    run.forget(["client-000", "client-003"], "each", method=method, **terms)
+    for path in sorted((run.folder / "certificates").iterdir()):
+        assert verify_certificate(path).problems == []
+        body = json.loads(path.read_bytes())["body"]
+        assert set(body) == FIELDS[body["form"]]
+    assert audit_client("client-003", certificate_path(run.folder, "each", "public")).holds
+
+
+def without(*names: str) -> Change:
+    return lambda body: body | {"premises": [one for one in body["premises"] if one["name"] not in names]}
+
+
+def premise(name: str, **values: str) -> Change:
+    return lambda body: body | {"premises": [one | values if one["name"] == name else one for one in body["premises"]]}
+
+
+FALSE: dict[str, tuple[str, Change]] = {
+    "an attacker who finds nobody": (
+        "attacker_true_positive_rate_at_1_percent", lambda b: b | {"attacker_true_positive_rate_at_1_percent": 0.01}
+    ),
+    "another promise": ("guarantee", lambda b: b | {"guarantee": "Everything is forgotten."}),
+    "nothing that is not covered": ("not_covered", lambda b: b | {"not_covered": []}),
+    "another world to compare with": ("counterfactual", lambda b: b | {"counterfactual": "training without it"}),
+    "nothing that remains": ("remains", lambda b: b | {"remains": "Nothing remains."}),
+    "an erasure that retention does not make": ("remains", lambda b: b | {"retention": "strict"}),
+    "a premise left out": ("regularity", without("regularity")),
+    "all of them left out": ("preprocessing", lambda b: b | {"premises": []}),
+    "fixed rounds as if they were independent": (
+        "premise counterfactual", lambda b: b | {"participation": "fixed(5)"}
+    ),
+    "seeded noise as if it were drawn": ("premise noise", lambda b: b | {"noise_source": "seeded"}),
+    "population accounting as if it were proven": ("premise accounting", lambda b: b | {"accounting": "population"}),
+    "a premise of no status": ("status", premise("regularity", status="sure")),
+    "a premise that says otherwise": ("premise noise", premise("noise", statement="The noise is perfect.")),
+    "a heuristic that promises": ("protection", lambda b: b | {"method": "fine_tuning"}),
+    "no noise": ("no noise was added", lambda b: b | {"sigma": 0.0}),
+    "a word in place of true": ("protection", lambda b: b | {"untouched": "no"}),
+    "a field of its own": ("note", lambda b: b | {"note": "audited by the authority"}),
+    "a field less": ("not_covered", lambda b: {k: v for k, v in b.items() if k != "not_covered"}),
+    "clients as one text": ("clients is not a list", lambda b: b | {"clients": "client-000 and client-0001"}),
+    "clients of no name": ("clients is not a list", lambda b: b | {"clients": [1]}),
+    "nobody": ("clients is not a list", lambda b: b | {"clients": []}),
+}  # fmt: skip
+OF_THE_AUDITOR: dict[str, tuple[str, Change]] = {
+    "a larger psi_star": ("psi_star", lambda b: b | {"psi_star": 2 * b["psi_star"]}),
+    "a smaller psi": ("the largest of the subjects", lambda b: b | {"psi": 0.5 * b["psi"]}),
+    "a larger budget": (
+        "the budget", lambda b: b | {"subjects": [one | {"budget": 10 * one["budget"]} for one in b["subjects"]]}
+    ),
+    "another subject": (
+        "subjects hides", lambda b: b | {"subjects": [one | {"clients": ["x"]} for one in b["subjects"]]}
+    ),
+    "no subject": ("subjects hides", lambda b: b | {"subjects": []}),
+    "less noise than the budget needs": ("psi_star", lambda b: b | {"sigma": 0.1 * b["sigma"]}),
+    "published": ("confidential", lambda b: b | {"confidential": ""}),
+}  # fmt: skip
+
+
+def reissued(folder: Path, target: Path, form: str, change: Change) -> Path:
+    (public,) = query(folder, "SELECT value FROM run WHERE key = 'public_key'")[0]
+    body = json.loads(certificate_path(folder, "to-the-middle", form).read_bytes())["body"]
+    target.write_text(json.dumps(sign(folder, change(body), public)))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("public", one) for one in FALSE] + [("auditor", one) for one in OF_THE_AUDITOR]
+)
+def test_a_false_certificate_that_is_signed_is_caught(
+    run_with_requests: Path, tmp_path: Path, form: str, name: str
+) -> None:
+    words, change = (FALSE if form == "public" else OF_THE_AUDITOR)[name]
+    path = reissued(run_with_requests, tmp_path / "signed.json", form, change)
+    found = verify_certificate(path)
+    assert "signature" not in "\n".join(found.problems)
+    assert words in "\n".join(found.problems)
+
+
+def test_control_a_certificate_signed_again_holds(run_with_requests: Path, tmp_path: Path) -> None:
+    for form in ("public", "auditor"):
+        assert verify_certificate(reissued(run_with_requests, tmp_path / "signed.json", form, dict)).problems == []
+
+
+def test_a_text_names_nobody(run_with_requests: Path, tmp_path: Path) -> None:
+    """In a text every part of it is found."""
+    path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"clients": "client-0007"})
+    assert any("does not name 'client-000'" in one for one in audit_client("client-000", path).problems)
+
+
+def test_a_certificate_that_does_not_hold_promises_nothing(run_with_requests: Path, tmp_path: Path) -> None:
+    path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"level": "exact"})
+    found = audit_client("client-000", path)
+    assert not found.holds
+    assert "promises nothing" in found.statements[0]
+
+
+@pytest.mark.parametrize(
+    "values", [{"epsilon": None}, {"epsilon": "ten"}, {"commitments": 3}, {"level": []}, {"sigma": 10**400}]
+)
+def test_what_is_no_certificate_is_a_sentence(
+    run_with_requests: Path, tmp_path: Path, values: dict[str, Any], cli: Command
+) -> None:
+    path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | values)
+    with pytest.raises(InputError, match="not a sifu certificate"):
+        audit_client("client-000", path)
+    assert cli("audit", "--client", "client-000", "--certificate", path).code == 2

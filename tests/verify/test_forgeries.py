@@ -1,0 +1,327 @@
+"""Forgers who recompute every hash but cannot sign, and what stays beyond any check of the folder alone.
+
+The chain of hashes protects against a slip; only signatures protect against someone who rebuilds the
+chain. So an edit is caught as long as a certificate that was issued after it is still there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_tools import connect
+from sifu.api import verify_run
+from sifu.core.ledger import GENESIS, canonical_json, seal
+from sifu.store.certificate_path import certificate_path
+from sifu.store.keys import create_key, sign
+from sifu.store.reader import RunReader
+from sifu.store.rows import clients_digest, rows_digest
+
+Edit = Callable[[str, dict[str, Any]], None]
+
+
+def rebuild_chain(folder: Path, edit: Edit | None = None) -> None:
+    """Recompute every digest, commitment and hash after the tables were edited; `edit` may change payloads too."""
+    connection = connect(folder)
+    reader = RunReader(folder)
+    previous = GENESIS
+    for seq, time, kind, payload, nonce in connection.execute(
+        "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq"
+    ).fetchall():
+        content = json.loads(payload)
+        if "rows" in content:
+            first, last = content["rows"]["first"], content["rows"]["last"]
+            content["rows"]["digest"] = rows_digest(
+                reader.node_rows(first, last),
+                reader.participation().between(first, last),
+                reader.grams(first, last),
+            )
+        if kind == "run created":
+            content["run"]["clients_digest"] = clients_digest(reader.clients())
+            connection.execute(
+                "UPDATE run SET value = ? WHERE key = 'clients_digest'", (content["run"]["clients_digest"],)
+            )
+        if edit is not None:
+            edit(kind, content)
+        event = seal(previous, seq, time, kind, content, nonce)
+        connection.execute(
+            "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?",
+            (event.payload.decode(), event.commitment, event.hash, seq),
+        )
+        previous = event.hash
+    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{previous.hex()}",))
+    (folder / "head").write_text(f"{seq}:{previous.hex()}\n")
+    connection.close()
+    reader.close()
+
+
+def execute(folder: Path, *statements: str) -> None:
+    connection = connect(folder)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def problems(folder: Path) -> str:
+    found = verify_run(folder).problems
+    assert found, "the forgery was not caught"
+    return "\n".join(found)
+
+
+def test_rebuilding_an_honest_chain_changes_nothing(own_run: Path) -> None:
+    rebuild_chain(own_run)
+    assert verify_run(own_run).problems == []
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 2.0])
+def test_a_smaller_drift_with_a_rebuilt_chain_no_longer_recomputes(own_run: Path, factor: float) -> None:
+    """Client 4 was charged for node 19: its Psi, charge and certificate do not follow from the new drift."""
+    execute(own_run, f"UPDATE participation SET drift = drift * {factor} WHERE node = 19 AND client = 4")
+    rebuild_chain(own_run)
+    text = problems(own_run)
+    assert "request strictly: the charge of subject 4" in text
+    assert "certificate strictly (auditor): psi says" in text
+    assert "ledger.head" in text
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("UPDATE nodes SET mean_shift = mean_shift * 0.5 WHERE node = 3", "ledger.head"),
+        ("UPDATE nodes SET rounding = 0.0", "psi says|ledger.head"),
+        ("UPDATE nodes SET samples = samples + 10 WHERE node = 3", "the sums of node 3"),
+        ("UPDATE nodes SET factor_max = 0.5 WHERE node = 3", "the sums of node 3"),
+        ("UPDATE nodes SET noise_std = 9.0 WHERE node = 9", "ledger.head"),
+        ("UPDATE nodes SET parent = 17 WHERE node = 37", "round node 37 does not follow"),
+        ("UPDATE clients SET smoothness = smoothness * 0.1", "averagedness|sums|ledger.head|detail"),
+        ("UPDATE clients SET samples = samples + 1 WHERE client = 8", "another number of samples"),
+        (
+            "INSERT INTO participation (node, client, samples, drift) VALUES (44, 4, 10, 0.0)",
+            "client client-004 was forgotten at node 36",
+        ),
+        ("DELETE FROM participation WHERE client = 4 AND node > 18", "the sums of node 19"),
+    ],
+)
+def test_edited_scalars_with_a_rebuilt_chain_are_caught(own_run: Path, statement: str, expected: str) -> None:
+    execute(own_run, statement)
+    rebuild_chain(own_run)
+    text = problems(own_run)
+    assert any(word in text for word in expected.split("|")), text
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "name"),
+    [
+        ("epsilon", 5.0, "epsilon"),
+        ("delta", 0.05, "delta"),
+        ("scope", "latest", "scope"),
+        ("unit", "joint", "unit"),
+        ("calibration", "classical", "calibration"),
+        ("retention", "strict", "retention"),
+        ("clients", ["client-011"], "client"),
+    ],
+)
+def test_edited_terms_with_a_rebuilt_chain_are_caught(own_run: Path, column: str, value: Any, name: str) -> None:
+    """The terms of the first request, in the ledger and in its table."""
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "request received" and content["request"]["request"] == "to-the-middle":
+            content["request"][column] = value
+
+    stored = canonical_json(value).decode() if isinstance(value, list) else value
+    connection = connect(own_run)
+    connection.execute(f"UPDATE requests SET {column} = ? WHERE request = 'to-the-middle'", (stored,))
+    connection.close()
+    rebuild_chain(own_run, edit)
+    text = problems(own_run)
+    assert "to-the-middle" in text
+    assert name in text
+
+
+def test_a_lower_noise_and_its_charge_with_a_rebuilt_chain_are_caught(own_run: Path) -> None:
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "rolled back" and content["request"] == "strictly":
+            content["choice"]["noise_std"] = 0.012
+
+    execute(
+        own_run,
+        "UPDATE requests SET noise_std = 0.012 WHERE request = 'strictly'",
+        "UPDATE nodes SET noise_std = 0.012 WHERE node = 36",
+    )
+    rebuild_chain(own_run, edit)
+    text = problems(own_run)
+    assert "more than" in text  # the charge is above the budget
+    assert "certificate strictly (auditor): sigma says" in text
+
+
+@pytest.mark.parametrize(("request_id", "level"), [("to-the-middle", "exact"), ("strictly", "none")])
+def test_a_written_level_is_recomputed(own_run: Path, request_id: str, level: str) -> None:
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "request done" and content["request"] == request_id:
+            content["level"] = level
+
+    execute(own_run, f"UPDATE requests SET level = '{level}' WHERE request = '{request_id}'")
+    rebuild_chain(own_run, edit)
+    assert f"request {request_id}: its level is recorded as '{level}'" in problems(own_run)
+
+
+def test_a_certificate_signed_by_another_key_is_caught(own_run: Path, tmp_path: Path) -> None:
+    """Content, ledger and file agree, the signature is a stranger's: the run's own key is in the ledger."""
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    public = create_key(stranger)
+    content = json.loads(certificate_path(own_run, "strictly", "public").read_text())
+    text = json.dumps(sign(stranger, content["body"] | {"epsilon": 1.0}, public), indent=1, sort_keys=True)
+    replace_certificate(own_run, "strictly", "public", text)
+    found = problems(own_run)
+    assert "the signature of certificate strictly (public) does not hold" in found
+
+
+def replace_certificate(folder: Path, request: str, form: str, text: str) -> None:
+    """Put another certificate into file, table and ledger, and rebuild the chain."""
+    certificate_path(folder, request, form).write_text(text)
+    connection = connect(folder)
+    connection.execute(
+        "UPDATE certificates SET content = ? WHERE request = ? AND form = ?",
+        (text, request, form),
+    )
+    connection.close()
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "request done" and content["request"] == request:
+            content["certificates"][form] = hashlib.sha256(text.encode()).hexdigest()
+
+    rebuild_chain(folder, edit)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epsilon", 1.0),
+        ("sigma", 5.0),
+        ("psi", 0.0),
+        ("level", "exact"),
+        ("clients", ["client-009"]),
+        ("guarantee", "Everything is forgotten."),
+        ("erased_nodes", []),
+        ("remaining_nodes", []),
+        ("rounds", 1),
+        ("counterfactual", "none"),
+    ],
+)
+def test_even_the_key_does_not_make_a_false_statement_recompute(own_run: Path, name: str, value: Any) -> None:
+    """Whoever holds the key signs a statement that the recorded scalars do not give: caught all the same."""
+    public = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
+    content = json.loads(certificate_path(own_run, "strictly", "auditor").read_text())
+    text = json.dumps(sign(own_run, content["body"] | {name: value}, public), indent=1, sort_keys=True)
+    replace_certificate(own_run, "strictly", "auditor", text)
+    assert f"certificate strictly (auditor): {name}" in problems(own_run)
+
+
+def test_the_key_does_not_let_a_model_survive_strict_retention(own_run: Path) -> None:
+    """Under `strict` the certificate says that nothing which holds the client's part remains.
+
+    Its holder erased one node less than the rule says and signed a certificate that admits it in the auditor's
+    lists; the public sentence is then false, so verification must recompute what had to be erased.
+    """
+    kept = 20  # client 4 took part in the round that made it, and no noise covers it
+    source = own_run / "models" / "44.safetensors"
+    connection = connect(own_run)
+    row = connection.execute("SELECT kept, bytes, digest, nonce, psi_max FROM models WHERE node = 44").fetchone()
+    connection.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?, ?)", (kept, *row))
+    connection.close()
+    shutil.copy(source, own_run / "models" / f"{kept}.safetensors")
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "rolled back" and content["request"] == "strictly":
+            content["dropped_models"].remove(kept)
+            content["remaining_models"] = sorted([*content["remaining_models"], kept])
+            values = dict(zip(("kept", "bytes", "digest", "nonce", "psi_max"), row, strict=True))
+            content["models"].append({"node": kept, **values})
+
+    rebuild_chain(own_run, edit)
+    resign_everything(own_run)
+    text = problems(own_run)
+    assert "strictly" in text
+    assert str(kept) in text
+
+
+def resign_everything(folder: Path) -> None:
+    """Issue every certificate anew over the chain as it is now, with the key in the folder."""
+    from sifu.core.certificate import auditor_form, public_form
+    from sifu.requests.certification import RecordedRequest
+
+    for number in range(len(RunReader(folder).requests())):
+        reader = RunReader(folder)
+        request = reader.requests()[number]
+        if request.status != "done":
+            continue
+        events = {event.seq: event for event in reader.events()}
+        rolled = done = {}
+        before = 0
+        for seq, event in events.items():
+            content = json.loads(event.payload)
+            if content.get("request") == request.request and event.kind == "rolled back":
+                rolled = content
+            if content.get("request") == request.request and event.kind == "request done":
+                done, before = content, seq - 1
+        issued = json.loads(reader.certificates()[(request.request, "public")])["body"]["issued"]
+        facts = RecordedRequest(reader, request).facts(
+            final_node=done["final_node"],
+            models=done["certified_models"],
+            erased=tuple(rolled.get("dropped_models", [])),
+            remaining=tuple(rolled["remaining_models"]),
+            ledger=(before, events[before].hash.hex()),
+            issued=issued,
+        )
+        public = reader.value("public_key")
+        reader.close()
+        for form, build in (("auditor", auditor_form), ("public", public_form)):
+            text = json.dumps(sign(folder, build(facts), public), indent=1, sort_keys=True)
+            replace_certificate(folder, request.request, form, text)
+
+
+# -- what no check of the folder alone can catch; stated here so that nobody believes otherwise ------------------
+
+
+def test_limit_whoever_holds_the_key_can_rewrite_the_scalars(own_run: Path) -> None:
+    """The operator's own figures are trusted: smaller drifts, everything recomputed and signed again."""
+    execute(own_run, "UPDATE nodes SET rounding = rounding * 1.5 WHERE node = 44")
+    rebuild_chain(own_run)
+    resign_everything(own_run)
+    assert verify_run(own_run).problems == []
+
+
+def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(own_run: Path) -> None:
+    known = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
+    (own_run / "operator.key").unlink()
+    forged = create_key(own_run)
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "run created":
+            content["run"]["public_key"] = forged
+
+    connection = connect(own_run)
+    connection.execute("UPDATE run SET value = ? WHERE key = 'public_key'", (forged,))
+    connection.close()
+    rebuild_chain(own_run, edit)
+    resign_everything(own_run)
+    assert verify_run(own_run).problems == []
+    assert verify_run(own_run, known).problems != []
+
+
+def test_limit_events_after_the_last_certificate_are_not_signed(own_run: Path) -> None:
+    """The waiting request is in the chain, but no signature covers it yet; the forger rewrote the head file too."""
+    execute(
+        own_run,
+        "DELETE FROM requests WHERE request = 'waits'",
+        "DELETE FROM events WHERE seq = (SELECT MAX(seq) FROM events)",
+    )
+    rebuild_chain(own_run)
+    assert verify_run(own_run).problems == []

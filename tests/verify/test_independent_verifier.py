@@ -1,0 +1,166 @@
+"""A program written from docs/store.md alone agrees with every run, and notices what was changed."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from independent_verifier import verify
+
+SMALL: dict[str, Any] = {
+    "data": {"clients": 16, "samples_per_client": 10},
+    "local": {"steps": 4},
+    "stop": {"target": 0.0, "max_rounds": 8},
+}
+# Each: what differs from SMALL, then requests (first client, how many, terms).
+RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = {
+    "convex, an earlier subject pays again": (
+        {},
+        [(0, 2, {"sigma": 1.2}), (2, 1, {"sigma": 0.4}), (3, 3, {"unit": "joint", "sigma": 2.5})],
+    ),
+    "scratch, strict, latest": (
+        {},
+        [
+            (0, 1, {"sigma": 0.5, "retention": "strict"}),
+            (1, 1, {"method": "scratch"}),
+            (2, 1, {"scope": "latest", "epsilon": 1.0, "sigma": 1.0, "reserve": 0.3}),
+            (3, 1, {"scope": "latest", "sigma": 0.2}),
+        ],
+    ),
+    "strongly convex, poisson, gram": (
+        {
+            "local": {"steps": 4, "weight_decay": 0.05},
+            "server": {"participation": "poisson(0.3)", "rate": 0.7},
+            "keep": {"gram_clients": 20},
+        },
+        [(0, 3, {"unit": "joint", "sigma": 0.3}), (3, 1, {})],
+    ),
+    "stored updates, sifu and scratch": (
+        {"keep": {"updates_every": 2}, "server": {"participation": "poisson(0.4)"}},
+        [
+            (0, 2, {"sigma": 0.6}),
+            (2, 1, {"sigma": 0.6, "retention": "strict"}),
+            (3, 1, {"method": "scratch"}),
+            (4, 2, {"sigma": 0.4, "unit": "joint", "max_rounds": 5, "target": 0.0}),
+            (6, 1, {"sigma": 0.4, "retention": "strict"}),
+        ],
+    ),
+    "fed_eraser, again, then sifu": (
+        {"keep": {"updates_every": 2}, "server": {"participation": "poisson(0.3)", "rate": 0.8}},
+        [
+            (0, 2, {"method": "fed_eraser"}),
+            (2, 1, {"method": "fed_eraser", "max_rounds": 3, "retention": "strict"}),
+            (3, 2, {"method": "fed_accum"}),
+            (5, 1, {}),
+            (6, 1, {"sigma": 0.4}),
+        ],
+    ),
+    "scratch, then fed_accum": (
+        {"keep": {"updates_every": 1}, "model": {"dtype": "float32"}},
+        [
+            (0, 1, {"method": "scratch"}),
+            (1, 2, {"method": "fed_accum", "unit": "joint"}),
+            (3, 1, {"method": "fed_eraser"}),
+        ],
+    ),
+    "momentum beyond convex": ({"local": {"steps": 3, "momentum": 0.5, "rate": 0.2}}, [(0, 1, {"sigma": 3.0})]),
+    "nesterov": (
+        {"local": {"steps": 2, "momentum": 0.5, "nesterov": True, "rate": 0.05}},
+        [(0, 1, {"sigma": 3.0})],
+    ),
+    "server rate 1.5": ({"local": {"steps": 2, "rate": 0.05}, "server": {"rate": 1.5}}, [(0, 1, {}), (1, 1, {})]),
+    "float32, fixed": (
+        {"model": {"dtype": "float32"}, "server": {"participation": "fixed(5)"}},
+        [(0, 2, {"sigma": 0.5})],
+    ),
+    "every method on one history": (
+        {},
+        [
+            (0, 1, {"method": "fine_tuning"}),
+            (1, 2, {"sigma": 0.6}),
+            (3, 1, {"method": "last"}),
+            (4, 2, {"method": "last", "unit": "joint", "sigma": 500.0}),
+            (6, 1, {"method": "fine_tuning", "retention": "strict"}),
+            (7, 1, {"sigma": 0.4}),
+            (8, 1, {"method": "noisy_scratch", "sigma": 0.3}),
+            (9, 1, {"method": "noisy_scratch"}),
+            (10, 1, {}),
+        ],
+    ),
+    "replays between methods with noise and without": (
+        {"keep": {"updates_every": 2}, "server": {"clip": 0.4, "noise": 3.0}},
+        [
+            (0, 1, {"method": "fine_tuning"}),
+            (1, 1, {"method": "fed_eraser"}),
+            (2, 1, {"method": "dp", "min_level": "none"}),
+            (3, 1, {"method": "fine_tuning", "retention": "strict"}),
+            (4, 1, {"sigma": 0.5}),
+            (5, 1, {"method": "fed_accum"}),
+            (6, 1, {"method": "fine_tuning"}),
+            (7, 1, {"method": "noisy_scratch", "sigma": 0.2}),
+            (8, 1, {"method": "dp"}),
+        ],
+    ),
+    "dp, weights of unequal size": (
+        {"data": {"clients": 16, "samples_per_client": 0, "partition": "dirichlet", "alpha": 2.0}}
+        | {"server": {"participation": "poisson(0.6)", "clip": 0.5, "noise": 4.0}},
+        [
+            (0, 1, {"method": "dp"}),
+            (1, 2, {"method": "dp", "unit": "joint", "epsilon": 3.0, "min_level": "none"}),
+            (3, 1, {"sigma": 2.0}),
+            (4, 1, {"method": "dp", "epsilon": 0.1, "min_level": "none"}),
+            (5, 1, {"method": "last"}),
+            (6, 1, {"method": "dp", "calibration": "classical"}),
+        ],
+    ),
+    "dp, fixed, float32": (
+        {"model": {"dtype": "float32"}, "server": {"participation": "fixed(6)", "clip": 0.5, "noise": 3.0}},
+        [(0, 1, {"method": "dp"}), (1, 1, {"method": "noisy_scratch"}), (2, 1, {"method": "dp"})],
+    ),
+    "assumed network": (
+        {"model": {"kind": "mlp"}, "local": {"steps": 2, "rate": 0.1}, "regularity": {"kind": "assumed"}},
+        [(0, 1, {"sigma": 0.5})],
+    ),
+}
+
+
+def make_run(folder: Path, name: str) -> Path:
+    extra, requests = RUNS[name]
+    run = sifu.train(SMALL | extra, run=folder)
+    for first, count, terms in requests:
+        run.forget([f"client-{index:03d}" for index in range(first, first + count)], **terms)
+    return folder
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_the_second_opinion_agrees(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "run", name)
+    assert sifu.open_run(folder).verify().problems == []
+    assert verify(folder) == []
+
+
+CHANGES = [
+    "UPDATE participation SET drift = drift * 1.001 WHERE node = 3 AND client = 4",
+    "UPDATE charges SET charge = charge * 0.5",
+    "UPDATE requests SET epsilon = 9.0",
+    "UPDATE clients SET smoothness = smoothness * 0.9 WHERE client = 2",
+    "DELETE FROM participation WHERE node = 2 AND client = 5",
+    "UPDATE events SET payload = replace(payload, 'noise_std', 'noise_sdt') WHERE kind = 'rolled back'",
+]
+
+
+def test_the_second_opinion_notices_changes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "convex, an earlier subject pays again")
+    for number, change in enumerate(CHANGES):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(folder, copy)
+        connection = sqlite3.connect(copy / "run.db")
+        with connection:
+            assert connection.execute(change).rowcount > 0
+        connection.close()
+        assert verify(copy), change

@@ -1,0 +1,73 @@
+"""Untouched runs verify, by both verifiers: random trainings, random requests, and what an operator does besides."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from independent_verifier import verify
+from random_runs import random_run, random_spec
+from sifu.api import restore, verify_certificate, verify_run
+
+QUICK, ALL = range(6), range(200)
+
+
+def looked_after(seed: int, folder: Path) -> Path:
+    """A random run with its requests, and some of: a request withdrawn, a purge, a new key, a backup put back."""
+    run, dice = random_run(seed, folder / "run"), random.Random(-seed)
+    left = [one["name"] for one in run.status()["clients"] if one["state"] == "active"]
+    if dice.random() < 0.4 and len(left) > 2:
+        run.request([left[0]], "not-any-more", deadline_days=dice.choice([0, 30]), actor="desk")
+        run.decide("not-any-more", dice.choice(["verified", "withdrawn"]), actor="desk")
+    if dice.random() < 0.4:
+        run.purge()
+    if dice.random() < 0.4:
+        run.rotate_key()
+    anchor = run.anchor()
+    assert verify_run(run.folder, anchor=anchor).problems == []
+    if dice.random() < 0.3:
+        head = run.backup(folder / "backup.zip")
+        restore(folder / "backup.zip", folder / "back", anchor=head if dice.random() < 0.5 else None)
+        return folder / "back"
+    return run.folder
+
+
+def false_alarms(seeds: range, folder: Path) -> list[str]:
+    """What either verifier says of untouched runs."""
+    found = []
+    for seed in seeds:
+        run = looked_after(seed, folder / str(seed))
+        problems = verify_run(run).problems + verify(run)
+        for path in sorted((run / "certificates").glob("*.json")):
+            problems += verify_certificate(path).problems
+        found += [f"run {seed}: {one}" for one in problems]
+    print(f"false alarms: {len(found)} on {len(seeds)} untouched runs")
+    return found
+
+
+def test_no_false_alarm_on_a_few_runs(tmp_path: Path) -> None:
+    assert false_alarms(QUICK, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_no_false_alarm_on_200_runs(tmp_path: Path) -> None:
+    assert false_alarms(ALL, tmp_path) == []
+
+
+def test_the_search_for_false_alarms_would_notice_one(tmp_path: Path) -> None:
+    """The control: one byte of a model is changed, and both verifiers say so."""
+    run = looked_after(1, tmp_path)
+    path = next((run / "models").glob("*.safetensors"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert verify_run(run).problems
+    assert verify(run)
+
+
+def test_a_purge_of_a_run_with_gram_matrices_says_that_they_stay(tmp_path: Path) -> None:
+    """Random runs may keep them, and some are purged above."""
+    seed = next(one for one in ALL if random_spec(random.Random(one), one)["keep"]["gram_clients"])
+    kept = [what for what, _ in random_run(seed, tmp_path / "run").purge().remains]
+    assert any("Gram" in one for one in kept)

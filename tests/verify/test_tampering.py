@@ -1,0 +1,523 @@
+"""Whatever is changed in a run folder by someone without the operator's key, `verify` says so and names it.
+
+Every column of every table, every row, every field of every certificate and every model file is changed in
+turn; the tables are enumerated from the database itself, so a new column is covered the day it appears.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from run_tools import Column, columns, connect, copy_run, dump, run_cli
+from sifu.api import Verification, verify_certificate, verify_run
+from sifu.errors import SifuError
+
+ALIASES = {
+    "nodes": r"node|history|rounds",
+    "participation": r"participation|rounds",
+    "grams": r"Gram matrix|grams",
+    "events": r"ledger|event",
+    "clients": r"clients:",
+    "certificates": r"certificate",
+}
+"""How a sentence names a table; the others are called by their own name."""
+
+
+CRASH = "verification crashed:"
+
+
+class Pristine:
+    """A run folder that is put back after every change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._kept = folder.with_name("kept")
+        shutil.copytree(folder, self._kept)
+
+    def restore_database(self) -> None:
+        """The database as it was."""
+        for leftover in ("run.db-wal", "run.db-shm"):
+            (self.folder / leftover).unlink(missing_ok=True)
+        shutil.copyfile(self._kept / "run.db", self.folder / "run.db")
+
+    def restore(self) -> None:
+        """The whole folder as it was."""
+        shutil.rmtree(self.folder)
+        shutil.copytree(self._kept, self.folder)
+
+
+@pytest.fixture(scope="module")
+def pristine(run_with_requests: Path, tmp_path_factory: pytest.TempPathFactory) -> Pristine:
+    return Pristine(copy_run(run_with_requests, tmp_path_factory.mktemp("tampering") / "run"))
+
+
+def caught(folder: Path) -> list[str]:
+    """What verification says; a damaged database may also be refused with a sentence, anything else is a crash."""
+    try:
+        return verify_run(folder).problems
+    except SifuError as error:
+        return [str(error)]
+    except Exception as error:
+        return [f"{CRASH} {type(error).__name__}: {error}"]
+
+
+def other_values(value: Any, column: Column) -> Iterator[Any]:
+    """A little different and very different; NULL becomes something, something NULL where that is allowed."""
+    if value is None:
+        yield {"INTEGER": 0, "REAL": 0.0, "TEXT": "", "BLOB": b""}[column.kind]
+        yield {"INTEGER": 7, "REAL": 0.125, "TEXT": "x", "BLOB": b"x"}[column.kind]
+        return
+    if column.nullable:
+        yield None
+    if isinstance(value, int):
+        yield value + 1
+        yield value - 1
+        yield value + 10**6
+    elif isinstance(value, float):
+        yield value * (1.0 + 2.0**-52) if value else 5e-324
+        yield value * 1.5 + 1.0
+        yield -value - 1e-9
+    elif isinstance(value, bytes):
+        for place in {0, len(value) // 2, len(value) - 1}:
+            yield value[:place] + bytes([value[place] ^ 1]) + value[place + 1 :]
+        yield value[:-1]
+        yield value + b"\0"
+    else:
+        place = len(value) // 2
+        yield value[:place] + ("0" if value[place : place + 1] != "0" else "1") + value[place + 1 :]
+        yield value + " "
+        yield value[:-1]
+        if value[:1].isdigit() and value.replace(".", "").isdigit():
+            yield repr(float(value) * (1 + 1e-12) + 1e-300)
+
+
+def spread(rows: list[tuple[Any, ...]], start: int, count: int) -> list[tuple[Any, ...]]:
+    """A few rows from all over a table, others for every start."""
+    places = sorted({(start + step * len(rows) // count) % len(rows) for step in range(min(count, len(rows)))})
+    return [rows[place] for place in places]
+
+
+def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tuple[int, list[str]]:
+    """Change one value after the other; returns how many were tried and which went unnoticed or unnamed.
+
+    Not `everything`: two rows a column and two new values each, and one NULL if the column has any.
+    """
+    pristine.restore_database()
+    connection = connect(pristine.folder)
+    described = columns(connection, table)
+    keys = [one.name for one in described if one.key]
+    where = " AND ".join(f"{key} = ?" for key in keys)
+    rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
+    connection.close()
+    tried, wrong = 0, []
+    for place, column in enumerate(described):
+        chosen = rows if everything or table == "run" else spread(rows, place, 2)
+        if not everything:
+            chosen = chosen + [row for row in rows if row[place] is None and row not in chosen][:1]
+        for row in chosen:
+            values = dict(zip([one.name for one in described], row, strict=True))
+            variants = list(other_values(row[place], column))
+            for new in variants if everything else variants[:2]:
+                connection = connect(pristine.folder)
+                try:
+                    connection.execute(
+                        f"UPDATE {table} SET {column.name} = ? WHERE {where}", (new, *(values[key] for key in keys))
+                    )
+                except sqlite3.IntegrityError:
+                    connection.close()
+                    continue  # that key is taken; swapping rows is tried elsewhere
+                connection.close()
+                tried += 1
+                found = caught(pristine.folder)
+                name = f"{table}.{column.name} of {[values[k] for k in keys]}: {row[place]!r} -> {new!r}"
+                if not found:
+                    wrong.append(f"not caught: {name}"[:300])
+                elif CRASH in found[0] or not is_named(found, table, column):
+                    wrong.append(f"not named: {name}: {found[:3]}"[:600])
+                pristine.restore_database()
+    return tried, wrong
+
+
+def is_named(problems: list[str], table: str, column: Column) -> bool:
+    """Whether some sentence says where to look."""
+    text = "\n".join(problems)
+    if table in ALIASES:
+        return bool(re.search(ALIASES[table], text))
+    # The head of the chain is named by the ledger's own check, a value the schema forbids by SQLite's.
+    own_word = column.key or column.name in text or "CHECK constraint" in text
+    return (table in text and own_word) or (table == "run" and "head" in text)
+
+
+def test_an_untouched_run_verifies(run_with_requests: Path, tmp_path: Path) -> None:
+    assert verify_run(run_with_requests).problems == []
+    elsewhere = copy_run(run_with_requests, tmp_path / "another" / "place")
+    assert verify_run(elsewhere).problems == []
+    for path in sorted((elsewhere / "certificates").iterdir()):
+        assert verify_certificate(path).problems == []
+    answer = run_cli("verify", elsewhere)
+    assert answer.code == 0, answer.err
+
+
+ALL_TABLES = [
+    "certificates",
+    "charges",
+    "clients",
+    "comparisons",
+    "evaluations",
+    "events",
+    "models",
+    "nodes",
+    "participation",
+    "requests",
+    "run",
+    "subjects",
+    "updates",
+]
+
+
+def test_every_table_is_tampered_with(pristine: Pristine) -> None:
+    # Gram matrices have a suite of their own: a run that keeps them cannot have a strict request. So have refused
+    # replies: test_hostile_clients changes every column of theirs.
+    found = dump(pristine.folder)
+    assert sorted(found) == sorted([*ALL_TABLES, "grams", "rejections"])
+    assert all(rows for table, rows in found.items() if table not in ("grams", "rejections"))
+
+
+@pytest.mark.parametrize("table", ALL_TABLES)
+def test_every_column_is_protected(pristine: Pristine, table: str) -> None:
+    tried, wrong = tamper_with_values(pristine, table, everything=False)
+    print(f"{table}: {tried} values changed, {tried - len(wrong)} caught and named")
+    assert tried > 0
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ALL_TABLES)
+def test_every_value_of_every_row_is_protected(pristine: Pristine, table: str) -> None:
+    if table == "participation":
+        pytest.skip("384 rows of four columns: the fast suite samples them")
+    tried, wrong = tamper_with_values(pristine, table, everything=True)
+    print(f"{table}: {tried} values changed, {tried - len(wrong)} caught and named")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("table", ALL_TABLES)
+def test_rows_cannot_be_dropped_repeated_or_swapped(pristine: Pristine, table: str) -> None:
+    pristine.restore_database()
+    connection = connect(pristine.folder)
+    described = columns(connection, table)
+    names = [one.name for one in described]
+    keys = [one.name for one in described if one.key]
+    rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
+    connection.close()
+    key_places = [names.index(key) for key in keys]
+    where = " AND ".join(f"{key} = ?" for key in keys)
+    tried, wrong = 0, []
+
+    def attempt(what: str, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        nonlocal tried
+        connection = connect(pristine.folder)
+        try:
+            for sql, values in statements:
+                connection.execute(sql, values)
+        except sqlite3.IntegrityError:
+            return
+        finally:
+            connection.close()
+        tried += 1
+        found = caught(pristine.folder)
+        if not found or CRASH in found[0] or not re.search(ALIASES.get(table, table), "\n".join(found)):
+            wrong.append(f"{what}: {found[:2]}")
+        pristine.restore_database()
+
+    insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})"
+    delete = f"DELETE FROM {table} WHERE {where}"
+    for row in spread(rows, 1, 3):
+        key = tuple(row[place] for place in key_places)
+        attempt(f"row {key} dropped", (delete, key))
+        # The same row once more, under a key that is free.
+        again = list(row)
+        last = key_places[-1]
+        again[last] = row[last] + 1000 if isinstance(row[last], int) else f"{row[last]}-again"
+        attempt(f"row {key} repeated", (insert, tuple(again)))
+    attempt("all rows dropped", (f"DELETE FROM {table}", ()))
+    if len(rows) > 1:
+        # Two rows change places: each gets the other's key.
+        first, second = rows[0], rows[-1]
+        swapped = [list(first), list(second)]
+        for place in key_places:
+            swapped[0][place], swapped[1][place] = second[place], first[place]
+        if [tuple(one) for one in swapped] != [second, first]:
+            removals = [(delete, tuple(row[place] for place in key_places)) for row in (first, second)]
+            attempt("first and last swapped", *removals, *((insert, tuple(one)) for one in swapped))
+    print(f"{table}: {tried} rows dropped, repeated or swapped")
+    assert tried >= 2
+    assert not wrong, "\n".join(wrong)
+
+
+def test_one_flipped_byte_of_the_database_is_caught_or_changes_nothing(
+    run_with_requests: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Bytes of free pages and unused header fields hold nothing; every other byte counts."""
+    folder = copy_run(run_with_requests, tmp_path_factory.mktemp("bytes") / "run")
+    original, content = dump(folder), (folder / "run.db").read_bytes()
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(st.integers(0, len(content) - 1), st.integers(1, 255))
+    def flip(place: int, change: int) -> None:
+        for leftover in ("run.db-wal", "run.db-shm"):
+            (folder / leftover).unlink(missing_ok=True)
+        (folder / "run.db").write_bytes(content[:place] + bytes([content[place] ^ change]) + content[place + 1 :])
+        found = caught(folder)
+        assert not found or CRASH not in found[0], found
+        if not found:
+            assert dump(folder) == original
+
+    flip()
+
+
+# -- certificates -------------------------------------------------------------------------------------------
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every leaf of a JSON value with the way to it."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+    else:
+        yield path, value
+
+
+def with_leaf(content: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy of `content` with one leaf replaced."""
+    copied = json.loads(json.dumps(content))
+    inner = copied
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = new
+    return copied
+
+
+def changed(value: Any) -> list[Any]:
+    """Other values for a leaf."""
+    if isinstance(value, bool) or value is None:
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1]
+    if isinstance(value, float):
+        return [value * (1 + 2.0**-52) if value else 5e-324, value + 1.0]
+    middle = len(value) // 2
+    return [value[:middle] + ("0" if value[middle : middle + 1] != "0" else "1") + value[middle + 1 :]]
+
+
+def alone(path: Path) -> list[str]:
+    """What verification of the file by itself says."""
+    try:
+        return verify_certificate(path).problems
+    except SifuError as error:
+        return [str(error)]
+
+
+def test_every_field_of_every_certificate_is_protected(pristine: Pristine) -> None:
+    pristine.restore()
+    tried, wrong = 0, []
+    for path in sorted((pristine.folder / "certificates").iterdir()):
+        original = path.read_text()
+        content = json.loads(original)
+        every = list(leaves(content))
+        for number, (place, value) in enumerate(every):
+            for new in changed(value):
+                path.write_text(json.dumps(with_leaf(content, place, new), indent=1, sort_keys=True))
+                tried += 1
+                if not alone(path):
+                    wrong.append(f"{path.name} alone: {place}: {value!r} -> {new!r}")
+                # The folder's check is slower; the file is compared with the ledger's copy, so a sample will do.
+                if number % 60 == 0:
+                    name = str(place[-1] if isinstance(place[-1], str) else place[-2])
+                    found = [one for one in caught(pristine.folder) if path.name in one and name in one]
+                    if not found:
+                        wrong.append(f"{path.name} in its run: {place}: {value!r} -> {new!r}")
+        for key in content["body"]:
+            body = {name: value for name, value in content["body"].items() if name != key}
+            path.write_text(json.dumps({**content, "body": body}))
+            tried += 1
+            if not alone(path):
+                wrong.append(f"{path.name}: {key} removed")
+        path.write_text(json.dumps({**content, "body": {**content["body"], "note": "added"}}))
+        if not alone(path):
+            wrong.append(f"{path.name}: a field added")
+        path.write_text(original)
+    print(f"certificates: {tried} fields changed or removed")
+    assert tried > 400
+    assert not wrong, "\n".join(wrong[:40])
+    assert caught(pristine.folder) == []
+
+
+@pytest.mark.parametrize("damage", ["deleted", "empty", "truncated", "not JSON", "another's", "spaces"])
+def test_a_damaged_certificate_file_is_named(pristine: Pristine, damage: str) -> None:
+    pristine.restore()
+    path = pristine.folder / "certificates" / "strictly.auditor.json"
+    other = pristine.folder / "certificates" / "to-the-middle.auditor.json"
+    content = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(
+            {
+                "empty": b"",
+                "truncated": content[: len(content) // 2],
+                "not JSON": b"\xff\xfe" + content,
+                "another's": other.read_bytes(),
+                "spaces": content + b"\n",
+            }[damage]
+        )
+    found = caught(pristine.folder)
+    assert any(path.name in one for one in found), found
+    pristine.restore()
+
+
+def test_a_mutated_certificate_is_refused_by_the_command(pristine: Pristine, cli: Any) -> None:
+    pristine.restore()
+    path = pristine.folder / "certificates" / "to-the-middle.public.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(with_leaf(content, ("body", "epsilon"), 1.0)))
+    answer = cli("verify", path)
+    assert answer.code == 3
+    assert "signature" in answer.err
+    answer = cli("verify", path, "--format", "json")
+    assert answer.code == 3
+    assert answer.json["holds"] is False
+    pristine.restore()
+
+
+def test_there_is_one_way_to_write_a_certificate(pristine: Pristine, tmp_path: Path) -> None:
+    """Nothing that another reader could take otherwise: no letters in another case, no key twice, nothing beside."""
+    text = (pristine.folder / "certificates" / "strictly.public.json").read_text()
+    content = json.loads(text)
+    path = tmp_path / "certificate.json"
+    for name in ("public_key", "signature"):
+        path.write_text(json.dumps(content | {name: content[name].upper()}))
+        assert alone(path), name
+    path.write_text(json.dumps(content | {"remark": "level: exact"}))
+    assert alone(path)
+    path.write_text('{"body": {"level": "exact"}, ' + text.strip()[1:])
+    assert alone(path)
+    path.write_text(text)
+    assert alone(path) == []
+
+
+# -- models ---------------------------------------------------------------------------------------------------
+
+
+def test_every_model_file_is_protected(pristine: Pristine) -> None:
+    pristine.restore()
+    paths = sorted((pristine.folder / "models").iterdir())
+    tried = 0
+    for number, path in enumerate(paths):
+        content = path.read_bytes()
+        other = paths[number - 1].read_bytes()
+        place = number * (len(content) - 1) // (len(paths) - 1)
+        flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        for new in (flipped, content[:-1], other):
+            path.write_bytes(new)
+            found = caught(pristine.folder)
+            assert any(f"node {path.stem}" in one for one in found), (path.name, found)
+            tried += 1
+        path.unlink()
+        assert any(f"node {path.stem} is missing" in one for one in caught(pristine.folder))
+        path.write_bytes(content)
+        tried += 1
+    print(f"models: {tried} files changed")
+    assert caught(pristine.folder) == []
+
+
+@pytest.mark.parametrize("name", ["3.safetensors", "20.safetensors", "0.safetensors"])
+def test_a_model_put_back_after_its_erasure_is_named(pristine: Pristine, name: str) -> None:
+    pristine.restore()
+    models = pristine.folder / "models"
+    assert not (models / name).exists()
+    shutil.copy(models / "44.safetensors", models / name)
+    assert any(name in one for one in caught(pristine.folder))
+    pristine.restore()
+
+
+@pytest.mark.parametrize("name", ["3.safetensors.bak", "old/3.safetensors", "03.safetensors", "model-3.safetensors"])
+def test_a_model_put_back_under_another_name_is_named(pristine: Pristine, name: str) -> None:
+    """An erased model is not less there for being called something else."""
+    pristine.restore()
+    target = pristine.folder / "models" / name
+    target.parent.mkdir(exist_ok=True)
+    shutil.copy(pristine.folder / "models" / "44.safetensors", target)
+    assert any(Path(name).name in one for one in caught(pristine.folder))
+    pristine.restore()
+
+
+# -- updates --------------------------------------------------------------------------------------------------
+
+
+def test_every_file_of_updates_is_protected(pristine: Pristine) -> None:
+    pristine.restore()
+    paths = sorted((pristine.folder / "updates").iterdir())
+    assert len(paths) > 1
+    for number, path in enumerate(paths):
+        content, other = path.read_bytes(), paths[number - 1].read_bytes()
+        header = content.index(b"}}") + 3  # in the padding after the header, where there is any
+        for place in (9, header, number * (len(content) - 1) // (len(paths) - 1), len(content) - 1):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            assert any(path.name in one for one in caught(pristine.folder)), place
+        for new in (content[:-1], content + b"\0", other):
+            path.write_bytes(new)
+            assert any(path.name in one for one in caught(pristine.folder))
+        path.unlink()
+        assert any(f"{path.name} is missing" in one for one in caught(pristine.folder))
+        path.write_bytes(content)
+    assert caught(pristine.folder) == []
+
+
+@pytest.mark.parametrize("name", ["1.0.0.safetensors", "1.0.1.safetensors", "old/1.0.0.safetensors", "updates.bak"])
+def test_updates_put_back_after_their_erasure_are_named(pristine: Pristine, name: str) -> None:
+    pristine.restore()
+    updates = pristine.folder / "updates"
+    target = updates / name
+    assert not target.exists()
+    source = next(updates.iterdir())
+    target.parent.mkdir(exist_ok=True)
+    shutil.copy(source, target)
+    assert any(Path(name).name in one for one in caught(pristine.folder))
+    pristine.restore()
+
+
+def test_the_command_names_what_is_wrong(own_run: Path) -> None:
+    connection = connect(own_run)
+    connection.execute("UPDATE participation SET drift = drift * 0.5 WHERE node = 30 AND client = 7")
+    connection.close()
+    answer = run_cli("verify", own_run)
+    assert answer.code == 3
+    assert "participation" in answer.err
+    assert "30" in answer.err or "event" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_another_key_is_noticed(run_with_requests: Path, cli: Any) -> None:
+    right = dict(dump(run_with_requests)["run"])["public_key"]
+    assert verify_run(run_with_requests, right).holds
+    wrong = "00" * 32
+    found: Verification = verify_run(run_with_requests, wrong)
+    assert any("key" in one for one in found.problems)
+    certificate = next((run_with_requests / "certificates").iterdir())
+    assert verify_certificate(certificate, right).holds
+    assert not verify_certificate(certificate, wrong).holds
+    assert cli("verify", run_with_requests, "--public-key", wrong).code == 3
