@@ -1,4 +1,4 @@
-"""What can go wrong, as sentences with a stable exit code (DESIGN section 10).
+"""What can go wrong, as sentences with a stable exit code.
 
 Every message names the thing, the value found and what to do about it.
 """

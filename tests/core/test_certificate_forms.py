@@ -1,4 +1,4 @@
-"""The public form of a certificate holds nothing that depends on the forgotten client's data (DESIGN 7)."""
+"""A certificate's public form holds nothing of the forgotten client's data (docs/theory.md, section 12.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Premises and the level that follows from them, and from nothing else (DESIGN 7)."""
+"""Premises and the level that follows from them, and from nothing else (docs/theory.md, section 12.2)."""
 
 from __future__ import annotations
 

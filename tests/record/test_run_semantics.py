@@ -100,7 +100,7 @@ def test_paper_retention_keeps_the_prefix_within_the_budget(own_trained: Path) -
 
 
 def test_strict_retention_is_refused_where_gram_matrices_are_kept(tmp_path: Path) -> None:
-    """DESIGN section 6: `strict` erases Gram matrices too; earlier joint certificates are recomputed from them."""
+    """docs/theory.md, section 9.6: `strict` erases Gram matrices too, from which joint certificates are recomputed."""
     run = sifu.train(small_spec(keep={"gram_clients": 12}), run=tmp_path / "run")
     with pytest.raises(InputError, match="gram_clients = 12"):
         run.forget(["client-003"], sigma=0.1, retention="strict")

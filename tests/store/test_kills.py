@@ -1,4 +1,4 @@
-"""A kill at any instant leaves a run that goes on as if nothing had happened (DESIGN section 9)."""
+"""A kill at any instant leaves a run that goes on as if nothing had happened."""
 
 from __future__ import annotations
 

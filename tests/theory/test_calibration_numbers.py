@@ -1,4 +1,4 @@
-"""From (epsilon, delta) to noise and back (DESIGN 5): golden numbers, an independent library, 50 digits of mpmath."""
+"""From a budget to noise (docs/theory.md, section 7): golden numbers, another library, 50 digits of mpmath."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_golden_attack() -> None:
 
 
 def test_two_full_budget_releases_reach_a_quarter() -> None:
-    """DESIGN 6: under the latest-release rule two releases at (10, 0.01) really reach delta 0.248."""
+    """docs/theory.md, section 8.1: two releases of which the latest alone is counted really reach delta 0.248."""
     s = exact_multiplier(10, 0.01)
     assert round(delta_reached(10, s / math.sqrt(2.0)), 3) == 0.248
 
@@ -71,7 +71,7 @@ def test_golden_momentum_steps(steps: int, golden: float) -> None:
 
 
 def precise_momentum_step(steps: int, momentum: float) -> float:
-    """x_max with 50 digits, by the formula of DESIGN 4 written out entry by entry."""
+    """x_max with 50 digits, by the formula of docs/theory.md, section 5.6 written out entry by entry."""
     with mpmath.workdps(50):
         rho = mpmath.mpf(momentum)
 

@@ -1,4 +1,4 @@
-"""The common scale of the tracker and the running product of the history against a dense recursion (DESIGN 4).
+"""The tracker's scale and the history's product against a dense recursion (docs/theory.md, section 4.4).
 
 The reference is mpmath with 40 digits and no limits of exponent: Psi' = L Psi + Delta for every client at every round.
 """

@@ -1,4 +1,4 @@
-"""Delta of one round equals the round recomputed without the client or the set (DESIGN 3)."""
+"""Delta of one round equals the round recomputed without the client or the set (docs/theory.md, section 3.1)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_rounds_of_one_client_in_one_call() -> None:
 
 
 def test_control_population_accounting_is_far_too_small() -> None:
-    """m of M clients averaged: about (M-1)/(m-1) times too small, 25 times at m = 5, M = 100 (DESIGN 3)."""
+    """m of M clients averaged: (M-1)/(m-1) times too small, 25 at m = 5, M = 100 (docs/theory.md, section 3.4)."""
     samples, drifts = np.full(5, 10), np.ones(5)
     honest = client_increments(samples, drifts, 50, 1.0, 1.0)
     theirs = population_increments(samples, drifts, 1000, 1.0)

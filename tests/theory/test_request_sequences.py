@@ -1,4 +1,4 @@
-"""Sequences of requests, replayed in both worlds with the same noise (DESIGN 6).
+"""Sequences of requests, replayed in both worlds with the same noise (docs/theory.md, section 8.2).
 
 A simulated operator trains, is asked, rolls back, adds noise and goes on, exactly by `choose_node`, `charge`,
 `is_covered` and `Subject`. Then, for each forgotten subject f, every noise edge added at or after its request is
@@ -222,7 +222,7 @@ def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, se
 @settings(max_examples=15)
 @given(seed=SEEDS)
 def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> None:
-    """Against a brute force over every kept depth, with the inequality of DESIGN 6 written out."""
+    """Against a brute force over every kept depth, with the inequality of docs/theory.md, section 9.1 written out."""
     for _, exposures, kept, choice in play(seed, family):
         order = max(one.subject.order for one in exposures)
         sigma = choice.noise_std
@@ -435,7 +435,7 @@ def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
 
 
 def test_a_client_without_samples_changes_nothing() -> None:
-    """DESIGN 3 speaks of "nobody with samples left": a participant may hold none, alone or in a joint request."""
+    """docs/theory.md, section 3.3: nobody with samples left; a participant may hold none, alone or jointly."""
     one = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([one, one])
     taken = part([1, 2], samples=0)

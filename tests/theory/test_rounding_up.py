@@ -1,4 +1,4 @@
-"""Floating point errs on the safe side (DESIGN 7): checked against exact rational arithmetic."""
+"""Floating point errs on the safe side (docs/theory.md, section 6.1): checked against exact rational arithmetic."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_norm_is_tight_and_keeps_what_is_not_finite() -> None:
 
 
 def test_control_a_float32_norm_under_reports() -> None:
-    """The 2e-4 of DESIGN 7: beside one large entry a running float32 sum loses every small one."""
+    """docs/theory.md, section 6.2: beside one large entry a running float32 sum loses every small one."""
     vector = np.full(4_000_000, 1e-2, dtype=np.float32)
     vector[0] = 1000.0
     running = float(np.cumsum(vector * vector, dtype=np.float32)[-1])

@@ -1,4 +1,4 @@
-"""Before training: will certified unlearning pay here? The law of DESIGN section 8, and a short pilot.
+"""Before training: will certified unlearning pay here? The law of docs/theory.md, section 13, and a short pilot.
 
 Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So it pays when the
 number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder, from which Psi,

@@ -1,10 +1,10 @@
 """Does the audit have teeth? Three operators who cheat, and an honest one, each on a task where it shows.
 
 The task is made so that Psi is the truth: one client pushes a direction that nobody else's data touch, so nothing
-pulls the model back there and every round adds its full Delta (DESIGN section 3). All of the budget is used. The
-honest run must pass with an empirical epsilon near the certified one. Then half of the noise is added, or a later node
-than the budget allows is released, or sensitivities are counted with shares of the whole federation although few take
-part (the accounting of the authors' code): each must be caught.
+pulls the model back there and every round adds its full Delta (docs/theory.md, section 3.1). All of the budget is
+used. The honest run must pass with an empirical epsilon near the certified one. Then half of the noise is added, or a
+later node than the budget allows is released, or sensitivities are counted with shares of the whole federation
+although few take part (the accounting of the authors' code): each must be caught.
 """
 
 from __future__ import annotations

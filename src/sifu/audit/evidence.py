@@ -115,7 +115,7 @@ class Evidence:
 
 
 def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
-    """The noise edges added at or after a subject's request that no such edge comes before (DESIGN section 6)."""
+    """The edges charged to a subject: noise from its request on, none such before it (docs/theory.md, section 8.2)."""
     if watched.request is None:
         return []
     nodes = {row.node.node: row.node for row in reader.node_rows()}

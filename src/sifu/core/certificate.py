@@ -1,4 +1,4 @@
-"""The certificate of a request in its two forms (DESIGN section 7).
+"""The certificate of a request in its two forms (docs/theory.md, section 12.5).
 
 The auditor's copy states everything and is confidential: exact Psi, drift, beta, the node, and any plain
 hash of an un-noised model are functions of the forgotten client's data. The public copy leaves them out

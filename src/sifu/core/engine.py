@@ -64,7 +64,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """One round of FedAvg (eq. 4) as it happened.
+    """One round of FedAvg (eq. 5 of the paper; docs/theory.md, section 2.1) as it happened.
 
     `participants` are sorted client indices; `samples` their |D_i|; `drifts` ||theta_i - mean||,
     rounded up, in float64. `mean_shift` is ||mean - theta^n||, rounded up. `rounding` bounds how far

@@ -59,6 +59,8 @@ def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
 def noise_rounding(noisy: Vector) -> float:
     """How far rounding of `theta + xi` in float64 may part two worlds further than theta and phi were.
 
+    docs/theory.md, section 6.5.
+
     To a client that asks later this noise is part of the plan, the same xi in the world with it and without it; so
     the edge adds nothing to its Psi but what the two roundings differ by. Each is at most u times its exact sum,
 

@@ -1,4 +1,4 @@
-"""What a certificate rests on, and the level that follows (DESIGN section 7).
+"""What a certificate rests on, and the level that follows (docs/theory.md, sections 12.1 and 12.2).
 
 Each premise is either `met` (by construction, or measured as an upper bound), `trusted` (what clients report and
 the operator declares; every certificate says so), `assumed` (so the level is at most `conditional`) or

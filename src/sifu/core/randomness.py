@@ -1,7 +1,7 @@
 """Generators for everything that is replayed: one independent stream for each purpose and place.
 
 A round must draw the same participants and batches whether the run was interrupted or not, and a
-client's batches must not depend on who else takes part (the counterfactual of DESIGN section 3 is "the
+client's batches must not depend on who else takes part (the counterfactual of docs/theory.md, section 2.2 is "the
 same schedule, W absent"). So nothing is drawn from a running generator: each stream is keyed by what it
 is for. Certified noise never comes from here, see `sifu.core.noise`.
 """

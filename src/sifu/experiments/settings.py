@@ -180,7 +180,7 @@ def spec_has(key: str) -> bool:
 
 
 def scaled_sigma(scale: float | str, epsilon: float, delta: float, clients: int) -> float | str:
-    """sigma that hides Psi = 20 scale / clients: Psi of one of M equal clients falls like 1/M (DESIGN section 8).
+    """sigma that hides Psi = 20 scale / clients: Psi of one of M clients falls like 1/M (docs/theory.md, section 13).
 
     >>> round(scaled_sigma(1.0, 10.0, 0.01, 1000), 4), scaled_sigma("auto", 1.0, 0.01, 50)
     (0.007, 'auto')

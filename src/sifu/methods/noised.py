@@ -16,7 +16,7 @@ from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_w
 def noised_premises(
     view: RunView, clients: Sequence[int], exposures: Sequence[Exposure], depth: int, terms: RequestTerms
 ) -> tuple[Premise, ...]:
-    """Every premise of a noised release (DESIGN section 7)."""
+    """Every premise of a noised release (docs/theory.md, section 12.1)."""
     return collect_premises(
         view.facts,
         view.regularities.measured,

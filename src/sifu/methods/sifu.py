@@ -1,6 +1,6 @@
 """SIFU (algorithm 3 of the paper): roll back to where the budget allows, add noise, go on without the client.
 
-IFU (algorithm 2) is its case of one request. Differences from the paper, all of DESIGN.md: budgets are
+IFU (algorithm 2) is its case of one request. Differences from the paper (docs/theory.md, section 16): budgets are
 charged over all releases by default, the noise is calibrated exactly, and weights are those of the round.
 """
 
@@ -109,7 +109,7 @@ class Sifu(Method):
         depth: int,
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
-        """Every premise of a noised release (DESIGN section 7)."""
+        """Every premise of a noised release (docs/theory.md, section 12.1)."""
         return noised_premises(view, clients, exposures, depth, terms)
 
     def bytes_kept(self, view: RunView) -> int:

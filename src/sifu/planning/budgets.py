@@ -1,8 +1,9 @@
 """Budgets over a sequence of requests: what everyone forgotten has left, and how far the history still goes.
 
-A request that stays past an earlier noise edge costs whoever that edge covers nothing (DESIGN section 6). One that must
-go back before it finds them with little or no budget left, and soon falls to the initial model: as slow as Scratch. So
-what matters for later requests is how many of the active clients the noise of the last edge would hide there:
+A request that stays past an earlier noise edge costs whoever that edge covers nothing (docs/theory.md, section 8.2).
+One that must go back before it finds them with little or no budget left, and soon falls to the initial model: as slow
+as Scratch. So what matters for later requests is how many of the active clients the noise of the last edge would hide
+there:
 
     s Psi(n, f) <= sigma sqrt(1 - reserve)       for client f at the edge's source n.
 

@@ -1,4 +1,4 @@
-"""Forward forgetting, weighed: what rounds without the client would give before the noise, where L < 1 (DESIGN 6).
+"""Forward forgetting, weighed: rounds without the client before the noise, where L < 1 (docs/theory.md, section 9.4).
 
 With weight decay a round without W shrinks Psi by L. So instead of going back, one can go on without W, keep those
 rounds to oneself, and add the noise when less of it is needed: after r rounds sigma L^r, sigma what the current model

@@ -1,4 +1,4 @@
-"""`--sigma auto`: choose node and noise together, from recorded scalars alone (DESIGN section 8, docs/noise.md).
+"""`--sigma auto`: node and noise chosen together, from recorded scalars (docs/noise.md; docs/theory.md, section 9.1).
 
 Each kept node needs a least noise, from the Psi curves of whoever must be hidden there and the budgets they have
 left. A forecast says how many rounds each of these pairs would take; the pair with the fewest is chosen, or the initial
@@ -22,7 +22,7 @@ from sifu.record.run_view import RunView
 from sifu.theory.rollback import Exposure, least_noise
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
-"""Noise up to this share of the way gone pays; the law of DESIGN section 8 is judged by it before training."""
+"""Noise up to this share of the way gone pays; so the law of docs/theory.md, section 13 is judged before training."""
 SIGMA_LADDER = 1.1
 """An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
 about the Psi it was chosen from."""

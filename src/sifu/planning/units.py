@@ -1,8 +1,8 @@
 """A request of several clients in both units: each covered by itself, or all of them together.
 
 Psi of a set taken jointly is exact where the Gram matrix of a round was kept, and bounded by the triangle inequality
-from the same scalars elsewhere (DESIGN section 3). A plan shows both units, so that the price of the stronger one is
-seen before it is asked for.
+from the same scalars elsewhere (docs/theory.md, section 3.2). A plan shows both units, so that the price of the
+stronger one is seen before it is asked for.
 """
 
 from __future__ import annotations

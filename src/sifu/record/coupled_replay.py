@@ -1,8 +1,8 @@
 """A recorded run carried out again, beside the worlds in which some clients were never there.
 
 All worlds share everything that is random: schedule, batches, initial models and noise. In each of them some clients
-are missing, their slots not refilled (DESIGN section 3). ||theta^n - phi^n|| can then be held against Psi(n, W) at
-every node, and against what was charged at every noise edge.
+are missing, their slots not refilled (docs/theory.md, section 2.2). ||theta^n - phi^n|| can then be held against
+Psi(n, W) at every node, and against what was charged at every noise edge.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""From a budget (epsilon, delta) to a noise multiplier, and back.
+"""From a budget (epsilon, delta) to a noise multiplier, and back (docs/theory.md, section 7).
 
 The Gaussian mechanism with sensitivity Psi and noise N(0, sigma^2 I) is (epsilon, delta)-DP exactly when
 sigma / Psi >= s(epsilon, delta), the root in s of
 
     Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s) = delta        (Balle & Wang 2018, theorem 8)
 
-which is strictly decreasing in s. The paper's theorem 2 uses the classical s = sqrt(2 ln(1.25/delta)) / epsilon
-instead, proven for epsilon < 1 only: at its own budget (10, 0.01) it really reaches delta = 0.04058.
+which is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2 ln(1.25/delta)) /
+epsilon instead, proven for epsilon < 1 only: at its own budget (10, 0.01) it really reaches delta = 0.04058.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
 
 
 def classical_multiplier(epsilon: float, delta: float) -> float:
-    """s = sqrt(2 ln(1.25/delta)) / epsilon: theorem 2 of the paper, proven for epsilon < 1 only.
+    """s = sqrt(2 ln(1.25/delta)) / epsilon: theorem 2 of the paper (eq. 10), proven for epsilon < 1 only.
 
     >>> round(classical_multiplier(10, 0.01), 5), round(classical_multiplier(1, 0.01), 5)
     (0.31075, 3.10751)
@@ -151,7 +151,7 @@ def check_noise(noise_std: float) -> None:
 
 
 def hidden_sensitivity(noise_std: float, multiplier: float) -> float:
-    """Psi* = sigma / s: the largest sensitivity a noise of size sigma hides, rounded down.
+    """Psi* = sigma / s (eq. 11): the largest sensitivity a noise of size sigma hides, rounded down.
 
     >>> round(hidden_sensitivity(0.1, 0.3501), 4)
     0.2856
@@ -162,7 +162,8 @@ def hidden_sensitivity(noise_std: float, multiplier: float) -> float:
 def true_positive_rate(gaussian_mu: float, false_positive_rate: float = 0.01) -> float:
     """The best test's true-positive rate against a Gaussian mechanism of ratio mu = Psi / sigma.
 
-    The trade-off function of Gaussian DP (Dong, Roth & Su 2022): TPR = Phi(Phi^-1(FPR) + mu). It says what a
+    The trade-off function of Gaussian DP (Dong, Roth & Su 2022; docs/theory.md, section 7.4):
+    TPR = Phi(Phi^-1(FPR) + mu). It says what a
     budget means: at (10, 0.01), fully used, an attacker reaches 0.70 at a false-positive rate of 1 %.
 
     >>> round(true_positive_rate(1 / exact_multiplier(10, 0.01)), 2)

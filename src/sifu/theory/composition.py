@@ -1,6 +1,6 @@
 """What noise added to every update while training promises a client, over all rounds together.
 
-Round n averages the clipped updates c_i of its participants S, each with noise of its own (DESIGN section 2):
+Round n averages the clipped updates c_i of its participants S, each with noise of its own (docs/theory.md, section 10):
 
     theta' = theta + g sum_i w_i (c_i + z C xi_i),      ||c_i|| <= C,  xi_i standard normal.
 

@@ -1,4 +1,4 @@
-"""The active history as one path, and Psi of a client or a set along it (DESIGN sections 4 and 6).
+"""The active history as one path, and Psi of a client or a set along it (docs/theory.md, sections 4.1 and 4.2).
 
     theta_0^0 -> rounds -> (noise) -> rounds -> (noise) -> ...
 
@@ -250,7 +250,7 @@ class PsiCurve:
 
 
 def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
-    """Psi(., c) of one client from its own scalars (theorem 1)."""
+    """Psi(., c) of one client from its own scalars (theorem 1, eqs. 9 and 15 of the paper)."""
     if path.accounting == "population":
         increments = population_increments(part.samples, part.drifts, path.population_samples, path.server_rate)
     else:

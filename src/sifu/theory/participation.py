@@ -1,7 +1,7 @@
 """Who takes part in a round: everyone, each client independently, or a sample of fixed size.
 
 Only the first two keep the counterfactual "the same schedule, W absent, its slots not refilled" equal to
-the law of training without W (DESIGN section 3); `fixed` is allowed and named in the certificate.
+the law of training without W (docs/theory.md, section 2.2); `fixed` is allowed and named in the certificate.
 """
 
 from __future__ import annotations

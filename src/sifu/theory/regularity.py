@@ -1,4 +1,4 @@
-"""How far apart one round can push two models: L of a round, for every class of losses (DESIGN section 4).
+"""How far apart one round can push two models: L of a round, for every class of losses (docs/theory.md, section 5).
 
 One local gradient step of rate eta on a loss whose curvature lies between mu and beta moves two models
 apart by at most
@@ -6,8 +6,8 @@ apart by at most
     B = max(|1 - eta mu|, |1 - eta beta|),
 
 mu > 0 strongly convex, mu = 0 convex (B = 1 while eta <= 2/beta), mu = -beta smooth (B = 1 + eta beta). It is
-never looser than equations B1-B3 of the paper's appendix. K steps of client i multiply to P_i, and a round
-with server rate g to
+never looser than equations 26-28 of the paper's appendix B (docs/theory.md, section 5.1). K steps of client i
+multiply to P_i, and a round with server rate g to
 
     L_n(W) = |1 - g| + g sum_{i in S\\W} q_i P_i,       q_i = w_i / (1 - w_W).
 
@@ -35,7 +35,7 @@ _UP = 1.0 + 2.0**-50
 
 
 def step_factor(local_rate: float, smoothness: float, curvature: float) -> float:
-    """B of one gradient step, rounded up; exactly 1 where 1 is proven.
+    """B of one gradient step (docs/theory.md, section 5.1), rounded up; exactly 1 where 1 is proven.
 
     >>> step_factor(0.1, 4.0, 0.0), step_factor(0.1, 4.0, -4.0) >= 1.4
     (1.0, True)
@@ -52,7 +52,8 @@ def step_factor(local_rate: float, smoothness: float, curvature: float) -> float
 def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int, nesterov: bool = False) -> float:
     """a_K: how far K momentum steps on a beta-smooth loss can push two models apart, velocity reset first.
 
-    b' = rho b + beta a,  a' = a + eta b',  a_0 = 1, b_0 = 0; with Nesterov a' = a + eta (beta a + rho b').
+    b' = rho b + beta a,  a' = a + eta b',  a_0 = 1, b_0 = 0; with Nesterov a' = a + eta (beta a + rho b')
+    (docs/theory.md, section 5.5).
 
     >>> round(momentum_growth(0.1, 1.0, 0.0, 2), 12)
     1.21
@@ -80,7 +81,7 @@ def largest_momentum_step(steps: int, momentum: float) -> float:
     Proof: delta_K = delta_0 - eta sum_j c_j u_j with u_j the difference of gradients at step j; co-coercivity
     gives <u_j, delta_0> >= |u_j|^2/beta + eta sum_{i<j} c^(j)_i <u_j, u_i>; hence |delta_K|^2 <= |delta_0|^2
     - eta^2 sum_ij A_ij <u_i, u_j> with A = 2D/(eta beta) - P, and A >= 0 while eta beta <= x_max.
-    Rounded down.
+    Rounded down. docs/theory.md, section 5.6 has the steps.
 
     >>> [round(largest_momentum_step(k, 0.9), 3) for k in (1, 2, 3, 5)]
     [2.0, 0.892, 0.5, 0.229]
@@ -116,7 +117,8 @@ class LocalRegularity:
 def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float | None) -> LocalRegularity:
     """P_i and alpha_i of one client; `assumed` is the B per step that a user takes on trust, if any.
 
-    alpha_i = K a / (1 + (K-1) a) with a = eta beta_i / 2 (a composition of averaged maps, Combettes & Yamada).
+    alpha_i = K a / (1 + (K-1) a) with a = eta beta_i / 2 (a composition of averaged maps, Combettes & Yamada;
+    docs/theory.md, section 5.3).
     """
     if assumed is not None:
         return LocalRegularity(_power(assumed, client.local_steps), 1.0)

@@ -1,4 +1,4 @@
-"""Which models are kept while training, and which are erased after a request (DESIGN section 6).
+"""Which models are kept while training, and which are erased after a request (docs/theory.md, sections 9.5 and 9.6).
 
 With L >= 1, Psi only grows, so theta^n is needed later only if round n+1 takes some client across the
 level Psi* it will be held to: it is written then, and only then, so at most one model a client and level. When

@@ -1,4 +1,4 @@
-"""Where a request rolls back to, and what its noise costs everyone forgotten so far (DESIGN section 6).
+"""Where a request rolls back to, and what its noise costs those forgotten (docs/theory.md, sections 8.2 and 9.1).
 
 Client f asked at time t_f. A noise edge k added at or after t_f, by anyone's request, is charged to f with
 (Psi(n_k, f) / sigma_k)^2, unless such an edge already lies on the path to its source: then it is
@@ -165,7 +165,7 @@ def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
 
 
 def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise_std: float, order: int) -> Choice:
-    """The latest kept node at which the request is allowed (eq. 13 of the paper, with charges).
+    """The latest kept node that allows the request (eq. 18 of the paper, with charges; docs/theory.md, section 9.1).
 
     Every Psi is zero at the initial model, which is always kept, so there is always one. `wanted_depth` is
     the latest allowed depth whether its model was kept or not.

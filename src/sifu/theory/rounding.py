@@ -1,4 +1,4 @@
-"""Floating point that errs on the safe side: sensitivities round up, thresholds round down.
+"""Floating point that errs on the safe side: sensitivities round up, thresholds round down (docs/theory.md, section 6).
 
 Norms in float32 under-report (2e-4 at 4 million parameters), so every norm is accumulated in float64 and
 then enlarged by a bound on what that accumulation can have lost.

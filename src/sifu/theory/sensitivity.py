@@ -1,11 +1,11 @@
-"""How much one round of FedAvg moves when clients are taken out of it (DESIGN section 3).
+"""How much one round of FedAvg moves when clients are taken out of it (docs/theory.md, section 3).
 
 With weights w_i = |D_i| / sum_j |D_j| over the participants S, mean = sum_i w_i theta_i and server rate g,
 removing a set W changes the server's increment by
 
     Delta_W = g || sum_{c in W∩S} w_c (theta_c - mean) || / (1 - w_W),      w_W = sum_{c in W∩S} w_c.
 
-For one client this is the paper's Delta_c (section 3.1) = g w_c/(1 - w_c) ||theta_c - mean||. When nobody
+For one client this is the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. When nobody
 with samples would be left the counterfactual round does nothing, so Delta = g ||mean - theta^n||: tested on the
 integer counts, never on w_W == 1. The counterfactual is the same schedule with W absent and its slots not refilled.
 
@@ -34,7 +34,7 @@ def client_increments(
     mean_shift: float | Floats,
     server_rate: float,
 ) -> Floats:
-    """Delta_c of clients taken one at a time, from scalars: g n_c / (N - n_c) drift_c.
+    """Delta_c of clients taken one at a time, from scalars: g n_c / (N - n_c) drift_c (eq. 13 of the paper).
 
     The participants of one round, or the rounds of one client (then `total_samples` and `mean_shift` are arrays).
 
@@ -54,7 +54,7 @@ def population_increments(samples: Integers, drifts: Floats, population_samples:
     """What the authors' code adds instead: n_c / (|D_I| - n_c) drift_c with |D_I| the whole federation.
 
     About (M-1)/(m-1) times too small when m of M clients take part. It exists to reproduce the paper's
-    figures; such a run can be compared, never certified.
+    figures; such a run can be compared, never certified (docs/theory.md, section 3.4).
     """
     return server_rate * samples / np.maximum(population_samples - samples, 1) * drifts
 
@@ -62,7 +62,7 @@ def population_increments(samples: Integers, drifts: Floats, population_samples:
 def set_increment_bound(
     samples: Integers, drifts: Floats, total_samples: int, mean_shift: float, server_rate: float
 ) -> float:
-    """Delta_W from the scalars of its members alone, by the triangle inequality.
+    """Delta_W from the scalars of its members alone, by the triangle inequality (docs/theory.md, section 3.2).
 
     `samples` and `drifts` are those of W∩S. Delta_W <= g sum_c n_c drift_c / (N - n_W).
     """

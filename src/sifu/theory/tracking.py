@@ -1,4 +1,4 @@
-"""Psi of every client, kept up to date in O(participants) a round (theorem 1, eq. 8 of the paper).
+"""Psi of every client, in O(participants) a round (theorem 1, eq. 9 of the paper; docs/theory.md, section 4).
 
     Psi(n+1, c) = L_n(c) Psi(n, c) + Delta_c(n),        Psi(0, c) = 0
 
@@ -73,7 +73,10 @@ def summarise_round(
 
 
 def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
-    """max(1, |1-g| + g max P_i), or 1 where g max alpha_i <= 1: no L of the round is larger, for any W."""
+    """max(1, |1-g| + g max P_i), or 1 where g max alpha_i <= 1: no L of the round is larger, for any W.
+
+    docs/theory.md, section 6.4.
+    """
     if regularity.factor_max <= 1.0 and (server_rate <= 1.0 or server_rate * regularity.averagedness_max * _UP <= 1.0):
         return 1.0
     return max(1.0, (abs(1.0 - server_rate) + server_rate * regularity.factor_max) * _UP)

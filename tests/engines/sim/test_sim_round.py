@@ -1,4 +1,4 @@
-"""What a round promises: it is a function of its arguments, it averages as eq. 4 says, it refuses bad models."""
+"""A round is a function of its arguments, averages as eq. 5 of the paper says, and refuses bad models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_later_changes_to_the_data_have_no_effect(make_clients):
 
 
 @pytest.mark.parametrize("server_rate", [0.5, 1.0, 1.5])
-def test_the_round_is_equation_4(make_federation, server_rate):
+def test_the_round_is_equation_5(make_federation, server_rate):
     """mean, shift, drifts and Gram matrix from the single clients' own rounds, in extended precision."""
     federation = make_federation(server_rate=server_rate, batch_size=4)
     start = np.random.default_rng(0).standard_normal(federation.layout.size)

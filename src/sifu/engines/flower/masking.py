@@ -1,5 +1,7 @@
 """Updates that only their sum can be read from: pairwise masks modulo 2^64 over fixed-point numbers.
 
+docs/theory.md, section 11.
+
 Every two participants i < j of a round share a secret s_ij (X25519, keys made for this round alone) and stretch it to a
 vector PRG(s_ij) (HKDF-SHA256, then ChaCha20). With n_i samples and the scale 2^b client i sends
 

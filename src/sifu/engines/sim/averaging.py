@@ -1,6 +1,8 @@
 """The server's side of a round: the weighted mean, and how far each client's model is from it.
 
-    mean = sum_i w_i theta_i,   w_i = |D_i| / sum_j |D_j|,   drift_i = ||theta_i - mean||     (DESIGN section 2)
+    mean = sum_i w_i theta_i,   w_i = |D_i| / sum_j |D_j|,   drift_i = ||theta_i - mean||
+
+(eq. 5 of the paper; docs/theory.md, section 2.1).
 
 Models come as theta_i = base + u_i with one `base` for all of them (zero, or a multiple of the model the round
 started from), so that mean = base + m with m = sum_i w_i u_i, and drift_i = ||u_i - m||: the base drops out.

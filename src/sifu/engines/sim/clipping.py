@@ -1,7 +1,7 @@
 """Clipped and noised updates: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
 
 c_i = u_i min(1, C / ||u_i||) is the update u_i = theta_i - theta of client i, clipped. The order of the sums matters
-for what can be proven (`sifu.theory.composition`): the clipped updates are averaged by themselves, so their
+for what can be proven (docs/theory.md, section 10): the clipped updates are averaged by themselves, so their
 rounding is bounded by C alone; the noise is averaged by itself and touches no data; one addition joins them, and
 what follows is post-processing. Everything is float64, also where the model is not.
 

@@ -1,6 +1,6 @@
 """The embedded simulator: FedAvg over clients that live in this process.
 
-One round (eq. 4): draw the participants, train each from the same model, average, step with the server
+One round (eq. 5 of the paper): draw the participants, train each from the same model, average, step with the server
 rate. Same model, position and active clients give the same bits on one machine with one number of threads.
 """
 

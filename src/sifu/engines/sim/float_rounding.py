@@ -1,5 +1,7 @@
 r"""How far floating point can have moved a round of a linear model from exact arithmetic.
 
+docs/theory.md, section 6.3.
+
 One local step in exact arithmetic is T(W) = W - eta (X'(s(XW) - Y)/b + lambda W) with X (b x d, bias column
 included) the batch and s the softmax, the sigmoid or the identity. Write u = 2^-53, ||X|| for the spectral norm,
 c for the curvature factor (s is c-Lipschitz: 1/2, 1/4, 1), and suppose eta beta <= 2. Then, for every batch

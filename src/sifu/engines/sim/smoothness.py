@@ -1,11 +1,11 @@
-"""How curved a client's loss can be: beta of a linear model, measured as an upper bound.
+"""How curved a client's loss can be: beta of a linear model, measured as an upper bound (docs/theory.md, section 5.7).
 
 With X the n x d matrix of samples extended by a column of ones and f the mean loss over the samples,
 
     beta = factor * lambda_max(X'X) / n,       factor = 1/2 softmax, 1/4 logistic, 1 half squared error,
 
 plus weight decay, which adds to every eigenvalue. A mini-batch of b samples descends another loss; all
-batches of a client are covered by (DESIGN section 4)
+batches of a client are covered by (docs/theory.md, section 5.4)
 
     beta_batch <= min( (n / b_min) beta, max_rows factor (||x||^2 + 1) ),
 
