@@ -1,0 +1,32 @@
+"""Closed-form heads: a model that is a function of a sum over clients, so that forgetting is a subtraction.
+
+A public feature map phi gives every sample k numbers; a constant 1 is appended. Client i forms, in fixed point,
+
+    Phi^ = rint(2^a phi),   T^ = rint(2^b t),   G_i = Phi^' Phi^,   H_i = Phi^' T^,   n_i,   q_i = sum ||T^||^2
+
+and the head of the clients that stay is W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)) with G and H their sums
+(docs/theory.md, closed-form heads). Everything before W is an integer, so what is left after a client is subtracted is,
+bit for bit, what the others would have sent without it.
+
+`fixed_point` has the numbers a, b, c, k; `targets` turns labels into t; `statistics` forms, adds, subtracts and
+digests (G, H, n, q); `statistics_check` refuses what no data can have given; `ridge` chooses lambda and solves for W.
+"""
+
+from sifu.theory.closed_form.fixed_point import FixedPoint
+from sifu.theory.closed_form.ridge import Head, fit_head, penalty, relative_penalty_by_gcv
+from sifu.theory.closed_form.statistics import Statistics, statistics_of, total
+from sifu.theory.closed_form.statistics_check import check_statistics
+from sifu.theory.closed_form.targets import Targets
+
+__all__ = [
+    "FixedPoint",
+    "Head",
+    "Statistics",
+    "Targets",
+    "check_statistics",
+    "fit_head",
+    "penalty",
+    "relative_penalty_by_gcv",
+    "statistics_of",
+    "total",
+]

@@ -1,0 +1,132 @@
+"""Features and targets as whole numbers, small enough that sums of their products are exact.
+
+A float64 matrix product is exact, and independent of order, threads and library, as long as every partial sum is an
+integer of at most 2^53. By Cauchy-Schwarz sum_i ||Phi^_i||^2 <= 2^53 is enough (docs/theory.md, closed-form heads).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.errors import InputError
+
+Floats = NDArray[np.float64]
+
+EXACT = 2**53
+"""Whole numbers up to here are float64 numbers, all of them."""
+LARGEST_SUM = 2**63 - 1
+"""Sums over clients are int64."""
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How a federation writes its numbers: agreed on before anybody sends anything, and part of every digest.
+
+    `feature_bits` is a, `target_bits` is b, `norm` is c (the largest length of a sample's features), `features` is k
+    (without the constant 1), `outputs` the width of a target and `target_norm` the largest length of a target.
+
+    >>> FixedPoint(features=2048, outputs=10).samples_at_most
+    21260760
+    """
+
+    features: int
+    outputs: int
+    feature_bits: int = 16
+    target_bits: int = 16
+    norm: float = 10.0
+    target_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("features", "outputs", "feature_bits", "target_bits"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} of the fixed point must be a whole number of at least 1, found {value!r}")
+        for name in ("norm", "target_norm"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and 0.0 < value < math.inf):
+                raise InputError(f"{name} of the fixed point must be a positive number, found {value!r}")
+            object.__setattr__(self, name, float(value))  # 10 and 10.0 are one norm, and have one digest
+        if max(self.feature_bits, self.target_bits) > 52 or max(self.row_limit, self.target_limit) > EXACT:
+            raise InputError(
+                f"a sample of norm {self.norm} in units of 2^-{self.feature_bits} and a target of norm "
+                f"{self.target_norm} in units of 2^-{self.target_bits} do not fit 53 bits: use fewer bits"
+            )
+
+    @property
+    def width(self) -> int:
+        """k + 1: the features and the constant."""
+        return self.features + 1
+
+    @property
+    def unit(self) -> int:
+        """2^a, which is the constant 1 in fixed point."""
+        return 1 << self.feature_bits
+
+    @property
+    def row_limit(self) -> int:
+        """The largest ||Phi^||^2 of a sample: (2^a c + sqrt(k) / 2)^2 + 2^2a, since rint moves each by half a unit."""
+        longest = math.ldexp(self.norm, self.feature_bits) + math.sqrt(self.features) / 2.0
+        return math.ceil(longest * longest * (1.0 + 1e-9)) + self.unit**2
+
+    @property
+    def target_limit(self) -> int:
+        """The largest ||T^||^2 of a sample: (2^b times the largest length of a target + sqrt(outputs) / 2)^2."""
+        longest = math.ldexp(self.target_norm, self.target_bits) + math.sqrt(self.outputs) / 2.0
+        return math.ceil(longest * longest * (1.0 + 1e-9))
+
+    @property
+    def samples_at_most(self) -> int:
+        """With so many samples in all clients together no sum can leave int64, whoever sends what is allowed."""
+        return LARGEST_SUM // max(self.row_limit, self.target_limit)
+
+    def quantised_features(self, phi: NDArray[Any]) -> Floats:
+        """Phi^ = rint(2^a phi) with the constant 2^a appended, as whole numbers in float64.
+
+        >>> FixedPoint(features=2, outputs=1, feature_bits=4).quantised_features(np.array([[0.5, -0.26]]))
+        array([[ 8., -4., 16.]])
+        """
+        rows = _rows(phi, self.features, "features")
+        quantised = np.empty((rows.shape[0], self.width))
+        np.rint(np.ldexp(rows, self.feature_bits), out=quantised[:, :-1])
+        quantised[:, -1] = self.unit
+        _check_lengths(quantised, self.row_limit, f"features of a sample are longer than norm = {self.norm}")
+        return quantised
+
+    def quantised_targets(self, targets: NDArray[Any]) -> Floats:
+        """T^ = rint(2^b t), as whole numbers in float64.
+
+        >>> FixedPoint(features=2, outputs=2, target_bits=4).quantised_targets(np.array([[0.5, -0.5]]))
+        array([[ 8., -8.]])
+        """
+        rows = _rows(targets, self.outputs, "targets")
+        quantised = np.rint(np.ldexp(rows, self.target_bits))
+        _check_lengths(quantised, self.target_limit, f"a target is longer than target_norm = {self.target_norm}")
+        return quantised
+
+    def describe(self) -> str:
+        """One line of text that two federations share exactly when they write numbers alike."""
+        return (
+            f"features={self.features} outputs={self.outputs} feature_bits={self.feature_bits} "
+            f"target_bits={self.target_bits} norm={self.norm!r} target_norm={self.target_norm!r}"
+        )
+
+
+def _rows(values: NDArray[Any], width: int, name: str) -> Floats:
+    rows = np.asarray(values, dtype=np.float64)
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise InputError(f"{name} have shape {rows.shape}; ({width},) numbers for each sample were expected")
+    if not np.all(np.isfinite(rows)):
+        raise InputError(f"{name} hold NaN or infinity: nothing was computed from them")
+    return rows
+
+
+def _check_lengths(quantised: Floats, limit: int, complaint: str) -> None:
+    """Squared lengths within the limit; those that are not may be inexact, but not small."""
+    longest = float(np.max(np.einsum("ij,ij->i", quantised, quantised), initial=0.0))
+    if longest > limit:
+        raise InputError(f"{complaint}: {longest:.6g} found where {limit} is the limit; scale each sample by itself")

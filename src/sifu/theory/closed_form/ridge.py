@@ -1,0 +1,177 @@
+"""The head: ridge regression from the sums alone, with lambda fixed or by generalised cross-validation.
+
+    W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)),      lambda = r trace(G) / (2^2a (k + 1))
+
+(docs/theory.md, closed-form heads). r is fixed, or the value of a fixed grid with the smallest
+generalised cross-validation score (Golub, Heath and Wahba 1979), which needs G, H, n and q of those who stay:
+
+    score(r) = (||T - Phi W||^2 / n) / (1 - sum_j s_j / (s_j + lambda) / n)^2,
+    ||T - Phi W||^2 = q - 2 tr(W'H) + tr(W'GW)     with s_j the eigenvalues of G, everything scaled.
+
+Every solve runs on one thread: the same statistics give the same bits on the same machine, and the same head to a
+relative 1e-9 on any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from sifu.core.errors import InputError
+from sifu.theory.closed_form.fixed_point import FixedPoint, Floats
+from sifu.theory.closed_form.statistics import Statistics
+
+GRID = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))
+"""The values of r that cross-validation chooses from: eight for each factor of ten from 1e-8 to 100."""
+RESIDUAL = 1e-9
+"""The head solves its equations to this, relative to the right-hand side."""
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A linear model on the features and the constant: `weights` (k + 1, outputs), and how lambda was chosen.
+
+    `relative_penalty` is r, `penalty` lambda; `residual` is what is left of the equations, relative to H.
+    """
+
+    fixed: FixedPoint
+    weights: Floats
+    relative_penalty: float
+    penalty: float
+    residual: float
+
+    def predict(self, phi: NDArray[Any]) -> Floats:
+        """Predicted targets of samples with these features; `Targets.decode` turns them into labels."""
+        rows = np.asarray(phi, dtype=np.float64)
+        return rows @ self.weights[:-1] + self.weights[-1]
+
+    def digest(self) -> str:
+        """SHA-256 of the weights as little-endian float64: equal on one machine, not promised between machines."""
+        return hashlib.sha256(np.ascontiguousarray(self.weights).astype("<f8", copy=False).data).hexdigest()
+
+
+def penalty(statistics: Statistics, relative: float) -> float:
+    """lambda = r trace(G) / (2^2a (k + 1)).
+
+    >>> from sifu.theory.closed_form.statistics import statistics_of
+    >>> fixed = FixedPoint(features=1, outputs=1)
+    >>> penalty(statistics_of(fixed, np.array([[3.0]]), np.array([[1.0]])), 0.1)  # trace 3^2 + 1^2
+    0.5
+    """
+    if not 0.0 < relative < math.inf:
+        raise InputError(f"the relative penalty r must be a positive number, found {relative}")
+    fixed = statistics.fixed
+    trace = sum(int(value) for value in np.diagonal(statistics.gram))
+    return relative * math.ldexp(trace / fixed.width, -2 * fixed.feature_bits)
+
+
+def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
+    """The head of these statistics, with r given or, where it is None, by generalised cross-validation.
+
+    >>> from sifu.theory.closed_form.statistics import statistics_of
+    >>> fixed = FixedPoint(features=1, outputs=1)
+    >>> data = statistics_of(fixed, np.array([[-1.0], [1.0]]), np.array([[-0.5], [0.5]]))
+    >>> fit_head(data, 0.25).weights.round(6)  # slope 0.5 * 2 / (2 + 0.5), and nothing constant
+    array([[0.4],
+           [0. ]])
+    """
+    if statistics.samples < 1:
+        raise InputError("nobody is left: a head needs the statistics of at least one sample")
+    with threadpool_limits(limits=1):
+        chosen = relative_penalty_by_gcv(statistics) if relative is None else float(relative)
+        ridge = penalty(statistics, chosen)
+        gram, cross = _scaled(statistics)
+        gram[np.diag_indices_from(gram)] += ridge
+        factor = scipy.linalg.cho_factor(gram, lower=True, check_finite=False)
+        weights = scipy.linalg.cho_solve(factor, cross, check_finite=False)
+        left = cross - gram @ weights
+        weights += scipy.linalg.cho_solve(factor, left, check_finite=False)  # one step of refinement
+        residual = _relative(cross - gram @ weights, cross)
+    if not residual <= RESIDUAL:  # NaN is refused as well
+        raise InputError(
+            f"the equations of the head are left with a relative residual of {residual:.2g}, where {RESIDUAL:g} is "
+            f"allowed: r = {chosen:g} is too small for these features"
+        )
+    return Head(statistics.fixed, weights, chosen, ridge, residual)
+
+
+def relative_penalty_by_gcv(statistics: Statistics, grid: tuple[float, ...] = GRID) -> float:
+    """The r of the grid with the smallest score; ties go to the larger one, which is the smoother head."""
+    scores = gcv_scores(statistics, grid)
+    if not np.any(np.isfinite(scores)):
+        raise InputError(
+            f"cross-validation cannot tell any penalty of the grid from another with {statistics.samples} samples; "
+            "fix r in the spec"
+        )
+    return grid[len(grid) - 1 - int(np.argmin(scores[::-1]))]
+
+
+def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats:
+    """The score of each r; infinite where the residual is too small to be told from rounding, or nothing is left of n.
+
+    G is brought to tridiagonal form once, G = Q D Q'; then every r costs a tridiagonal solve, and the eigenvalues are
+    found without eigenvectors.
+    """
+    samples, fixed = statistics.samples, statistics.fixed
+    if samples < 1:
+        raise InputError("nobody is left: cross-validation needs the statistics of at least one sample")
+    gram, cross = _scaled(statistics)
+    energy = math.ldexp(statistics.target_energy, -2 * fixed.target_bits)
+    with threadpool_limits(limits=1):
+        diagonal, beside, rotated = _tridiagonal(gram, cross)
+        values = scipy.linalg.eigh_tridiagonal(diagonal, beside, eigvals_only=True, check_finite=False)
+        values = np.maximum(values, 0.0)
+        scores = np.full(len(grid), np.inf)
+        noise = 64.0 * np.finfo(np.float64).eps * fixed.width * energy
+        for place, relative in enumerate(grid):
+            ridge = penalty(statistics, relative)
+            weights = scipy.linalg.solveh_banded(
+                np.stack([diagonal + ridge, np.append(beside, 0.0)]), rotated, lower=True, check_finite=False
+            )
+            # W'(G + lambda I)W = W'H, so q - 2 tr(W'H) + tr(W'GW) = q - tr(W'H) - lambda ||W||^2.
+            fitted = float(np.sum(weights * rotated))
+            left = energy - fitted - ridge * float(np.sum(weights * weights))
+            free = 1.0 - float(np.sum(values / (values + ridge))) / samples
+            if left > noise and free > 1e-9:
+                scores[place] = left / samples / (free * free)
+    return scores
+
+
+def _scaled(statistics: Statistics) -> tuple[Floats, Floats]:
+    """G / 2^2a and H / 2^(a+b) in float64: a power of two changes no digit."""
+    fixed = statistics.fixed
+    gram = np.ldexp(statistics.gram.astype(np.float64), -2 * fixed.feature_bits)
+    return gram, np.ldexp(statistics.cross.astype(np.float64), -fixed.feature_bits - fixed.target_bits)
+
+
+def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
+    """The diagonal and the one beside it of D = Q'GQ, and Q'H."""
+    work, _ = scipy.linalg.lapack.dsytrd_lwork(gram.shape[0], lower=1)
+    reduced, diagonal, beside, scales, failed = scipy.linalg.lapack.dsytrd(
+        np.asfortranarray(gram), lower=1, lwork=int(work), overwrite_a=1
+    )
+    if failed:
+        raise InputError(f"the tridiagonal form of G was not found (LAPACK says {failed}); are its entries numbers?")
+    # The first row and column of Q are those of the identity; below, it is the product of the reflectors as dgeqrf
+    # stores them.
+    rotated = np.array(cross, order="F")
+    if gram.shape[0] > 1:
+        work = scipy.linalg.lapack.dormqr("L", "T", reduced[1:, :-1], scales, rotated[1:], lwork=-1)[1]
+        rotated[1:], _, failed = scipy.linalg.lapack.dormqr(
+            "L", "T", reduced[1:, :-1], scales, rotated[1:], lwork=int(work[0])
+        )
+        if failed:
+            raise InputError(f"H could not be rotated to the tridiagonal form of G (LAPACK says {failed})")
+    return diagonal, beside, rotated
+
+
+def _relative(left: Floats, reference: Floats) -> float:
+    scale = float(np.linalg.norm(reference))
+    return float(np.linalg.norm(left)) / scale if scale else float(np.linalg.norm(left))

@@ -1,0 +1,134 @@
+"""Statistics that no samples can have are refused, and the refusal names what is wrong.
+
+Whatever data a client has, its (G, H, n, q) obey (docs/theory.md, closed-form heads):
+
+    G = G',   G positive semi-definite,   G_kk = n 2^2a at the constant,   trace(G) <= n row_limit,
+    |G_jl|^2 <= G_jj G_ll,   0 <= q <= n target_limit,   |H_jo|^2 <= G_jj q,
+    G_jj = s_j mod 2 with s_j = G_jk / 2^a,   |s_j|^2 <= n G_jj,
+
+where s_j, the sum of a column of Phi^, is a whole number because the constant is 2^a in every row, and squares are as
+odd or even as the numbers. All but one are compared as exact integers. Positive semi-definiteness is a Cholesky
+factorisation in float64 of G plus what rounding can be, so a slightly negative direction may pass. A client that makes
+up data that could exist passes too: the check keeps out nonsense, not lies.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from sifu.core.errors import InputError
+from sifu.theory.closed_form.statistics import Statistics
+
+
+class Flaw(enum.Enum):
+    """Why statistics are refused, each with its sentence."""
+
+    SAMPLES = "the number of samples is negative, zero with other statistics, or beyond what a sum has room for"
+    SYMMETRY = "G is not symmetric"
+    CONSTANT = "the square of the constant feature is not n 2^2a"
+    WHOLE_SUMS = "the product of a feature with the constant is not a multiple of 2^a"
+    DIAGONAL = "a square of G is negative"
+    PARITY = "the square of a feature is odd where its sum is even, or the other way round"
+    COLUMN_SUM = "the sum of a feature is larger than its square and the number of samples allow"
+    TRACE = "the trace of G is larger than samples of the agreed norm can give"
+    CAUCHY_SCHWARZ = "an entry of G is larger than its two squares allow"
+    SEMI_DEFINITE = "G has a negative direction"
+    TARGETS = "the target energy is negative or larger than targets of the agreed norm can give"
+    CROSS = "an entry of H is larger than the square of its feature and the target energy allow"
+
+
+class HostileStatisticsError(InputError):
+    """Statistics that no samples can have; `flaw` says why."""
+
+    def __init__(self, owner: str, flaw: Flaw, detail: str) -> None:
+        super().__init__(f"the statistics of {owner} are refused: {flaw.value} ({detail})")
+        self.flaw = flaw
+
+
+def check_statistics(statistics: Statistics, owner: str) -> None:
+    """Refuse the statistics of `owner` where no samples can have given them.
+
+    >>> import numpy as np
+    >>> from sifu.theory.closed_form import FixedPoint, statistics_of
+    >>> data = statistics_of(FixedPoint(features=1, outputs=1), np.array([[3.0]]), np.array([[1.0]]))
+    >>> check_statistics(data, "client a")
+    >>> find_flaw(Statistics(data.fixed, data.gram, data.cross, 2, data.target_energy))
+    (<Flaw.CONSTANT: 'the square of the constant feature is not n 2^2a'>, '4294967296 for 2 samples')
+    """
+    flaw, detail = find_flaw(statistics)
+    if flaw is not None:
+        raise HostileStatisticsError(owner, flaw, detail)
+
+
+def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
+    """The first flaw of these statistics and what was found; (None, "") where there is none."""
+    fixed, gram, cross = statistics.fixed, statistics.gram, statistics.cross
+    samples, energy = statistics.samples, statistics.target_energy
+    if not 0 <= samples <= fixed.samples_at_most:
+        return Flaw.SAMPLES, f"{samples} samples"
+    if samples == 0 and (energy or np.any(gram) or np.any(cross)):
+        return Flaw.SAMPLES, "no samples, but not all zero"
+    if not np.array_equal(gram, gram.T):
+        return Flaw.SYMMETRY, f"{int(np.count_nonzero(gram != gram.T)) // 2} pairs differ"
+    squares = np.diagonal(gram)
+    if int(squares[-1]) != samples * fixed.unit**2:
+        return Flaw.CONSTANT, f"{int(squares[-1])} for {samples} samples"
+    sums, rest = np.divmod(gram[-1], fixed.unit)
+    if np.any(rest):
+        return Flaw.WHOLE_SUMS, f"feature {int(np.argmax(rest != 0))}"
+    if np.any(squares < 0):
+        return Flaw.DIAGONAL, f"feature {int(np.argmin(squares))}: {int(squares.min())}"
+    if np.any((squares - sums) & 1):
+        return Flaw.PARITY, f"feature {int(np.argmax((squares - sums) & 1))}"
+    diagonal = [int(square) for square in squares]
+    for feature, (column_sum, square) in enumerate(zip(sums.tolist(), diagonal, strict=True)):
+        if column_sum**2 > samples * square:
+            return Flaw.COLUMN_SUM, f"feature {feature}: sum {column_sum}, square {square}, {samples} samples"
+    if sum(diagonal) > samples * fixed.row_limit:
+        return Flaw.TRACE, f"{sum(diagonal)} where {samples * fixed.row_limit} is the limit"
+    if not 0 <= energy <= samples * fixed.target_limit:
+        return Flaw.TARGETS, f"{energy} where {samples * fixed.target_limit} is the limit"
+    place = _beyond(gram, diagonal, diagonal)
+    if place is not None:
+        return Flaw.CAUCHY_SCHWARZ, f"row {place[0]}, column {place[1]}: {int(gram[place])}"
+    place = _beyond(cross, diagonal, [energy] * fixed.outputs)
+    if place is not None:
+        return Flaw.CROSS, f"row {place[0]}, column {place[1]}: {int(cross[place])}"
+    if not _semi_definite(gram):
+        return Flaw.SEMI_DEFINITE, "beyond what rounding can be"
+    return None, ""
+
+
+def _beyond(entries: NDArray[np.int64], rows: list[int], columns: list[int]) -> tuple[int, int] | None:
+    """A place with entry^2 > row * column: candidates in float64, then exactly."""
+    left, right = (np.sqrt(np.array(bounds, dtype=np.float64)) for bounds in (rows, columns))
+    # Not abs: the smallest int64 has no positive counterpart.
+    magnitudes = np.abs(entries.astype(np.float64))
+    near = magnitudes > (left * (1.0 - 1e-12))[:, None] * right[None, :]
+    near[np.diag_indices(min(entries.shape))] &= entries.shape[0] != entries.shape[1]  # a square is equal to itself
+    for row, column in np.argwhere(near):
+        if int(entries[row, column]) ** 2 > rows[row] * columns[column]:
+            return int(row), int(column)
+    return None
+
+
+def _semi_definite(gram: NDArray[np.int64]) -> bool:
+    """Whether G + shift I has a Cholesky factor, with the shift what rounding of the factorisation can be.
+
+    In units where every square is 1, a factorisation of a semi-definite matrix of size m fails at most when its
+    smallest eigenvalue is below m^2 times the unit roundoff (Higham 2002, theorem 10.7, and its remark on scaling).
+    """
+    present = np.diagonal(gram) > 0
+    kept = gram[np.ix_(present, present)].astype(np.float64)
+    lengths = np.sqrt(np.diagonal(kept))
+    kept /= lengths[:, None]
+    kept /= lengths[None, :]
+    kept[np.diag_indices_from(kept)] += 4.0 * kept.shape[0] ** 2 * np.finfo(np.float64).eps
+    with threadpool_limits(limits=1):
+        _, failed = scipy.linalg.lapack.dpotrf(kept, lower=1, overwrite_a=1)
+    return bool(failed == 0)

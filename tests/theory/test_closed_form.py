@@ -1,0 +1,326 @@
+"""Closed-form heads: integers that forget to the bit, heads and penalties against independent ways to compute them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.linear_model import Ridge
+
+from sifu.core.errors import InputError
+from sifu.theory.closed_form import FixedPoint, Statistics, Targets, fit_head, penalty, statistics_of, total
+from sifu.theory.closed_form.ridge import GRID, gcv_scores, relative_penalty_by_gcv
+from sifu.theory.closed_form.statistics import exact_blocks, statistics_of_chunks
+from sifu.theory.closed_form.statistics_check import Flaw, HostileStatisticsError, check_statistics, find_flaw
+
+Floats = NDArray[np.float64]
+FIXED = FixedPoint(features=4, outputs=3)
+
+
+def samples(count: int, seed: int, fixed: FixedPoint = FIXED) -> tuple[Floats, Floats]:
+    """Features of norm at most c and one-hot targets."""
+    generator = np.random.default_rng(seed)
+    phi = generator.normal(size=(count, fixed.features)) * 10.0 ** generator.uniform(-3, 0.5, size=(count, 1))
+    phi *= np.minimum(1.0, fixed.norm / np.maximum(np.linalg.norm(phi, axis=1, keepdims=True), 1e-9))
+    return phi, Targets("classification", fixed.outputs).encode(generator.integers(fixed.outputs, size=count))
+
+
+# ---- exact integers
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 40), st.integers(0, 2**32), st.integers(2, 20), st.integers(2, 20))
+def test_statistics_are_those_of_python_integers(count: int, seed: int, feature_bits: int, target_bits: int) -> None:
+    fixed = replace(FIXED, feature_bits=feature_bits, target_bits=target_bits)
+    phi, targets = samples(count, seed, fixed)
+    features = [[round(float(x) * 2**feature_bits) for x in row] + [2**feature_bits] for row in phi]
+    wanted = [[round(float(x) * 2**target_bits) for x in row] for row in targets]
+    computed = statistics_of(fixed, phi, targets)
+    for j in range(fixed.width):
+        assert computed.gram[j].tolist() == [sum(row[j] * row[i] for row in features) for i in range(fixed.width)]
+        products = [sum(f[j] * t[o] for f, t in zip(features, wanted, strict=True)) for o in range(fixed.outputs)]
+        assert computed.cross[j].tolist() == products
+    assert computed.samples == count
+    assert computed.target_energy == sum(t * t for row in wanted for t in row)
+    check_statistics(computed, "an honest client")
+
+
+Operation = tuple[str, int, int]
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["join", "leave", "records"]), st.integers(0, 5), st.integers(0, 10**6)), max_size=25
+)
+
+
+def follow(operations: list[Operation]) -> tuple[Statistics, Floats, dict[int, tuple[Floats, Floats]]]:
+    """Joins, leaves and lost records, in this order: the running sum, a float64 one beside it, and what is left."""
+    held: dict[int, tuple[Floats, Floats]] = {}
+    sums, floats = Statistics.nobody(FIXED), np.zeros((FIXED.width, FIXED.width))
+    for kind, client, seed in operations:
+        before = held.get(client)
+        if (kind == "join") == (before is not None):
+            continue
+        after = None
+        if kind == "join":
+            after = samples(1 + seed % 7, seed)
+        elif kind == "records" and before is not None:
+            kept = np.random.default_rng(seed).random(len(before[0])) < 0.5
+            after = (before[0][kept], before[1][kept])
+        for data, sign in ((before, -1), (after, 1)):
+            if data is not None:
+                statistics = statistics_of(FIXED, *data)
+                sums = sums + statistics if sign > 0 else sums - statistics
+                rows = np.column_stack([data[0], np.ones(len(data[0]))])
+                floats = floats + sign * (rows.T @ rows)
+        if after is None:
+            del held[client]
+        else:
+            held[client] = after
+    return sums, floats, held
+
+
+def never_had_it(held: dict[int, tuple[Floats, Floats]]) -> Statistics:
+    """A federation of what is left, which never saw anything else."""
+    return total(FIXED, (statistics_of(FIXED, *held[client]) for client in sorted(held)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(OPERATIONS)
+def test_whatever_left_leaves_no_bit(operations: list[Operation]) -> None:
+    sums, _, held = follow(operations)
+    fresh = never_had_it(held)
+    assert sums == fresh
+    assert sums.digest() == fresh.digest()
+    if fresh.samples:
+        assert fit_head(sums, 0.01).digest() == fit_head(fresh, 0.01).digest()
+
+
+def test_negative_control_float64_sums_keep_traces() -> None:
+    operations: list[Operation] = [("join", client, 17 + client) for client in range(6)]
+    operations += [("leave", client, 0) for client in (1, 4, 2)]
+    sums, floats, held = follow(operations)
+    fresh = np.zeros_like(floats)
+    for client in sorted(held):
+        rows = np.column_stack([held[client][0], np.ones(len(held[client][0]))])
+        fresh += rows.T @ rows
+    assert sums == never_had_it(held)
+    np.testing.assert_allclose(floats, fresh, atol=1e-10)
+    assert not np.array_equal(floats, fresh)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.data())
+def test_neither_order_nor_pieces_matter(seed: int, count: int, data: st.DataObject) -> None:
+    phi, targets = samples(count, seed)
+    order = data.draw(st.permutations(range(count)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=4)))
+    pieces = [order[a:b] for a, b in zip([0, *cuts], [*cuts, count], strict=True)]
+    chunks = ((phi[list(piece)], targets[list(piece)]) for piece in pieces)
+    assert statistics_of_chunks(FIXED, chunks) == statistics_of(FIXED, phi, targets)
+
+
+def test_samples_are_cut_into_blocks_that_are_exact() -> None:
+    """24 bits: 32 samples fill 2^53 many times over, and a single float64 product would round."""
+    fixed = replace(FIXED, feature_bits=22, norm=20.0)
+    phi = np.random.default_rng(1).normal(size=(64, 4))
+    phi *= 20.0 / np.linalg.norm(phi, axis=1, keepdims=True)
+    targets = np.zeros((64, 3))
+    features = fixed.quantised_features(phi)
+    assert len(list(exact_blocks(features, targets))) > 5
+    exact = [[sum(int(a) * int(b) for a, b in zip(x, y, strict=True)) for y in features.T] for x in features.T]
+    assert statistics_of(fixed, phi, targets).gram.tolist() == exact
+    assert (features.T @ features).astype(np.int64).tolist() != exact  # negative control
+
+
+def test_words_and_digest_have_the_documented_form() -> None:
+    statistics = statistics_of(FIXED, *samples(9, 3))
+    words = [int(statistics.gram[row, column]) for row in range(5) for column in range(row + 1)]
+    words += [int(entry) for row in statistics.cross for entry in row] + [9, statistics.target_energy]
+    assert statistics.words().tolist() == words
+    assert Statistics.from_words(FIXED, statistics.words()) == statistics
+    line = "sifu statistics 1 features=4 outputs=3 feature_bits=16 target_bits=16 norm=10.0 target_norm=1.0\n"
+    raw = line.encode() + b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+    assert statistics.digest() == hashlib.sha256(raw).hexdigest()
+    assert statistics.digest() != replace(statistics, samples=8).digest()
+
+
+def test_words_add_up_modulo_2_to_the_64() -> None:
+    """What masks rely on: words may wrap around on the way, the sum is the sum's."""
+    parts = [statistics_of(FIXED, *samples(5, seed)) for seed in range(3)]
+    mask = np.random.default_rng(0).integers(2**64, size=parts[0].words().size, dtype=np.uint64)
+    words = parts[0].words().view(np.uint64) + mask + parts[1].words().view(np.uint64)
+    words = words + parts[2].words().view(np.uint64) - mask
+    assert Statistics.from_words(FIXED, words.view(np.int64)) == total(FIXED, parts)
+
+
+# ---- refusals
+
+
+def test_overflow_is_refused_before_it_happens() -> None:
+    statistics = statistics_of(FIXED, *samples(5, 1))
+    large = np.full_like(statistics.gram, 2**62)
+    full = Statistics(FIXED, large, statistics.cross, 5, 0)
+    with pytest.raises(InputError, match="beyond int64"):
+        full + full
+    with pytest.raises(InputError, match="beyond int64"):
+        total(FIXED, [full, statistics, full])
+    smallest = Statistics(FIXED, np.full_like(large, -(2**63)), statistics.cross, 5, 0)
+    with pytest.raises(InputError, match="beyond int64"):
+        total(FIXED, [smallest])
+    wide = FixedPoint(features=4, outputs=3, feature_bits=22, norm=20.0)
+    assert wide.samples_at_most < 2000
+    with pytest.raises(InputError, match="could overflow"):
+        statistics_of(wide, np.zeros((2000, 4)), np.zeros((2000, 3)))
+    with pytest.raises(InputError, match="fit 53 bits"):
+        FixedPoint(features=4, outputs=3, feature_bits=30)
+
+
+def test_what_does_not_belong_is_refused() -> None:
+    statistics = statistics_of(FIXED, *samples(5, 1))
+    with pytest.raises(InputError, match="not part of a sum"):
+        Statistics.nobody(FIXED) - statistics
+    with pytest.raises(InputError, match="do not belong"):
+        statistics + Statistics.nobody(replace(FIXED, feature_bits=12))
+    with pytest.raises(InputError, match="longer than norm"):
+        statistics_of(FIXED, np.full((1, 4), 6.0), np.zeros((1, 3)))
+    with pytest.raises(InputError, match="longer than target_norm"):
+        statistics_of(FIXED, np.zeros((1, 4)), np.ones((1, 3)))
+    with pytest.raises(InputError, match="NaN"):
+        statistics_of(FIXED, np.full((1, 4), np.nan), np.zeros((1, 3)))
+    with pytest.raises(InputError, match="nobody is left"):
+        fit_head(Statistics.nobody(FIXED))
+
+
+def changed(kind: Flaw) -> Statistics:
+    """Honest statistics with one lie in them."""
+    honest = statistics_of(FIXED, *samples(40, 5))
+    gram, cross = honest.gram.copy(), honest.cross.copy()
+    count, energy = honest.samples, honest.target_energy
+    unit = FIXED.unit
+    match kind:
+        case Flaw.SAMPLES:
+            count = -1
+        case Flaw.SYMMETRY:
+            gram[0, 1] += 1
+        case Flaw.CONSTANT:
+            count += 1
+        case Flaw.WHOLE_SUMS:
+            gram[-1, 0] += 1
+            gram[0, -1] += 1
+        case Flaw.DIAGONAL:
+            gram[0, 0] = -2
+        case Flaw.PARITY:
+            gram[0, 0] += 1
+        case Flaw.COLUMN_SUM:
+            gram[0, -1] = gram[-1, 0] = 2 * unit * (gram[0, 0] // 2) + unit * (gram[0, 0] % 2)
+        case Flaw.TRACE:
+            gram[0, 0] += 2 * count * FIXED.row_limit
+        case Flaw.CAUCHY_SCHWARZ:
+            gram[0, 1] = gram[1, 0] = int(np.sqrt(float(gram[0, 0]) * float(gram[1, 1]))) + 2
+        case Flaw.SEMI_DEFINITE:  # pairs are possible, all three together are not
+            for row, column in ((0, 1), (1, 2), (0, 2)):
+                entry = int(0.9 * np.sqrt(float(gram[row, row]) * float(gram[column, column])))
+                gram[row, column] = gram[column, row] = -entry
+        case Flaw.TARGETS:
+            energy = count * FIXED.target_limit + 1
+        case Flaw.CROSS:
+            cross[2, 1] = int(np.sqrt(float(gram[2, 2]) * float(energy))) + 2
+    return Statistics(FIXED, gram, cross, count, energy)
+
+
+@pytest.mark.parametrize("flaw", list(Flaw))
+def test_hostile_statistics_are_refused_and_named(flaw: Flaw) -> None:
+    assert find_flaw(changed(flaw))[0] is flaw
+    with pytest.raises(HostileStatisticsError, match="client mallory") as refusal:
+        check_statistics(changed(flaw), "client mallory")
+    assert refusal.value.flaw is flaw
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 60), st.integers(0, 2**32), st.integers(0, 3))
+def test_honest_statistics_pass_even_where_they_are_singular(count: int, seed: int, copies: int) -> None:
+    phi, targets = samples(count, seed)
+    phi[:, :copies] = phi[:, 3:]  # the same feature again, and again
+    phi *= 0.5
+    assert find_flaw(statistics_of(FIXED, phi, targets)) == (None, "")
+
+
+# ---- the head
+
+
+def test_the_head_is_that_of_other_libraries() -> None:
+    phi, targets = samples(200, 7)
+    statistics = statistics_of(FIXED, phi, targets)
+    head = fit_head(statistics, 0.003)
+    rows = FIXED.quantised_features(phi) / FIXED.unit
+    wanted = FIXED.quantised_targets(targets) / 2**FIXED.target_bits
+    ridge = Ridge(alpha=head.penalty, fit_intercept=False, solver="svd").fit(rows, wanted)
+    np.testing.assert_allclose(head.weights, ridge.coef_.T, rtol=1e-9, atol=1e-12)
+    stacked = np.vstack([rows, np.sqrt(head.penalty) * np.eye(FIXED.width)])
+    least = np.linalg.lstsq(stacked, np.vstack([wanted, np.zeros((FIXED.width, 3))]), rcond=None)[0]
+    np.testing.assert_allclose(head.weights, least, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(head.predict(rows[:, :-1]), rows @ least, rtol=1e-9, atol=1e-12)
+    assert head.residual <= 1e-9
+    assert penalty(statistics, 0.003) == pytest.approx(0.003 * np.trace(rows.T @ rows) / FIXED.width, rel=1e-12)
+
+
+@pytest.mark.parametrize(("count", "features"), [(300, 6), (40, 39), (30, 60), (8, 1)])
+def test_cross_validation_needs_only_the_sums(count: int, features: int) -> None:
+    """Against generalised cross-validation on the design matrix itself, whose hat matrix has n rows."""
+    fixed = FixedPoint(features=features, outputs=3)
+    phi, targets = samples(count, 11, fixed)
+    statistics = statistics_of(fixed, phi, targets)
+    rows = fixed.quantised_features(phi) / fixed.unit
+    wanted = fixed.quantised_targets(targets) / 2**fixed.target_bits
+    wanted += 0.0
+    scores = gcv_scores(statistics)
+    for relative, score in zip(GRID, scores, strict=True):
+        inverse = np.linalg.inv(rows.T @ rows + penalty(statistics, relative) * np.eye(fixed.width))
+        hat = rows @ inverse @ rows.T
+        left = np.sum((wanted - hat @ wanted) ** 2)
+        if relative >= 1e-4 and np.isfinite(score):
+            assert score == pytest.approx(left / count / (1.0 - np.trace(hat) / count) ** 2, rel=1e-5)
+    assert np.isfinite(scores).sum() > 40
+    assert relative_penalty_by_gcv(statistics) == GRID[int(np.argmin(scores))]
+    assert fit_head(statistics).relative_penalty == relative_penalty_by_gcv(statistics)
+
+
+def test_the_penalty_is_chosen_by_those_who_stay() -> None:
+    stay, leave = (statistics_of(FIXED, *samples(count, seed)) for count, seed in ((30, 1), (300, 2)))
+    together = fit_head(stay + leave)
+    assert fit_head((stay + leave) - leave).digest() == fit_head(stay).digest() != together.digest()
+
+
+def test_equations_that_cannot_be_solved_are_refused() -> None:
+    phi, targets = samples(10, 1)
+    with pytest.raises(InputError, match="positive number"):
+        fit_head(statistics_of(FIXED, phi, targets), 0.0)
+
+
+# ---- targets
+
+
+def test_targets_and_back() -> None:
+    generator = np.random.default_rng(0)
+    classes = generator.integers(5, size=20)
+    several = generator.integers(2, size=(20, 5))
+    numbers = generator.normal(60.0, 8.0, size=(20, 2))
+    regression = Targets("regression", 2, shift=(60.0, 50.0), scale=(10.0,))
+    for targets, labels in (
+        (Targets("classification", 5), classes),
+        (Targets("multi_label", 5, shift=(0.2,)), several),
+        (regression, numbers),
+    ):
+        encoded = targets.encode(labels)
+        assert np.all(np.linalg.norm(encoded, axis=1) <= targets.norm)
+        np.testing.assert_allclose(targets.decode(encoded), labels, rtol=1e-12)
+    with pytest.raises(InputError, match="scales from the shift"):
+        regression.encode(np.array([[60.0, 500.0]]))
+    with pytest.raises(InputError, match="0 or 1"):
+        Targets("multi_label", 5).encode(classes[:, None] * np.ones(5))
+    with pytest.raises(InputError, match="0 to 4"):
+        Targets("classification", 5).encode(np.array([5]))
