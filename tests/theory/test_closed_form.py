@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, fit_head, penalty, statistics_of, total
 from sifu.theory.closed_form.ridge import GRID, gcv_scores, relative_penalty_by_gcv
 from sifu.theory.closed_form.statistics import exact_blocks, statistics_of_chunks

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 Floats = NDArray[np.float64]
 

@@ -24,7 +24,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.theory.closed_form.fixed_point import FixedPoint, Floats
 from sifu.theory.closed_form.statistics import Statistics
 
@@ -49,8 +49,8 @@ class Head:
 
     def predict(self, phi: NDArray[Any]) -> Floats:
         """Predicted targets of samples with these features; `Targets.decode` turns them into labels."""
-        rows = np.asarray(phi, dtype=np.float64)
-        return rows @ self.weights[:-1] + self.weights[-1]
+        predictions: Floats = np.asarray(phi, dtype=np.float64) @ self.weights[:-1] + self.weights[-1]
+        return predictions
 
     def digest(self) -> str:
         """SHA-256 of the weights as little-endian float64: equal on one machine, not promised between machines."""

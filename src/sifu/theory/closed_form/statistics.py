@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.theory.closed_form.fixed_point import EXACT, LARGEST_SUM, FixedPoint, Floats
 
 Integers = NDArray[np.int64]

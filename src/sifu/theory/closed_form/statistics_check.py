@@ -21,7 +21,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 from sifu.theory.closed_form.statistics import Statistics
 
 

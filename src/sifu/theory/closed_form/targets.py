@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.errors import InputError
+from sifu.errors import InputError
 
 Floats = NDArray[np.float64]
 Task = Literal["classification", "multi_label", "regression"]
@@ -70,8 +70,8 @@ class Targets:
         if self.task == "multi_label":
             if not np.all((rows == 0.0) | (rows == 1.0)):
                 raise InputError("labels of a multi-label task must be 0 or 1")
-            return rows - np.asarray(self.shift)
-        targets = (rows - np.asarray(self.shift)) / np.asarray(self.scale)
+            return np.subtract(rows, self.shift)
+        targets: Floats = (rows - np.asarray(self.shift)) / np.asarray(self.scale)
         if not np.all(np.abs(targets) <= REACH):  # False for NaN
             worst = float(np.max(np.abs(targets)))
             raise InputError(
@@ -98,7 +98,7 @@ class Targets:
         array([[1, 0]])
         """
         if self.task == "classification":
-            return np.argmax(predictions, axis=1)
+            return np.asarray(np.argmax(predictions, axis=1))
         if self.task == "multi_label":
-            return (predictions + np.asarray(self.shift) > 0.5).astype(np.int64)
-        return predictions * np.asarray(self.scale) + np.asarray(self.shift)
+            return np.asarray(predictions + np.asarray(self.shift) > 0.5, dtype=np.int64)
+        return np.asarray(predictions * np.asarray(self.scale) + np.asarray(self.shift))
