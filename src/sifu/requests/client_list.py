@@ -69,11 +69,8 @@ def recorded_clients(reader: RunReader) -> tuple[Admitted, ...]:
 def listed_clients(folder: Path) -> tuple[Admitted, ...]:
     """The list of a run, or of a folder that will become one."""
     if (folder / DATABASE).exists():
-        reader = RunReader(folder)
-        try:
+        with RunReader(folder) as reader:
             return _known_clients(reader)
-        finally:
-            reader.close()
     return _clients_of_file(folder)
 
 
@@ -96,11 +93,8 @@ def run_id(folder: Path) -> str | None:
     """The random id of a run, which signed requests name; None before there is one."""
     if not (folder / DATABASE).exists():
         return None
-    reader = RunReader(folder)
-    try:
+    with RunReader(folder) as reader:
         return reader.value("run")
-    finally:
-        reader.close()
 
 
 def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
@@ -117,17 +111,12 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
     try:
         writer = RunWriter.open(folder)
     except RunBusyError:
-        reader = RunReader(folder)
-        try:
+        with RunReader(folder) as reader:
             _check(reader, change)
-        finally:
-            reader.close()
         post(folder, "clients", f"c-{secrets.token_hex(4)}", change)
         return False
-    try:
+    with writer:
         change_clients(writer, change)
-    finally:
-        writer.close()
     return True
 
 
@@ -188,8 +177,7 @@ def described_clients(folder: Path) -> list[dict[str, str]]:
     listed = [asdict(one) for one in listed_clients(folder)]
     if not (folder / DATABASE).exists():
         return listed
-    reader = RunReader(folder)
-    try:
+    with RunReader(folder) as reader:
         view, newcomers = RunView(reader), {one.name for one in joining(reader)}
         for one in listed:
             client = view.index_of.get(one["name"])
@@ -199,6 +187,4 @@ def described_clients(folder: Path) -> list[dict[str, str]]:
                 one["status"] = "waiting to be forgotten"
             elif one["name"] in newcomers:
                 one["status"] = "joining"
-    finally:
-        reader.close()
     return listed

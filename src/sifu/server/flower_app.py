@@ -202,20 +202,14 @@ class _Office:
         """A new run of the clients on the list, or of those that are there."""
         profiles = self._collect()
         engine, asked, resolved = self._make_engine(profiles, len(profiles))
-        writer = create_run(folder, asked, resolved, engine)
-        try:
+        with create_run(folder, asked, resolved, engine) as writer:
             self._admit(writer, profiles)
-        finally:
-            writer.close()
         return engine
 
     def continue_run(self, folder: Path) -> FlowerFederation:
         """The run as it was begun; its clients need not be there yet."""
-        reader = RunReader(folder)
-        try:
+        with RunReader(folder) as reader:
             reported, facts, joined = reader.value(REPORTED, ""), reader.facts, len(reader.joined())
-        finally:
-            reader.close()
         identity = facts["identity"]
         if (identity == AUTHENTICATED) != self._authenticated:
             raise InputError(
@@ -226,11 +220,8 @@ class _Office:
             profiles = [WireProfile.of_mapping(one) for one in json.loads(reported)]
         else:  # it was killed between its first event and its second
             profiles = self._collect()
-            writer = RunWriter.open(folder)
-            try:
+            with RunWriter.open(folder) as writer:
                 self._admit(writer, profiles)
-            finally:
-                writer.close()
         (folder / CLIENTS_FILE).unlink(missing_ok=True)
         engine, asked, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
         check_same_spec(open_run(folder, engine=engine), asked)

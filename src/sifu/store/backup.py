@@ -15,7 +15,7 @@ import shutil
 import sqlite3
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,9 @@ def write_backup(reader: RunReader, target: Path) -> None:
         try:
             for path in (temporary, copied):
                 os.close(create_private(path))
-            copy = sqlite3.connect(copied)
-            try:
+            with closing(sqlite3.connect(copied)) as copy:
                 reader.connection.backup(copy)
                 copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
-            finally:
-                copy.close()
             folder = reader.folder
             listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
             if (folder / STANDING_FILE).exists():

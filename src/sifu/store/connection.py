@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from sifu.errors import RunDamagedError
@@ -16,7 +17,7 @@ Version = tuple[int, int]
 
 
 class RunConnection:
-    """A run's database, open; damage becomes a sentence.
+    """A run's database, open until the end of its `with` block or until `close`; damage becomes a sentence.
 
     What hardly ever changes in a run (`constants`) is read once and may be handed on to the next connection to the run.
     """
@@ -35,6 +36,14 @@ class RunConnection:
     def close(self) -> None:
         """Close the database."""
         self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Within this block every read sees the same instant."""

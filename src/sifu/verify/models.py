@@ -74,8 +74,5 @@ def _model_problem(folder: Path, row: ModelRow | None) -> str | None:
 
 def _model_now(folder: Path, node: int) -> ModelRow | None:
     """The row as it is now, beside a writer at work."""
-    reader = RunReader(folder)
-    try:
+    with RunReader(folder) as reader:
         return reader.models().get(node)
-    finally:
-        reader.close()

@@ -96,11 +96,8 @@ def _updates_problem(folder: Path, row: UpdatesRow) -> str | None:
 
 def _updates_now(folder: Path) -> dict[str, UpdatesRow]:
     """The rows as they are now, beside a writer at work."""
-    reader = RunReader(folder)
-    try:
+    with RunReader(folder) as reader:
         return reader.updates()
-    finally:
-        reader.close()
 
 
 def check_updates_erased(

@@ -69,48 +69,44 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
     if result.problems:  # reading on might never end, or end in another folder
         result.checked.append("folder")
         return result
-    reader = RunReader(folder)
-    try:
-        with reader.snapshot():
-            if is_locked(folder / LOCK_FILE):
-                result.notes.append("the run is in use: files its writer is at work on were not checked")
-            result.public_key = reader.value("public_key", "")
-            for name, check in (
-                ("database", check_database),
-                ("ledger", check_ledger),
-                ("events", check_events),
-                ("events", check_recorded_nodes),
-                ("tables", check_tables),
-                ("tables", check_clients),
-                ("rounds", check_rounds),
-                ("history", check_history),
-                ("models", check_models),
-                ("models", check_moved),
-                ("updates", check_updates),
-                ("keys", check_keys),
-                ("certificates", check_certificates),
-                ("certificates", check_no_other_certificates),
-                ("folder", _check_belongs_together),
-                ("folder", lambda reader: _check_files_of_no_row(reader, result)),
-                ("requests", check_requests),
-                ("lifecycles", check_lifecycles),
-                ("purges", check_purges),
-                ("restored", check_restored),
-            ):
-                try:
-                    result.problems.extend(check(reader))
-                except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
-                    result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
-                if name not in result.checked:
-                    result.checked.append(name)
-                if result.problems and name in ("database", "ledger"):
-                    break  # what follows would only repeat it
+    with RunReader(folder) as reader, reader.snapshot():
+        if is_locked(folder / LOCK_FILE):
+            result.notes.append("the run is in use: files its writer is at work on were not checked")
+        result.public_key = reader.value("public_key", "")
+        for name, check in (
+            ("database", check_database),
+            ("ledger", check_ledger),
+            ("events", check_events),
+            ("events", check_recorded_nodes),
+            ("tables", check_tables),
+            ("tables", check_clients),
+            ("rounds", check_rounds),
+            ("history", check_history),
+            ("models", check_models),
+            ("models", check_moved),
+            ("updates", check_updates),
+            ("keys", check_keys),
+            ("certificates", check_certificates),
+            ("certificates", check_no_other_certificates),
+            ("folder", _check_belongs_together),
+            ("folder", lambda reader: _check_files_of_no_row(reader, result)),
+            ("requests", check_requests),
+            ("lifecycles", check_lifecycles),
+            ("purges", check_purges),
+            ("restored", check_restored),
+        ):
             try:
-                _check_against_outside(reader, result, public_key, anchor)
-            except Exception as error:
-                result.problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
-    finally:
-        reader.close()
+                result.problems.extend(check(reader))
+            except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
+                result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
+            if name not in result.checked:
+                result.checked.append(name)
+            if result.problems and name in ("database", "ledger"):
+                break  # what follows would only repeat it
+        try:
+            _check_against_outside(reader, result, public_key, anchor)
+        except Exception as error:
+            result.problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
     return result
 
 
