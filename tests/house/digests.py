@@ -136,13 +136,13 @@ BATCHES = {"rate": 0.05, "steps": 4, "batch": 4, "momentum": 0.9}
 
 
 def lanes(shape: tuple[int, ...], own: Any, **sections: dict[str, Any]) -> Callable[[], Digest]:
-    """A case of the GPU's kernels in Triton's interpreter."""
+    """A case of the GPU's kernels: on a GPU where there is one, otherwise in Triton's interpreter."""
 
     def case() -> Digest:
         from sifu.engines.sim.lanes import lane_engines
 
         federation, clients = _engine("softmax", shape, own, sections)
-        (engine,) = lane_engines([federation], [clients], "cpu")
+        (engine,) = lane_engines([federation], [clients], "cpu" if interpreted() else "cuda")
         try:
             return digest_of_rounds(engine, want_gram=False, want_updates=False, rounds=2)
         finally:
@@ -232,24 +232,27 @@ CASES: dict[str, Callable[[], Digest]] = {
 }
 
 
+def interpreted() -> bool:
+    """Whether the GPU's kernels run in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+
+
 def missing(name: str) -> str:
     """Why a case cannot run here; empty if it can."""
     if name.startswith("lanes") and importlib.util.find_spec("triton") is None:
         return "triton is not installed (there is none for this machine, or the dev extra is not installed)"
-    if name.startswith("lanes") and os.environ.get("TRITON_INTERPRET") != "1":
-        return "there is a GPU, and digests of lanes are those of Triton's interpreter: set TRITON_INTERPRET=1"
     if name.startswith("flower") and importlib.util.find_spec("flwr") is None:
         return "Flower is not installed: pip install sifu[flower]"
     return ""
 
 
 def machine_key() -> str:
-    """What digests depend on: processor, its instructions as torch and BLAS use them, torch and numpy."""
+    """What digests depend on: processor, its instructions as torch and BLAS use them, torch, numpy, a GPU."""
     blas = sorted({str(library.get("architecture", library["internal_api"])) for library in threadpool_info()
                    if library["user_api"] == "blas"})  # fmt: skip
     capability = torch.backends.cpu.get_cpu_capability()
     parts = (platform.machine(), capability, "+".join(blas), f"torch {torch.__version__}", f"numpy {np.__version__}")
-    return ", ".join(parts)
+    return ", ".join(parts if interpreted() else (*parts, torch.cuda.get_device_name()))
 
 
 @contextmanager
