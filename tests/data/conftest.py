@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import pickle
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -63,48 +62,28 @@ def write_idx(rng) -> Callable[..., dict[str, np.ndarray]]:
     return write
 
 
-def python2_batch(data: np.ndarray, labels: list[int], labels_key: str) -> bytes:
-    """A batch byte for byte as Python 2's cPickle wrote the official ones (protocol 2, plain strings)."""
-
-    def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value
-
-    def number(value: int) -> bytes:
-        return b"J" + value.to_bytes(4, "little", signed=True)
-
-    raw = data.tobytes()
-    dtype = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|") + b"NNN"
-    dtype += number(-1) + number(-1) + b"K\x00tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R"
-    array += b"(K\x01" + number(data.shape[0]) + number(data.shape[1]) + b"\x86" + dtype + b"\x89"
-    array += b"T" + len(raw).to_bytes(4, "little") + raw + b"tb"
-    items = text(b"data") + array
-    items += text(labels_key.encode()) + b"](" + b"".join(number(label) for label in labels) + b"e"
-    return b"\x80\x02}(" + items + b"u."
-
-
 @pytest.fixture
 def write_cifar(rng) -> Callable[..., dict[str, np.ndarray]]:
-    """The batches of CIFAR-10 or CIFAR-100, 4 images each, as Python 2 or Python 3 pickles them, or in a tar.gz."""
+    """The binary files of CIFAR-10 or CIFAR-100, 4 images each, in the official folder or in a tar.gz."""
 
-    def write(folder: Path, name: str, *, python2: bool = True, archive: bool = False) -> dict[str, np.ndarray]:
+    def write(folder: Path, name: str, *, archive: bool = False) -> dict[str, np.ndarray]:
         if name == "cifar10":
-            train, test = [f"data_batch_{i}" for i in range(1, 6)], "test_batch"
-            inner, tar_name, meta, count = "cifar-10-batches-py", "cifar-10-python.tar.gz", "batches.meta", 10
-            labels_key, names_key = "labels", "label_names"
+            train, test = [f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin"
+            inner, tar_name, names = "cifar-10-batches-bin", "cifar-10-binary.tar.gz", "batches.meta.txt"
+            count = 10
         else:
-            train, test, inner, tar_name = ["train"], "test", "cifar-100-python", "cifar-100-python.tar.gz"
-            meta, count, labels_key, names_key = "meta", 100, "fine_labels", "fine_label_names"
-        files = {meta: pickle.dumps({names_key: [f"class {i}" for i in range(count)]}, protocol=2)}
+            train, test, inner, tar_name = ["train.bin"], "test.bin", "cifar-100-binary", "cifar-100-binary.tar.gz"
+            names, count = "fine_label_names.txt", 100
+        files = {names: "".join(f"class_{i}\n" for i in range(count)).encode() + b"\n"}
         data = {}
         for file in [*train, test]:
             images = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
-            labels = [int(label) for label in rng.integers(0, count, 4)]
-            if python2:
-                files[file] = python2_batch(images, labels, labels_key)
-            else:
-                files[file] = pickle.dumps({b"data": images, labels_key.encode(): labels}, protocol=2)
-            data[file] = images, np.array(labels)
+            labels = rng.integers(0, count, 4, dtype=np.uint8)
+            columns = [labels[:, None], images]
+            if name == "cifar100":
+                columns.insert(0, rng.integers(0, 20, (4, 1), dtype=np.uint8))  # the coarse label comes first
+            files[file] = np.hstack(columns).tobytes()
+            data[file] = images, labels
         folder.mkdir(parents=True, exist_ok=True)
         if archive:
             with tarfile.open(folder / tar_name, "w:gz") as tar:

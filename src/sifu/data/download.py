@@ -54,7 +54,8 @@ _FASHION = (
 )
 _CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
 
-# SHA-256 where the community's loaders publish one (Keras, torchvision's prototypes), else torchvision's MD5.
+# SHA-256 where the community's loaders publish one (Keras, torchvision's prototypes; TensorFlow Datasets for CIFAR),
+# else torchvision's MD5. CIFAR's were copied from public loaders, not computed here from a downloaded archive.
 OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
     "mnist": tuple(
         OfficialFile(f"{file}.gz", _MNIST, f"sha256:{digest}")
@@ -76,16 +77,16 @@ OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
     ),
     "cifar10": (
         OfficialFile(
-            "cifar-10-python.tar.gz",
+            "cifar-10-binary.tar.gz",
             _CIFAR,
-            "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
         ),
     ),
     "cifar100": (
         OfficialFile(
-            "cifar-100-python.tar.gz",
+            "cifar-100-binary.tar.gz",
             _CIFAR,
-            "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
         ),
     ),
 }
@@ -141,10 +142,10 @@ def fetch(
             _copy(url, file, digest, progress, opener or open_https)
             file.flush()
             os.fsync(file.fileno())
-        found = f"{digest.name}:{digest.hexdigest()}"
-        if found != checksum:
+        received = f"{digest.name}:{digest.hexdigest()}"
+        if received != checksum:
             raise InputError(
-                f"{url} has checksum {found}, but {checksum} is published; the file was deleted. Try again, or get "
+                f"{url} has checksum {received}, but {checksum} is published; the file was deleted. Try again, or get "
                 f"it by other means and put it into {target.parent}."
             )
         temporary.chmod(0o644)
