@@ -38,7 +38,7 @@ def check_budget(epsilon: float, delta: float) -> None:
 
 
 def check_deliverable(epsilon: float, delta: float) -> None:
-    """Refuse also a delta that noise made from 53-bit uniforms cannot deliver: it never goes beyond 8.5 sigma."""
+    """Refuse also a delta that noise made from 53-bit uniforms cannot deliver: it never goes beyond 8.6 sigma."""
     check_budget(epsilon, delta)
     if delta < SMALLEST_DELTA:
         raise InputError(f"delta must be at least {SMALLEST_DELTA:g}, found {delta}: float64 noise cannot deliver less")
