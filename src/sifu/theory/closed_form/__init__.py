@@ -5,7 +5,7 @@ A public feature map phi gives every sample k numbers; a constant 1 is appended.
     Phi^ = rint(2^a phi),   T^ = rint(2^b t),   G_i = Phi^' Phi^,   H_i = Phi^' T^,   n_i,   q_i = sum ||T^||^2
 
 and the head of the clients that stay is W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)) with G and H their sums
-(docs/theory.md, closed-form heads). Everything before W is an integer, so what is left after a client is subtracted is,
+(docs/theory.md, section 14). Everything before W is an integer, so what is left after a client is subtracted is,
 bit for bit, what the others would have sent without it.
 
 `fixed_point` has the numbers a, b, c, k; `targets` turns labels into t; `statistics` forms, adds, subtracts and

@@ -1,7 +1,7 @@
 """Features and targets as whole numbers, small enough that sums of their products are exact.
 
 A float64 matrix product is exact, and independent of order, threads and library, as long as every partial sum is an
-integer of at most 2^53. By Cauchy-Schwarz sum_i ||Phi^_i||^2 <= 2^53 is enough (docs/theory.md, closed-form heads).
+integer of at most 2^53. By Cauchy-Schwarz sum_i ||Phi^_i||^2 <= 2^53 is enough (docs/theory.md, section 14.2).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a client sends: (G, H, n, q) as exact integers, and how they are added, subtracted, written and digested.
 
-G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, closed-form heads). Addition of integers
+G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, section 14.3). Addition of integers
 has no order and no rounding: whatever joined, left or was replaced, the sum is that of the clients that are in it.
 
 Canonical form. `words` are int64 numbers: the lower triangle of G row by row, H row by row, n, q. The digest is SHA-256

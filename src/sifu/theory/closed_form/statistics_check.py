@@ -1,6 +1,6 @@
 """Statistics that no samples can have are refused, and the refusal names what is wrong.
 
-Whatever data a client has, its (G, H, n, q) obey (docs/theory.md, closed-form heads):
+Whatever data a client has, its (G, H, n, q) obey (docs/theory.md, section 14.5):
 
     G = G',   G positive semi-definite,   G_kk = n 2^2a at the constant,   trace(G) <= n row_limit,
     |G_jl|^2 <= G_jj G_ll,   0 <= q <= n target_limit,   |H_jo|^2 <= G_jj q,
