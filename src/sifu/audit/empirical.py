@@ -16,12 +16,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.calibration import delta_reached
 
-Floats = NDArray[np.float64]
 THRESHOLDS = 400
 """How many thresholds are tried on the first half."""
 FEWEST_REPLAYS = 20
@@ -55,7 +54,7 @@ def clopper_pearson(hits: int, trials: int, mistake: float) -> tuple[float, floa
     return float(lower[0]), float(upper[0])
 
 
-def _clopper_pearson(hits: NDArray[np.int64], trials: int, mistake: float) -> tuple[Floats, Floats]:
+def _clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats, Floats]:
     from scipy.special import betaincinv
 
     counts = hits.astype(np.float64)

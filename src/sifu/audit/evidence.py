@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
@@ -16,10 +15,10 @@ from sifu.record.coupled_replay import NoisedModel, recorded_noise, recorded_psi
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
+from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
 
-Floats = NDArray[np.float64]
 RARE = 1e-6
 """How improbable noise must be before it counts as not what was promised."""
 SLACK = {"float64": 1e-12, "float32": 1e-5}

@@ -16,16 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.audit.scoring import Samples, Scorer
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.noise import NormalSource, add_noise
+from sifu.theory.arrays import Floats
 from sifu.theory.calibration import true_positive_rate
 from sifu.theory.participation import ClientIndices
 
-Floats = NDArray[np.float64]
 LOW_RATES = (0.01, 0.10)
 
 

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.audit.empirical import EpsilonBound, epsilon_lower_bound, gaussian_epsilon
 from sifu.audit.evidence import Evidence, NoiseEdge, Watched
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.noise import NormalSource
+from sifu.theory.arrays import Floats
 
-Floats = NDArray[np.float64]
 STATISTICS = ("likelihood ratio", "projection", "loss")
 FULL_NORMALS = 5_000_000
 """How many normals the replays of whole models draw in each world, at most."""

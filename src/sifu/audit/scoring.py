@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.layout import Vector
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Floats, Integers
 
-Floats = NDArray[np.float64]
 CHUNK = 4096
 
 
@@ -19,8 +18,8 @@ CHUNK = 4096
 class Samples:
     """Model inputs and their targets."""
 
-    x: NDArray[Any]
-    y: NDArray[Any]
+    x: Array
+    y: Array
 
     @property
     def count(self) -> int:
@@ -46,7 +45,7 @@ class Scorer:
         """Whether targets are classes."""
         return bool(self._model.objective.labels)
 
-    def outputs(self, vector: Vector, x: NDArray[Any]) -> Floats:
+    def outputs(self, vector: Vector, x: Array) -> Floats:
         """The model's scores of each sample, one row each."""
         import torch
         from torch.nn.utils import vector_to_parameters
@@ -78,7 +77,7 @@ class Scorer:
         right = -losses  # ln p
         return right - np.log(-np.expm1(np.minimum(right, -1e-15)))
 
-    def predictions(self, vector: Vector, x: NDArray[Any]) -> NDArray[np.int64]:
+    def predictions(self, vector: Vector, x: Array) -> Integers:
         """The predicted class of each sample."""
         scores = self.outputs(vector, x)
         if scores.shape[1] == 1:
@@ -99,7 +98,7 @@ class Scorer:
         return scores, self._model.objective.encode(targets, scores.shape[1], torch.float64)
 
 
-def stacked(clients: Any, chosen: NDArray[np.int64] | list[int]) -> Samples:
+def stacked(clients: Any, chosen: Integers | list[int]) -> Samples:
     """The samples of some clients, one after the other."""
     return Samples(
         np.concatenate([np.asarray(clients[int(k)].x) for k in chosen]),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.layout import ModelLayout, Vector
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
 
@@ -76,11 +77,11 @@ class RoundResult:
 
     model: Vector
     participants: ClientIndices
-    samples: NDArray[np.int64]
-    drifts: NDArray[np.float64]
+    samples: Integers
+    drifts: Floats
     mean_shift: float
     rounding: float
-    gram: NDArray[np.float64] | None = None
+    gram: Floats | None = None
     updates: NDArray[np.floating] | None = None
     rejections: tuple[Rejection, ...] = ()
 
@@ -90,9 +91,9 @@ class Evaluation:
     """Per evaluated client: samples, correct predictions (or 0 for regression), sum of losses."""
 
     clients: ClientIndices
-    samples: NDArray[np.int64]
-    correct: NDArray[np.int64]
-    loss_sum: NDArray[np.float64]
+    samples: Integers
+    correct: Integers
+    loss_sum: Floats
 
     @property
     def accuracy(self) -> float:

@@ -10,10 +10,10 @@ import secrets
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.layout import Vector
 from sifu.core.randomness import keyed_generator
+from sifu.theory.arrays import Floats
 from sifu.theory.facts import ROUNDING_HOLDS_UP_TO
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
@@ -23,13 +23,13 @@ NoiseSource = Literal["system", "seeded"]
 class NormalSource(Protocol):
     """Anything that draws standard normals; numpy's Generator is one."""
 
-    def standard_normal(self, size: int) -> NDArray[np.float64]: ...
+    def standard_normal(self, size: int) -> Floats: ...
 
 
 class SystemNormals:
     """Standard normals straight from the operating system's entropy (Box and Muller 1958, 53-bit uniforms)."""
 
-    def standard_normal(self, size: int) -> NDArray[np.float64]:
+    def standard_normal(self, size: int) -> Floats:
         """`size` independent standard normals."""
         pairs = (size + 1) // 2
         raw = np.frombuffer(secrets.token_bytes(16 * pairs), dtype="<u8") >> np.uint64(11)

@@ -18,6 +18,7 @@ from sifu.core.engine import Engine, Evaluation, Position, Rejection
 from sifu.core.layout import Vector
 from sifu.core.spec import StopSpec
 from sifu.errors import RoundRejectedError
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm
 
@@ -43,7 +44,7 @@ class RoundsWanted:
     """
 
     stop: StopSpec
-    origin: NDArray[np.float64]
+    origin: Floats
     want_gram: bool = False
     updates_every: int = 0
 
@@ -60,14 +61,14 @@ class StreamedRound:
     """
 
     participants: ClientIndices
-    samples: NDArray[np.int64]
-    drifts: NDArray[np.float64]
+    samples: Integers
+    drifts: Floats
     mean_shift: float
     rounding: float
     distance: float
     fetch_model: Callable[[], Vector]
     evaluation: Evaluation | None = None
-    gram: NDArray[np.float64] | None = None
+    gram: Floats | None = None
     updates: NDArray[np.floating] | None = None
     rejections: tuple[Rejection, ...] = ()
 

@@ -14,11 +14,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Integers
 
-Array = NDArray[Any]
 Normalise = Literal["unit", "standard"]
 Split = Literal["train", "test"]
 
@@ -110,7 +109,7 @@ class Dataset:
         dtype: str = "float64",
         flat: bool = True,
         normalise: Normalise = "unit",
-        rows: NDArray[np.int64] | None = None,
+        rows: Integers | None = None,
     ) -> Array:
         """Model inputs of a split (of its `rows` when given), see `scale_features`."""
         x = self.raw(split)[0]

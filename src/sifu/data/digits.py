@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.data.dataset import Dataset
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 
 SAMPLES = 1797
 TRAIN_SAMPLES = 1600
@@ -30,7 +30,7 @@ def read_digits() -> Dataset:
     return Dataset("digits", x[train], y[train], x[test], y[test], tuple(str(digit) for digit in range(10)))
 
 
-def fixed_order(samples: int) -> NDArray[np.int64]:
+def fixed_order(samples: int) -> Integers:
     """A permutation that no release of numpy can change: row numbers ordered by their SHA-256.
 
     >>> fixed_order(5).tolist()

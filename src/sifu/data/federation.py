@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sifu.data.dataset import FEATURE_TYPES, Array, Dataset, Normalise, check_pair
+from sifu.data.dataset import FEATURE_TYPES, Dataset, Normalise, check_pair
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Integers
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ClientData:
 
 def from_dataset(
     dataset: Dataset,
-    indices: Sequence[NDArray[np.int64]],
+    indices: Sequence[Integers],
     dtype: str = "float64",
     flat: bool = True,
     normalise: Normalise = "unit",

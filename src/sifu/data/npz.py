@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.dataset import Array, Dataset
+from sifu.data.dataset import Dataset
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Integers
 
 LARGEST_FILE = 16 << 30
 """Bytes of all arrays of a file together, unpacked; more than that does not fit our memory either."""
@@ -111,7 +112,7 @@ def _labels(y: Array) -> Array:
     return y.astype(np.int64) if y.dtype.kind in "biu" else y
 
 
-def _whole(column: Array | None) -> NDArray[np.int64] | None:
+def _whole(column: Array | None) -> Integers | None:
     return None if column is None else _labels(column)
 
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Floats, Integers
 
-Indices = NDArray[np.int64]
+Indices = Integers
 
 KINDS = ("iid", "one_class", "dirichlet", "identity", "given")
 
@@ -132,7 +133,7 @@ def _by_dirichlet(
     return [parts[client] for client in range(len(sizes))]
 
 
-def _draw_counts(proportions: NDArray[np.float64], size: int, left: Indices, generator: np.random.Generator) -> Indices:
+def _draw_counts(proportions: Floats, size: int, left: Indices, generator: np.random.Generator) -> Indices:
     """`size` samples over the classes by `proportions`, at most `left` of each."""
     taken = np.zeros_like(left)
     while (missing := size - int(taken.sum())) > 0:
@@ -202,7 +203,7 @@ def _by_given(
     ]
 
 
-def _one_a_sample(field: str, values: ArrayLike, samples: int) -> NDArray[Any]:
+def _one_a_sample(field: str, values: ArrayLike, samples: int) -> Array:
     array = np.asarray(values)
     if array.shape != (samples,):
         raise InputError(f"{field} has shape {array.shape}; ({samples},) was expected, one entry a sample")
@@ -211,7 +212,7 @@ def _one_a_sample(field: str, values: ArrayLike, samples: int) -> NDArray[Any]:
     return array
 
 
-def _class_numbers(kind: str, labels: NDArray[Any]) -> Indices:
+def _class_numbers(kind: str, labels: Array) -> Indices:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InputError(
             f"a {kind} partition needs one whole class number a sample, found labels of type {labels.dtype} and shape "

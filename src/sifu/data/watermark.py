@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.randomness import keyed_generator
-from sifu.data.dataset import SCALES, Array, Dataset
+from sifu.data.dataset import SCALES, Dataset
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Integers
 
 
 def watermarked(
-    dataset: Dataset, indices: Sequence[NDArray[np.int64]], pixels: int, seed: int, *, fresh: bool = False
+    dataset: Dataset, indices: Sequence[Integers], pixels: int, seed: int, *, fresh: bool = False
 ) -> Dataset:
     """The data set with each client's training rows marked; test samples stay as they are.
 
@@ -38,7 +38,7 @@ def watermarked(
     return replace(dataset, x_train=marked)
 
 
-def mark_places(seed: int, client: int, places: int, pixels: int, *, fresh: bool = False) -> NDArray[np.int64]:
+def mark_places(seed: int, client: int, places: int, pixels: int, *, fresh: bool = False) -> Integers:
     """Which of `places` pixels carry the mark of a client.
 
     >>> mark_places(1, 0, 64, 3).size, bool(np.array_equal(mark_places(1, 0, 64, 3), mark_places(1, 1, 64, 3)))

@@ -24,6 +24,7 @@ from sifu.planning.forecast import Forecast, predicted_rounds
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
 from sifu.store.updates import UpdatesRow
+from sifu.theory.arrays import Floats
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure
 
@@ -137,7 +138,7 @@ class Replaying(Method):
         return sum(row.bytes for row in view.reader.updates().values())
 
 
-def move(view: RunView, model: NDArray[np.float64], updates: RoundUpdates) -> NDArray[np.float64]:
+def move(view: RunView, model: Floats, updates: RoundUpdates) -> Floats:
     """theta + g sum_i w_i U_i, with the weights of the clients that are there."""
     samples = np.array([view.clients[client].samples for client in updates.clients.tolist()], dtype=np.float64)
     total = float(samples.sum())

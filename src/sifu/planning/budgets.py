@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.forecast import WORTH_IT, Forecast
 from sifu.record.run_view import RunView
+from sifu.theory.arrays import Floats
 from sifu.theory.rollback import Exposure, Subject, charge, is_covered
 
 LOOK_AHEAD = 50
@@ -114,9 +114,7 @@ def outlook(
     return Outlook(noise_std, int(active.size), fitting, usual, served / usual, later)
 
 
-def _requests_ahead(
-    view: RunView, depth: int, noise_std: float, needed: NDArray[np.float64], size: float
-) -> int | None:
+def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats, size: float) -> int | None:
     """Requests of the usual size after this one that the forecast finds faster than Scratch.
 
     `needed` is the noise that each active client needs at `depth`, in increasing order; the largest of `size` random
@@ -158,18 +156,18 @@ def outlook_now(view: RunView, terms: RequestTerms) -> Outlook | None:
     return outlook(view, edges[-1], view.path.nodes[edges[-1]].noise_std, terms) if edges else None
 
 
-def influence(view: RunView, depth: int) -> NDArray[np.float64]:
+def influence(view: RunView, depth: int) -> Floats:
     """Psi(depth, c) of every client by its number, for forecasts: summed by the database where L = 1 everywhere."""
     if view.path.unbounded_from <= depth:
         return np.full(len(view.clients), np.inf)
     node = view.path.nodes[depth].node
-    known: dict[int, NDArray[np.float64]] = view.reader.remembered("influence", dict)
+    known: dict[int, Floats] = view.reader.remembered("influence", dict)
     if node not in known:
         known[node] = _influence(view, depth)
     return known[node]
 
 
-def _influence(view: RunView, depth: int) -> NDArray[np.float64]:
+def _influence(view: RunView, depth: int) -> Floats:
     simple = view.path.constant_when_absent and view.spec.privacy.accounting == "round"
     if not simple or view.is_followed(depth):
         return RunView(view.reader, tip=view.path.nodes[depth].node).tracker().total(np.arange(len(view.clients)))

@@ -39,12 +39,13 @@ from functools import cached_property
 import numpy as np
 
 from sifu.core.request_terms import RequestTerms
-from sifu.planning.learning_curve import ErrorCurve, Floats, LearningCurve
+from sifu.planning.learning_curve import ErrorCurve, LearningCurve
 from sifu.planning.noise_healing import Healing
 from sifu.record.rehearsal import healed_noise, rehearsed_noises
 from sifu.record.run_view import ACTIVE, RunView
 from sifu.store.client_accuracy import read_standing
 from sifu.store.table_rows import EvaluationRow
+from sifu.theory.arrays import Floats
 
 HARM_OF_ERRORS, HARM_OF_LOSS = 0.7, 1.8
 """kappa."""

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from sifu.theory.arrays import Floats
+
 _FLOORS = 1.0 - np.geomspace(1.0, 0.005, 40)
 """Floors that are tried, as shares of the smallest loss of the fitted part."""
 _USUAL_EXPONENT, _LEAST_EXPONENT = 0.3, 0.05

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.planning.learning_curve import Floats
 from sifu.record.rehearsal import HealedNoise
+from sifu.theory.arrays import Floats
 
 _EXPONENT, _EXPONENT_SHARE, _USUAL_EXPONENT = 0.07, 0.7, 1.0 / 3.0
 _LEAST_EXPONENT, _LARGEST_EXPONENT = 0.1, 0.5

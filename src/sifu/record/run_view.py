@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.certificate import Protection
 from sifu.core.method_info import method_info
@@ -22,6 +21,7 @@ from sifu.store.reader import RunReader, readable
 from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.table_rows import ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
+from sifu.theory.arrays import Floats
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import ActivePath, PathNode, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
@@ -33,9 +33,9 @@ from sifu.theory.regularity import (
     local_regularities,
 )
 from sifu.theory.rollback import Exposure, Subject
+from sifu.theory.rounding import slack
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 
-Floats = NDArray[np.float64]
 MOST_EXPOSURES = 20_000
 """Subjects whose Psi is kept in memory: everyone forgotten so far, and whoever plans were made for."""
 MOST_TRACKERS = 3
@@ -295,7 +295,7 @@ class RunView:
             if method_info(request.method).protection == protection and (before_order is None or order < before_order):
                 multiplier = request.multiplier or 0.0
                 # Summed in float64, so enlarged by more than the summation can have lost.
-                spent = used.get(row.subject, 0.0) * (1.0 + 2.0**-40)
+                spent = used.get(row.subject, 0.0) * slack(2**12)
                 result.append(
                     Subject(row.subject, row.clients, multiplier, request.scope, order, spent, request.reserve)
                 )

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Engine, Evaluation, Position
 from sifu.core.layout import Vector
@@ -32,6 +31,7 @@ from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import NewUpdates
 from sifu.store.writer import NewModel, NewRows, RunWriter
+from sifu.theory.arrays import Floats
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
@@ -60,7 +60,7 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-def levels_to_keep(spec: Spec) -> NDArray[np.float64]:
+def levels_to_keep(spec: Spec) -> Floats:
     """The levels of Psi at which models are kept: one when sigma is fixed, a ladder when it is auto."""
     privacy = spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
@@ -323,7 +323,7 @@ class RecordedTraining:
             self._committed = time.monotonic()
 
 
-def _largest(psi: NDArray[np.float64]) -> float:
+def _largest(psi: Floats) -> float:
     """The largest Psi, capped, since JSON has no infinity; nothing hides a Psi anywhere near the cap."""
     return min(float(psi.max(initial=0.0)), 1e300)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.requests.certification import payload_of_request
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
+from sifu.theory.arrays import Integers
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
     )
 
 
-def _sums_until_each_node(reader: RunReader) -> NDArray[np.int64]:
+def _sums_until_each_node(reader: RunReader) -> Integers:
     """Rounds, replies and local steps in all nodes up to each, one row each."""
     nodes, everyone = reader.nodes_by_number(), reader.everyone()
     sums = np.zeros((3, 1 + max(nodes)), dtype=np.int64)
@@ -53,5 +53,5 @@ def _sums_until_each_node(reader: RunReader) -> NDArray[np.int64]:
     steps = np.array([one.local_steps for one in reader.clients()], dtype=np.int64)
     np.add.at(sums[1], everyone.nodes, 1)
     np.add.at(sums[2], everyone.nodes, steps[everyone.clients])
-    result: NDArray[np.int64] = np.cumsum(sums, axis=1)
+    result: Integers = np.cumsum(sums, axis=1)
     return result

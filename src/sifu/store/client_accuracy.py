@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation
 from sifu.core.ledger import canonical_json
 from sifu.store.files import sync_folder, write_atomically
 from sifu.store.regular_files import read_plain
+from sifu.theory.arrays import Integers
 
 STANDING_FILE = "standing.json"
 
@@ -27,9 +27,9 @@ class Standing:
     """Of the model of `node`: each client's samples and how many of them are predicted right."""
 
     node: int
-    clients: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    correct: NDArray[np.int64]
+    clients: Integers
+    samples: Integers
+    correct: Integers
 
     def gain_without(self, leaving: set[int]) -> float:
         """How much larger the accuracy is when `leaving` are not counted; 0 where nobody else is."""

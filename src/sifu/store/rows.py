@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.ledger import canonical_json
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.regularity import RoundRegularity
@@ -101,10 +101,10 @@ class NodeRow:
 class ParticipationRows:
     """Rows of `participation` for one or more nodes, as columns."""
 
-    nodes: NDArray[np.int64]
-    clients: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    drifts: NDArray[np.float64]
+    nodes: Integers
+    clients: Integers
+    samples: Integers
+    drifts: Floats
 
     @staticmethod
     def empty() -> ParticipationRows:
@@ -122,7 +122,7 @@ class ParticipationRows:
         start, stop = np.searchsorted(self.nodes, [first, last + 1])
         return self._chosen(np.arange(start, stop))
 
-    def _chosen(self, index: NDArray[np.int64]) -> ParticipationRows:
+    def _chosen(self, index: Integers) -> ParticipationRows:
         return ParticipationRows(self.nodes[index], self.clients[index], self.samples[index], self.drifts[index])
 
     @staticmethod

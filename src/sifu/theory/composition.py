@@ -26,12 +26,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.calibration import Calibration, check_budget, delta_reached, delta_reached_up
+from sifu.theory.rounding import UNIT_ROUNDOFF, slack
 
-ROUNDING = 2.0**-51
-_UP = 1.0 + 2.0**-40
+SUM_ROUNDING = 4.0 * UNIT_ROUNDOFF
+_UP = slack(2**12)
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class TrainingNoise:
 
 
 def composed_ratio(
-    own: NDArray[np.int64],
-    totals: NDArray[np.int64],
-    square_sums: NDArray[np.float64],
-    participants: NDArray[np.int64],
+    own: Integers,
+    totals: Integers,
+    square_sums: Floats,
+    participants: Integers,
     noise: float,
 ) -> float:
     """mu of all rounds together, rounded up.
@@ -67,7 +68,7 @@ def composed_ratio(
     """
     if own.size == 0:
         return 0.0
-    shares = 2.0 * own / totals + (participants + 8) * ROUNDING
+    shares = 2.0 * own / totals + (participants + 8) * SUM_ROUNDING
     ratios = shares * totals / (noise * np.sqrt(square_sums))
     return float(np.sqrt(np.sum(ratios**2))) * _UP
 

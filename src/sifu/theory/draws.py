@@ -18,9 +18,11 @@ import typing
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Scores = NDArray[np.uint64]
+from sifu.theory.arrays import Floats, Integers, Words
+
+Scores = Words
 
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -90,7 +92,7 @@ def scores(key: ArrayLike, index: ArrayLike) -> Scores:
         return mix(np.atleast_1d(places)).reshape(places.shape)
 
 
-def fractions(drawn: Scores) -> NDArray[np.float64]:
+def fractions(drawn: Scores) -> Floats:
     """Scores as numbers in [0, 1) with 53 bits."""
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -105,11 +107,11 @@ _FEW = 512
 class Places:
     """Places that are drawn for again and again: their numbers j, and G (j+1), which no key changes."""
 
-    index: NDArray[np.int64]
+    index: Integers
     steps: Scores
 
     @staticmethod
-    def of(index: NDArray[np.int64]) -> Places:
+    def of(index: Integers) -> Places:
         """The places `index`, which are copied."""
         own = np.array(index, dtype=np.int64)
         with np.errstate(over="ignore"):
@@ -122,7 +124,7 @@ def _scores_of(key: ArrayLike, places: Places) -> Scores:
     return _finish(_stir(values, np.empty_like(values)))
 
 
-def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[NDArray[np.int64], Scores]:
+def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, Scores]:
     """Which of `places` have a score under `key` below `limit` (0..2^64), in order, and their scores.
 
     One pass without the last shift of `mix` leaves only what may be below; a score is finished for those alone.
@@ -151,7 +153,7 @@ def fraction_limit(fraction: float) -> int:
     return math.ceil(fraction * 2.0**53) << 11
 
 
-def smallest_scores(key: ArrayLike, places: Places, count: int) -> NDArray[np.int64]:
+def smallest_scores(key: ArrayLike, places: Places, count: int) -> Integers:
     """Which of `places` have the `count` smallest scores under `key`, in order; ties go to the earlier one.
 
     So few of many are found among the scores below a limit that leaves a few more than `count`: eight standard

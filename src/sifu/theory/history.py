@@ -17,9 +17,10 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.regularity import NOBODY, RoundRegularity
+from sifu.theory.rounding import ROUNDED_UP, slack
 from sifu.theory.sensitivity import (
     client_increments,
     population_increments,
@@ -28,11 +29,8 @@ from sifu.theory.sensitivity import (
 )
 from sifu.theory.tracking import SMALLEST_TRACE, gather_rounding, rounding_growth
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Accounting = Literal["round", "population"]
 NodeKind = Literal["initial", "round", "noise", "heuristic"]
-_UP = 1.0 + 2.0**-50
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class _RunningProduct:
         shift = np.clip(self._exponents[stop] - self._exponents[start], -5000, 5000).astype(np.int32)
         with np.errstate(over="ignore", under="ignore"):
             ratio = np.ldexp(self._mantissas[stop] / self._mantissas[start], shift)
-            ratio = ratio * (1.0 + (np.asarray(stop) + 8) * 2.0**-51)
+            ratio = ratio * slack(2 * (np.asarray(stop) + 8))
         ratio = np.where(self._zeros[stop] > self._zeros[start], 0.0, ratio)
         ratio = np.where(self._infinities[stop] > self._infinities[start], np.inf, ratio)
         # Exactly 1 where nothing but ones was multiplied: Psi at a depth must not depend on what comes after it.
@@ -233,7 +231,7 @@ class PsiCurve:
         if np.any(seen):
             index, there = last[seen], wanted[seen]
             bare = _times(self.values[index], self.path.growth(self.depths[index], there))
-            result[seen] = np.maximum((bare + self.path.rounding[there]) * _UP, SMALLEST_TRACE)
+            result[seen] = np.maximum((bare + self.path.rounding[there]) * ROUNDED_UP, SMALLEST_TRACE)
         result[wanted >= self.path.unbounded_from] = np.inf
         return result
 
@@ -335,7 +333,7 @@ def _accumulate(
         if psi > 0.0 and not (regularity.all_one and path.server_rate <= 1.0):
             own = regularity.without(counts[one], factors[one], averagedness[one], path.server_rate)
             psi = float(_times(np.array([psi]), own)[0])
-        psi = (psi + increments[index]) * _UP if increments[index] > 0.0 else psi
+        psi = (psi + increments[index]) * ROUNDED_UP if increments[index] > 0.0 else psi
         values[index], previous = psi, depth
     return PsiCurve(path, depths, values)
 
@@ -343,5 +341,5 @@ def _accumulate(
 def _times(values: Floats, factors: Floats) -> Floats:
     """values * factors rounded up, exact where a factor is 1; zero stays zero, and unbounded stays unbounded."""
     with np.errstate(over="ignore", invalid="ignore"):
-        product = values * factors * _UP
+        product = values * factors * ROUNDED_UP
     return np.where((values == 0.0) | np.isinf(values) | (factors == 1.0), values, product)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 from sifu.theory.draws import Places, fraction_limit, scores_below, smallest_scores
 
-ClientIndices = NDArray[np.int64]
+ClientIndices = Integers
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.rounding import ROUNDED_UP, slack
 
-Floats = NDArray[np.float64]
 RegularityClass = Literal["strongly convex", "convex", "smooth", "assumed"]
-_UP = 1.0 + 2.0**-50
 
 
 def step_factor(local_rate: float, smoothness: float, curvature: float) -> float:
@@ -44,7 +43,7 @@ def step_factor(local_rate: float, smoothness: float, curvature: float) -> float
         return 1.0
     # The products and differences may each be off by half an ulp of 1 or of themselves.
     return max(
-        (abs(1.0 - local_rate * bound) + 2.0**-52 * (1.0 + local_rate * abs(bound))) * _UP
+        (abs(1.0 - local_rate * bound) + 2.0**-52 * (1.0 + local_rate * abs(bound))) * ROUNDED_UP
         for bound in (curvature, smoothness)
     )
 
@@ -61,9 +60,9 @@ def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps
     distance, velocity = 1.0, 0.0
     for _ in range(steps):
         gradient = smoothness * distance
-        velocity = (momentum * velocity + gradient) * _UP
+        velocity = (momentum * velocity + gradient) * ROUNDED_UP
         push = gradient + momentum * velocity if nesterov else velocity
-        distance = (distance + local_rate * push) * _UP
+        distance = (distance + local_rate * push) * ROUNDED_UP
         if math.isinf(distance):
             break
     return distance
@@ -134,10 +133,10 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
             return LocalRegularity(1.0, 1.0)
         return LocalRegularity(momentum_growth(eta, beta, rho, steps, facts.nesterov), 1.0)
     factor = step_factor(eta, beta, mu)
-    power = 1.0 if factor == 1.0 else _power(factor, steps) * (1.0 + steps * 2.0**-50)
+    power = 1.0 if factor == 1.0 else _power(factor, steps) * slack(4 * steps)
     if mu >= 0.0 and eta * beta <= 2.0:
         single = eta * beta / 2.0
-        averagedness = min(1.0, steps * single / (1.0 + (steps - 1) * single) * _UP)
+        averagedness = min(1.0, steps * single / (1.0 + (steps - 1) * single) * ROUNDED_UP)
         return LocalRegularity(min(power, 1.0), averagedness)
     return LocalRegularity(power, 1.0)
 
@@ -156,7 +155,7 @@ def local_regularities(
         plain = (mu == 0.0) & (product <= 2.0)
         single = product / 2.0
         with np.errstate(invalid="ignore"):
-            alpha = np.minimum(1.0, steps * single / (1.0 + (steps - 1.0) * single) * _UP)
+            alpha = np.minimum(1.0, steps * single / (1.0 + (steps - 1.0) * single) * ROUNDED_UP)
         averagedness[plain] = alpha[plain]
     for index in np.flatnonzero(~plain).tolist():
         one = local_regularity(clients[index], facts, assumed)
@@ -186,11 +185,11 @@ def contraction(
     mean = factor_sum / np.where(anyone, remaining, 1.0)
     # What is left of an infinite sum is not known: NaN must never pass for a bound.
     mean = np.where(np.isnan(mean), np.inf, np.minimum(mean, factor_max))
-    result = (abs(1.0 - server_rate) + server_rate * mean) * _UP
+    result = (abs(1.0 - server_rate) + server_rate * mean) * ROUNDED_UP
     if server_rate <= 1.0:
         result = np.where(mean == 1.0, 1.0, result)
     elif factor_max <= 1.0:
-        averaged = server_rate * averagedness_sum / np.where(anyone, remaining, 1.0) * _UP <= 1.0
+        averaged = server_rate * averagedness_sum / np.where(anyone, remaining, 1.0) * ROUNDED_UP <= 1.0
         result = np.where(averaged, np.minimum(result, 1.0), result)
     return np.where(anyone, result, 1.0)
 
@@ -206,7 +205,7 @@ class RoundRegularity:
     averagedness_max: float
 
     @staticmethod
-    def of(samples: NDArray[np.int64], factors: Floats, averagedness: Floats) -> RoundRegularity:
+    def of(samples: Integers, factors: Floats, averagedness: Floats) -> RoundRegularity:
         """Sum up a round's participants; an empty round has zeros and L = 1."""
         if samples.size == 0:
             return NOBODY
@@ -238,16 +237,16 @@ class RoundRegularity:
         """
         if server_rate <= 1.0 and self.all_one:
             return np.ones(np.shape(samples))  # every P_i is 1: what follows would find the same, more slowly
-        slack = 2.0**-49
+        lost = 2.0**-49
         if math.isinf(self.factor_sum):
             rest = np.full(np.shape(samples), np.inf)
         else:
-            rest = self.factor_sum - samples * factors + self.factor_sum * slack
+            rest = self.factor_sum - samples * factors + self.factor_sum * lost
         return contraction(
             rest,
             self.total_samples - samples,
             self.factor_max,
-            self.averagedness_sum - samples * averagedness + self.averagedness_sum * slack,
+            self.averagedness_sum - samples * averagedness + self.averagedness_sum * lost,
             server_rate,
         )
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Floats
 
-Floats = NDArray[np.float64]
 Retention = Literal["paper", "strict"]
 
 

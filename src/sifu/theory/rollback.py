@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from sifu.theory.history import ActivePath, PsiCurve
+from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, slack
 
 Scope = Literal["all", "latest"]
 Unit = Literal["client", "joint"]
@@ -46,7 +47,7 @@ class Subject:
     @property
     def budget(self) -> float:
         """1 / s^2, rounded down: what all charges together may reach."""
-        return (1.0 / self.multiplier) ** 2 * (1.0 - 2.0**-50)
+        return (1.0 / self.multiplier) ** 2 * ROUNDED_DOWN
 
     def left(self, order: int) -> float:
         """What a request of this order may still charge; the reserve is for the requests after its own."""
@@ -66,7 +67,7 @@ def charge(psi: float, noise_std: float) -> float:
     ratio = math.inf if noise_std == 0.0 or not math.isfinite(psi) else psi / noise_std
     if ratio > 1e150:  # its square is beyond float64
         return math.inf
-    return ratio**2 * (1.0 + 2.0**-50)
+    return ratio**2 * ROUNDED_UP
 
 
 def begins_without(path: ActivePath, subject: Subject) -> bool:
@@ -160,7 +161,7 @@ def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
             left = one.subject.left(order)
             if left <= 0.0 or not math.isfinite(psi):
                 return math.inf
-            smallest = max(smallest, psi / math.sqrt(left) * (1.0 + 2.0**-48))
+            smallest = max(smallest, psi / math.sqrt(left) * slack(16))
     return smallest
 
 

@@ -7,9 +7,12 @@ then enlarged by a bound on what that accumulation can have lost.
 from __future__ import annotations
 
 import math
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sifu.theory.arrays import Floats, Integers
 
 UNIT_ROUNDOFF = 2.0**-53
 """u: half the distance from 1 to the next float64."""
@@ -47,9 +50,33 @@ def norm_up(vector: NDArray[np.floating]) -> float:
     return math.nextafter(length * enlargement(flat.size), math.inf)
 
 
+@overload
+def slack(operations: int) -> float: ...
+@overload
+def slack(operations: Integers) -> Floats: ...
+def slack(operations: int | Integers) -> float | Floats:
+    """The factor 1 + 2u * operations: a result of so many float64 operations times this is an upper bound.
+
+    Each operation is off by at most a factor 1 + u; 2u leaves room for the products of these factors and for the
+    multiplication by the slack itself.
+
+    >>> slack(4) == 1.0 + 2.0**-50
+    True
+    """
+    if isinstance(operations, int):
+        return 1.0 + operations * (2.0 * UNIT_ROUNDOFF)
+    return np.asarray(1.0 + operations * (2.0 * UNIT_ROUNDOFF), dtype=np.float64)
+
+
+ROUNDED_UP = slack(4)
+"""Makes the result of at most four operations an upper bound."""
+ROUNDED_DOWN = 2.0 - ROUNDED_UP
+"""Makes the result of at most four operations a lower bound: 1 - 2**-50."""
+
+
 def enlargement(terms: int) -> float:
-    """The factor 1 + (terms + 8) * 2**-52 that covers a float64 sum of `terms` terms and a square root."""
-    return 1.0 + (terms + 8) * 2.0 * UNIT_ROUNDOFF
+    """The slack of a float64 sum of `terms` terms and a square root."""
+    return slack(terms + 8)
 
 
 def up(value: float) -> float:

@@ -18,12 +18,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from sifu.theory.arrays import Floats, Integers
+from sifu.theory.rounding import slack
 
-ARITHMETIC_SLACK = 1.0 + 2.0**-48
+ARITHMETIC_SLACK = slack(16)
 """Covers the half dozen float64 operations of a Delta or an L, each off by at most a factor 1 + 2**-53."""
 
 
@@ -69,7 +68,7 @@ def set_increment_bound(
     rest = total_samples - int(samples.sum())
     if rest == 0 and samples.size:
         return server_rate * mean_shift * ARITHMETIC_SLACK
-    return float(server_rate * np.dot(samples, drifts) / max(rest, 1)) * _slack(samples.size)
+    return float(server_rate * np.dot(samples, drifts) / max(rest, 1)) * slack(samples.size + 16)
 
 
 def set_increment_exact(
@@ -89,7 +88,3 @@ def set_increment_exact(
     absolute = float(counts @ np.sqrt(np.maximum(np.diag(gram), 0.0))) ** 2
     square = max(square, 0.0) + absolute * (parameters + samples.size + 16) * 2.0**-51
     return server_rate * math.sqrt(square) / max(rest, 1) * ARITHMETIC_SLACK
-
-
-def _slack(terms: int) -> float:
-    return 1.0 + (terms + 16) * 2.0**-52

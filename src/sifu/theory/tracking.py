@@ -13,15 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.regularity import RoundRegularity
-from sifu.theory.rounding import up
+from sifu.theory.rounding import ROUNDED_UP, up
 from sifu.theory.sensitivity import client_increments, population_increments
 
-Floats = NDArray[np.float64]
-_UP = 1.0 + 2.0**-50
 _SCALE_RANGE = (1e-100, 1e100)
 SMALLEST_TRACE = 2.0**-1000
 """Psi of whoever took part is never below this: zero is read as "never touched", and certified as exact."""
@@ -41,7 +39,7 @@ class RoundScalars:
 
 def summarise_round(
     participants: ClientIndices,
-    samples: NDArray[np.int64],
+    samples: Integers,
     drifts: Floats,
     mean_shift: float,
     rounding: float,
@@ -77,9 +75,10 @@ def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
 
     docs/theory.md, section 6.4.
     """
-    if regularity.factor_max <= 1.0 and (server_rate <= 1.0 or server_rate * regularity.averagedness_max * _UP <= 1.0):
+    averaged = server_rate <= 1.0 or server_rate * regularity.averagedness_max * ROUNDED_UP <= 1.0
+    if regularity.factor_max <= 1.0 and averaged:
         return 1.0
-    return max(1.0, (abs(1.0 - server_rate) + server_rate * regularity.factor_max) * _UP)
+    return max(1.0, (abs(1.0 - server_rate) + server_rate * regularity.factor_max) * ROUNDED_UP)
 
 
 def gather_rounding(gathered: float, growth: float, rounding: float) -> float:
@@ -132,7 +131,7 @@ class SensitivityTracker:
         if self._lost:
             return np.full(np.shape(clients), np.inf)
         allowance = self._rounding if rounding is None else rounding
-        total = np.maximum((self.bare(clients) + allowance) * _UP, SMALLEST_TRACE)
+        total = np.maximum((self.bare(clients) + allowance) * ROUNDED_UP, SMALLEST_TRACE)
         return np.where(self._seen[clients], total, 0.0)
 
     def update(self, scalars: RoundScalars) -> tuple[Floats, Floats]:
@@ -142,11 +141,11 @@ class SensitivityTracker:
         if scalars.absent_contraction != 1.0:
             self._rescale(scalars.absent_contraction)
         with np.errstate(over="ignore", invalid="ignore"):
-            grown = before * scalars.own_contractions * _UP
+            grown = before * scalars.own_contractions * ROUNDED_UP
             # Zero stays zero and unbounded stays unbounded, whatever they are multiplied by.
             after = np.where((scalars.own_contractions == 1.0) | (before == 0.0) | np.isinf(before), before, grown)
-            after = np.where(scalars.increments > 0.0, (after + scalars.increments) * _UP, after)
-            self._values[who] = after if self._scale == 1.0 else after / self._scale * _UP
+            after = np.where(scalars.increments > 0.0, (after + scalars.increments) * ROUNDED_UP, after)
+            self._values[who] = after if self._scale == 1.0 else after / self._scale * ROUNDED_UP
         self._seen[who] = True
         self._rounding = gather_rounding(self._rounding, scalars.rounding_growth, scalars.rounding)
         return before, after
@@ -155,13 +154,13 @@ class SensitivityTracker:
         if self._scale == 1.0:
             return values.copy()
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.where((values == 0.0) | np.isinf(values), values, values * self._scale * _UP)
+            return np.where((values == 0.0) | np.isinf(values), values, values * self._scale * ROUNDED_UP)
 
     def _rescale(self, factor: float) -> None:
-        self._scale *= factor * _UP if factor else 0.0
+        self._scale *= factor * ROUNDED_UP if factor else 0.0
         if not _SCALE_RANGE[0] < self._scale < _SCALE_RANGE[1]:
             with np.errstate(over="ignore", invalid="ignore"):
-                scaled = self._values * self._scale * _UP
+                scaled = self._values * self._scale * ROUNDED_UP
             # 0 * inf: a client that never took part stays exactly at zero, and an unbounded one unbounded.
             self._values = np.where((self._values == 0.0) | np.isinf(self._values), self._values, scaled)
             self._scale = 1.0

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.layout import Vector
 from sifu.engines.sim.averaging import Average
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, up
 
-Floats = NDArray[np.float64]
 BLOCK_WORDS = 2**17
 """Numbers of all replies together in a block: a megabyte."""
 
 
-def average_replies(rows: Sequence[Vector], start: Floats, samples: NDArray[np.int64], want_gram: bool) -> Average:
+def average_replies(rows: Sequence[Vector], start: Floats, samples: Integers, want_gram: bool) -> Average:
     """The mean of `rows` less `start`, and each row's distance to the mean, rounded up; see `Average`."""
     count, size = len(rows), start.size
     weights = samples / samples.sum()

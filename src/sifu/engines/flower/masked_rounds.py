@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, Vector
@@ -30,6 +29,7 @@ from sifu.engines.flower.wire import (
     read_masked,
     read_ready,
 )
+from sifu.theory.arrays import Floats, Integers, Words
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
@@ -49,9 +49,9 @@ Note = Callable[[int | None, str], None]
 class MaskedRound:
     """What came of a round: the mean update, and every participant's drift (infinite where unknown)."""
 
-    participants: NDArray[np.int64]
-    step: NDArray[np.float64]
-    drifts: NDArray[np.float64]
+    participants: Integers
+    step: Floats
+    drifts: Floats
     error: float
 
 
@@ -111,7 +111,7 @@ def _sum(
     note: Note,
     numbers: Mapping[str, Any],
     timeout: float,
-) -> NDArray[np.uint64] | None:
+) -> Words | None:
     """The sum of everybody's masked update; None if one is missing."""
     order = sorted(ready)
     more = {**numbers, "clients": order, "keys": [ready[one].key for one in order]}
@@ -131,14 +131,14 @@ def _sum(
 def _drifts(
     exchange: Exchange,
     layout: ModelLayout,
-    mean: NDArray[np.float64],
+    mean: Floats,
     position: Position,
-    participants: NDArray[np.int64],
+    participants: Integers,
     compose: Compose,
     note: Note,
     timeout: float,
     pause: float,
-) -> NDArray[np.float64]:
+) -> Floats:
     """What each participant says of its distance to the mean; infinite for whoever does not say."""
     # In float64 whatever the model is: rounded to float32 it would be another mean than the one that was added.
     record = arrays_record(ModelLayout(layout.names, layout.shapes, "float64"), mean)
@@ -157,7 +157,7 @@ def _drifts(
     return np.array([found.get(int(one), np.inf) for one in participants], dtype=np.float64)
 
 
-def _in_layout(vector: NDArray[np.float64], layout: ModelLayout) -> NDArray[np.float64]:
+def _in_layout(vector: Floats, layout: ModelLayout) -> Floats:
     """A vector in the order of names, put into the order of the layout."""
     sizes = {name: int(np.prod(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     parts, first = {}, 0

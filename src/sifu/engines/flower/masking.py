@@ -27,12 +27,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
 
 from sifu.core.layout import Vector
 from sifu.errors import InputError
+from sifu.theory.arrays import Floats, Words
 
-Words = NDArray[np.uint64]
 HEADROOM_BITS = 10
 """An update may be this many doublings larger than the largest parameter of the model it started from."""
 SUM_BITS = 61
@@ -72,7 +71,7 @@ class FixedPoint:
         scaled = np.rint(np.ldexp(samples * update.astype(np.float64), self.scale_bits))
         return np.append(scaled.astype(np.int64).view(np.uint64), np.uint64(1))
 
-    def mean(self, total: Words, total_samples: int, participants: int) -> NDArray[np.float64] | None:
+    def mean(self, total: Words, total_samples: int, participants: int) -> Floats | None:
         """The mean update of a sum of words; None where the sum cannot be one of these participants' updates."""
         signed = total.view(np.int64)
         entries = signed[:-1]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, Vector
 from sifu.errors import InputError
+from sifu.theory.arrays import Words
 from sifu.theory.facts import ClientProfile
 
 Arrays = dict[str, NDArray[np.floating]]
@@ -246,7 +247,7 @@ def read_ready(reply: Message) -> Ready:
     return Ready(int(_number(metrics, SAMPLES)), bool(_number(metrics, "fits")), key)
 
 
-def read_masked(reply: Message, size: int) -> NDArray[np.uint64]:
+def read_masked(reply: Message, size: int) -> Words:
     """The answer to `MASKED_TRAIN`: `size` words."""
     records = [one for one in reply.content.values() if isinstance(one, ArrayRecord)]
     if len(records) != 1 or set(records[0]) != {MASKED}:

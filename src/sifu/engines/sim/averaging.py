@@ -44,13 +44,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.engines.sim.client_blocks import Part, PartPlaces
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, up
 
-Floats = NDArray[np.float64]
 LocalModels = Callable[[], Iterator[tuple[PartPlaces, Tensor]]]
 """Trains the participants when called: pairs of (places among them, rows of flat models)."""
 
@@ -207,7 +206,7 @@ def average(
     updates: Sequence[LocalUpdates],
     offset: Floats | None,
     offset_error: float,
-    samples: NDArray[np.int64],
+    samples: Integers,
     want_gram: bool,
 ) -> Average:
     """Average participants with `samples` samples each; `offset` is base - start, off by at most `offset_error`.
@@ -246,7 +245,7 @@ def worth_keeping(count: int, size: int, item_bytes: int) -> bool:
 
 
 def average_models(
-    local_models: LocalModels, start: Floats, samples: NDArray[np.int64], item_bytes: int, want_gram: bool
+    local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int, want_gram: bool
 ) -> Average:
     """Average whole local models, trained from `start`."""
     keep = want_gram or worth_keeping(samples.size, start.size, item_bytes)

@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Position
 from sifu.engines.sim.local_training import LocalTraining
+from sifu.theory.arrays import Booleans, Integers
 from sifu.theory.draws import base_key, place_key, scores
 from sifu.theory.participation import ClientIndices
 
-SampleIndices = NDArray[np.int64]
+SampleIndices = Integers
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Batches:
     counts: SampleIndices
 
     @property
-    def real(self) -> NDArray[np.bool_]:
+    def real(self) -> Booleans:
         """Which places of `rows` are samples and not padding."""
         return np.arange(self.rows.shape[2]) < self.counts[..., None]
 
 
 def draw_batches(
     training: LocalTraining,
-    samples: NDArray[np.int64],
+    samples: Integers,
     seed: int,
     position: Position,
     clients: ClientIndices,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.objectives import Objective
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import enlargement
 
@@ -34,7 +35,7 @@ SHORTEST_RUN = 32
 """Clients that must lie side by side on average before they are looked at run by run."""
 
 
-PartPlaces = slice | NDArray[np.int64]
+PartPlaces = slice | Integers
 """Which of all that were asked for: a slice where they lie side by side, which is the quicker index."""
 
 
@@ -53,12 +54,12 @@ class Block:
     """
 
     clients: ClientIndices
-    samples: NDArray[np.int64]
+    samples: Integers
     x: Tensor
     targets: Tensor
     row_weights: RowWeights
     gram: Tensor | None
-    lengths: NDArray[np.float64]
+    lengths: Floats
 
     @functools.cached_property
     def each(self) -> tuple[Tensor, ...]:
@@ -70,7 +71,7 @@ class Block:
         """X_i' of each client, looked at in place."""
         return self.x.transpose(1, 2).unbind()
 
-    def parts(self, rows: NDArray[np.int64], places: NDArray[np.int64] | None = None) -> Iterator[Part]:
+    def parts(self, rows: Integers, places: Integers | None = None) -> Iterator[Part]:
         """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for.
 
         None where nobody else was.
@@ -92,7 +93,7 @@ class Block:
 class Part:
     """Some clients of a block, with products that copy no more of their samples than pays."""
 
-    def __init__(self, block: Block, rows: NDArray[np.int64], places: PartPlaces) -> None:
+    def __init__(self, block: Block, rows: Integers, places: PartPlaces) -> None:
         self.places, self.size = places, rows.size
         self._block, self._rows = block, rows
         first, last = int(rows[0]), int(rows[-1])
@@ -112,12 +113,12 @@ class Part:
         return self._block.clients[self._rows]
 
     @property
-    def samples(self) -> NDArray[np.int64]:
+    def samples(self) -> Integers:
         """How many samples each has."""
         return self._block.samples[self._rows]
 
     @property
-    def lengths(self) -> NDArray[np.float64]:
+    def lengths(self) -> Floats:
         """||X_i||_F of each, rounded up."""
         return self._block.lengths[self._rows]
 
@@ -164,7 +165,7 @@ class Part:
         return side_by_side @ self.x.reshape(count * padded, -1)
 
 
-def cut_into_groups(samples: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def cut_into_groups(samples: Integers) -> Iterator[Integers]:
     """Client indices of each block: sorted by size, cut where the largest would exceed twice the smallest."""
     order = np.argsort(samples, kind="stable")
     sizes, start = samples[order], 0
@@ -182,7 +183,7 @@ def padded_samples(clients: Sequence[CheckedClient], dtype: str) -> NDArray[np.f
     return padded
 
 
-def _fill(padded: NDArray[np.floating], clients: Sequence[CheckedClient], samples: NDArray[np.int64]) -> None:
+def _fill(padded: NDArray[np.floating], clients: Sequence[CheckedClient], samples: Integers) -> None:
     rows = np.concatenate([client.x for client in clients])
     if int(samples.min()) == padded.shape[1]:
         padded[..., :-1] = rows.reshape(len(clients), padded.shape[1], -1)
@@ -195,7 +196,7 @@ def _fill(padded: NDArray[np.floating], clients: Sequence[CheckedClient], sample
 
 def make_block(
     clients: Sequence[CheckedClient],
-    indices: NDArray[np.int64],
+    indices: Integers,
     objective: Objective,
     outputs: int,
     dtype: torch.dtype,

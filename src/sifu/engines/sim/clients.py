@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.engines.sim.objectives import Objective
 from sifu.errors import InputError
-
-Array = NDArray[Any]
+from sifu.theory.arrays import Array
 
 
 class ClientData(Protocol):

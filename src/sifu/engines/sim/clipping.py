@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from sifu.core.engine import Position
 from sifu.core.noise import NoiseSource, NormalSource, SystemNormals
 from sifu.core.randomness import keyed_generator
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
-from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up
+from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, UNIT_ROUNDOFF, enlargement, norm_up
 
-Floats = NDArray[np.float64]
 OUTSIDE = "clipping of updates"
 """What `TrainingFacts.outside` says of it: theta + clip(u(theta)) may expand distances, so no bound on L holds."""
 
@@ -36,7 +36,7 @@ def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
     rows = np.asarray(updates, dtype=np.float64)
     norms = np.array([norm_up(row) for row in rows])
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        factors = np.where(norms <= clip, 1.0, clip / norms * (1.0 - 2.0**-50))
+        factors = np.where(norms <= clip, 1.0, clip / norms * ROUNDED_DOWN)
         return rows * factors[:, None]
 
 
@@ -70,7 +70,7 @@ class Clipping:
         updates: NDArray[np.floating],
         position: Position,
         participants: ClientIndices,
-        samples: NDArray[np.int64],
+        samples: Integers,
         want_gram: bool,
     ) -> ClippedAverage:
         """Clip, add noise, average."""
@@ -90,7 +90,7 @@ class Clipping:
         largest = float(drifts.max()) + norm_up(step)
         error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # of the two weighted sums and what joins them
         gram = differences @ differences.T if want_gram else None
-        return ClippedAverage(step, sent, (drifts + error) * (1.0 + 2.0**-50), norm_up(step) + error, gram, ())
+        return ClippedAverage(step, sent, (drifts + error) * ROUNDED_UP, norm_up(step) + error, gram, ())
 
     def _draw(self, position: Position, client: int, size: int) -> Floats:
         normals: NormalSource = SystemNormals()

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from sifu.core.engine import Position
+from sifu.theory.arrays import Booleans
 from sifu.theory.draws import Scores, base_key, fractions, place_key, scores
 
 
@@ -24,7 +25,7 @@ def dropout_key(seed: int, position: Position, client: int, step: ArrayLike, lay
     return place_key(base_key(seed, "dropout"), position.branch, position.round, client, step, layer)
 
 
-def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float) -> NDArray[np.bool_]:
+def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float) -> Booleans:
     """Which of `units` units are kept for `samples` samples of a batch, from its sample `first` on.
 
     >>> whole = kept_units(5, 0, 4, 3, 0.5)

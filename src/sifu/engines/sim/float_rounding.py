@@ -64,6 +64,7 @@ from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
 from sifu.engines.sim.objectives import Objective
 from sifu.engines.sim.smoothness import LinearCurvature
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import ROUNDING_HOLDS_UP_TO
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
@@ -115,11 +116,11 @@ def round_allowance(
 class ClientSizes:
     """What `RoundSize` is made of, client by client: all that a server needs of data it does not see."""
 
-    samples: NDArray[np.int64]
-    batch_ratios: NDArray[np.float64]
-    smoothness: NDArray[np.float64]
-    energy: NDArray[np.float64]
-    target_norms: NDArray[np.float64]
+    samples: Integers
+    batch_ratios: Floats
+    smoothness: Floats
+    energy: Floats
+    target_norms: Floats
 
     @staticmethod
     def of(
@@ -167,7 +168,7 @@ class LinearRounding:
         return round_allowance(start_norm, size, self._training, self._model.objective, self._server_rate)
 
 
-def _row_norms_up(values: NDArray[np.floating]) -> NDArray[np.float64]:
+def _row_norms_up(values: NDArray[np.floating]) -> Floats:
     """An upper bound of the norm of each row, scaled first so that no square over- or underflows."""
     largest = np.abs(values).max(axis=1).astype(np.float64)
     scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]

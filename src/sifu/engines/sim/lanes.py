@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.replies import ReplyRules
 from sifu.engines.sim.clients import ClientData
@@ -21,6 +20,7 @@ from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel, ModuleModel
 from sifu.engines.sim.networks import ConvNet
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 from sifu.theory.participation import Participation
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class _LaneData:
     """Every distinct federation's clients one after the other, and each lane's table of rows: client * most + place."""
 
     clients: list[ClientData]
-    tables: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    tables: Integers
+    sizes: Integers
     most: int
 
 

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.engines.sim.client_blocks import cut_into_groups, padded_samples
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.objectives import Objective
 from sifu.errors import InputError
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF
 
 _MARGIN = 1.0 + 1e-9
@@ -42,8 +42,8 @@ class LinearCurvature:
     eigenvalues of which beta bounds the largest (weight decay not included); rounding grows with it.
     """
 
-    smoothness: NDArray[np.float64]
-    energy: NDArray[np.float64]
+    smoothness: Floats
+    energy: Floats
 
 
 def linear_curvature(
@@ -71,8 +71,8 @@ def linear_curvature(
 
 
 def _stacked_curvature(
-    clients: Sequence[CheckedClient], samples: NDArray[np.int64], objective: Objective, training: LocalTraining
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    clients: Sequence[CheckedClient], samples: Integers, objective: Objective, training: LocalTraining
+) -> tuple[Floats, Floats]:
     """beta and energy of clients side by side; the rows that pad the smaller ones are zeros and change neither."""
     factor = objective.curvature_factor
     extended = padded_samples(clients, "float64")
@@ -89,9 +89,7 @@ def _stacked_curvature(
     return smoothness, np.where(all_at_once, factor * trace / samples * _MARGIN, row_bound)
 
 
-def _top_eigenvalue_up(
-    extended: NDArray[np.float64], trace: NDArray[np.float64], clients: Sequence[CheckedClient]
-) -> NDArray[np.float64]:
+def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[CheckedClient]) -> Floats:
     """Upper bounds of lambda_max(X'X) = lambda_max(XX'), from the smaller of the two matrices.
 
     Forming a Gram matrix with inner products of m terms in float64 is off by at most m u trace(X'X) in the
