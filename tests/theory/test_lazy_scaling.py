@@ -108,7 +108,7 @@ def test_control_a_lost_rescaling_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_control_plain_rounding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without rounding up, some value falls below the exact one."""
-    monkeypatch.setattr("sifu.theory.tracking._UP", 1.0)
+    monkeypatch.setattr("sifu.theory.tracking.ROUNDED_UP", 1.0)
     assert compare(draw_rounds(0, 5000, 0.9, 1.1))[0] > 0.0
 
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.errors import InputError
-
-Floats = NDArray[np.float64]
+from sifu.theory.arrays import Array, Floats
 
 EXACT = 2**53
 """Whole numbers up to here are float64 numbers, all of them."""
@@ -84,7 +81,7 @@ class FixedPoint:
         """With so many samples in all clients together no sum can leave int64, whoever sends what is allowed."""
         return LARGEST_SUM // max(self.row_limit, self.target_limit)
 
-    def quantised_features(self, phi: NDArray[Any]) -> Floats:
+    def quantised_features(self, phi: Array) -> Floats:
         """Phi^ = rint(2^a phi) with the constant 2^a appended, as whole numbers in float64.
 
         >>> FixedPoint(features=2, outputs=1, feature_bits=4).quantised_features(np.array([[0.5, -0.26]]))
@@ -97,7 +94,7 @@ class FixedPoint:
         _check_lengths(quantised, self.row_limit, f"features of a sample are longer than norm = {self.norm}")
         return quantised
 
-    def quantised_targets(self, targets: NDArray[Any]) -> Floats:
+    def quantised_targets(self, targets: Array) -> Floats:
         """T^ = rint(2^b t), as whole numbers in float64.
 
         >>> FixedPoint(features=2, outputs=2, target_bits=4).quantised_targets(np.array([[0.5, -0.5]]))
@@ -116,7 +113,7 @@ class FixedPoint:
         )
 
 
-def _rows(values: NDArray[Any], width: int, name: str) -> Floats:
+def _rows(values: Array, width: int, name: str) -> Floats:
     rows = np.asarray(values, dtype=np.float64)
     if rows.ndim != 2 or rows.shape[1] != width:
         raise InputError(f"{name} have shape {rows.shape}; ({width},) numbers for each sample were expected")

@@ -17,14 +17,13 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form.fixed_point import FixedPoint, Floats
 from sifu.theory.closed_form.statistics import Statistics
 
@@ -47,7 +46,7 @@ class Head:
     penalty: float
     residual: float
 
-    def predict(self, phi: NDArray[Any]) -> Floats:
+    def predict(self, phi: Array) -> Floats:
         """Predicted targets of samples with these features; `Targets.decode` turns them into labels."""
         predictions: Floats = np.asarray(phi, dtype=np.float64) @ self.weights[:-1] + self.weights[-1]
         return predictions

@@ -12,15 +12,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Floats, Integers
 from sifu.theory.closed_form.fixed_point import EXACT, LARGEST_SUM, FixedPoint, Floats
-
-Integers = NDArray[np.int64]
 
 BLOCK_ROWS = 4096
 """So many samples are multiplied at once at most, so that memory stays bounded."""
@@ -124,7 +121,7 @@ def words_at(fixed: FixedPoint) -> int:
     return fixed.width * (fixed.width + 1) // 2 + fixed.width * fixed.outputs + 2
 
 
-def statistics_of(fixed: FixedPoint, phi: NDArray[Any], targets: NDArray[Any]) -> Statistics:
+def statistics_of(fixed: FixedPoint, phi: Array, targets: Array) -> Statistics:
     """(G, H, n, q) of samples with features `phi` (no constant yet) and `targets`, exactly.
 
     >>> fixed = FixedPoint(features=1, outputs=1, feature_bits=2, target_bits=1)
@@ -135,7 +132,7 @@ def statistics_of(fixed: FixedPoint, phi: NDArray[Any], targets: NDArray[Any]) -
     return statistics_of_chunks(fixed, [(phi, targets)])
 
 
-def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> Statistics:
+def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]]) -> Statistics:
     """The same of many samples that come in pieces; the pieces leave no trace in the result."""
     gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
     cross = np.zeros((fixed.width, fixed.outputs), dtype=np.int64)

@@ -18,10 +18,10 @@ import enum
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 from sifu.theory.closed_form.statistics import Statistics
 
 
@@ -104,7 +104,7 @@ def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
     return None, ""
 
 
-def _beyond(entries: NDArray[np.int64], rows: list[int], columns: list[int]) -> tuple[int, int] | None:
+def _beyond(entries: Integers, rows: list[int], columns: list[int]) -> tuple[int, int] | None:
     """A place with entry^2 > row * column: candidates in float64, then exactly."""
     left, right = (np.sqrt(np.array(bounds, dtype=np.float64)) for bounds in (rows, columns))
     # Not abs: the smallest int64 has no positive counterpart.
@@ -117,7 +117,7 @@ def _beyond(entries: NDArray[np.int64], rows: list[int], columns: list[int]) -> 
     return None
 
 
-def _semi_definite(gram: NDArray[np.int64]) -> bool:
+def _semi_definite(gram: Integers) -> bool:
     """Whether G + shift I has a Cholesky factor, with the shift what rounding of the factorisation can be.
 
     In units where every square is 1, a factorisation of a semi-definite matrix of size m fails at most when its

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.errors import InputError
+from sifu.theory.arrays import Array, Floats
 
-Floats = NDArray[np.float64]
 Task = Literal["classification", "multi_label", "regression"]
 
 REACH = 8.0
@@ -58,7 +57,7 @@ class Targets:
             return 1.0
         return math.sqrt(self.outputs) * (1.0 if self.task == "multi_label" else REACH)
 
-    def encode(self, labels: NDArray[Any]) -> Floats:
+    def encode(self, labels: Array) -> Floats:
         """The target of each label: a class number, a row of 0 and 1, or one real number for each output."""
         if self.task == "classification":
             return self._one_hot(np.asarray(labels))
@@ -80,7 +79,7 @@ class Targets:
             )
         return targets
 
-    def _one_hot(self, labels: NDArray[Any]) -> Floats:
+    def _one_hot(self, labels: Array) -> Floats:
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise InputError(f"class numbers were expected, one for each sample; found {labels.dtype} {labels.shape}")
         if labels.size and not (labels.min() >= 0 and labels.max() < self.outputs):
@@ -91,7 +90,7 @@ class Targets:
         targets[np.arange(labels.size), labels] += 1.0
         return targets
 
-    def decode(self, predictions: Floats) -> NDArray[Any]:
+    def decode(self, predictions: Floats) -> Array:
         """Predicted targets as labels: the largest class, 0 or 1 for each label, or numbers in their own unit.
 
         >>> Targets("multi_label", 2).decode(np.array([[0.1, -0.2]]))
