@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sifu.data.dataset import Dataset
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 
 LARGEST_FILE = 512 << 20
 """The largest official file (CIFAR-100's train.bin) has 154 MB."""
@@ -125,7 +126,7 @@ def _check_size(size: int, what: str) -> None:
         raise InputError(f"{what} has {size} bytes; an official file has at most {LARGEST_FILE}")
 
 
-def _images_and_labels(content: bytes, layout: Layout, what: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _images_and_labels(content: bytes, layout: Layout, what: str) -> tuple[NDArray[np.uint8], Integers]:
     record_bytes = layout.label_bytes + IMAGE_BYTES
     if not content or len(content) % record_bytes:
         raise InputError(

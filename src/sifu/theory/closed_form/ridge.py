@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats
-from sifu.theory.closed_form.fixed_point import FixedPoint, Floats
+from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.statistics import Statistics
 
 GRID = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))

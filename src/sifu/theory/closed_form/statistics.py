@@ -17,7 +17,7 @@ import numpy as np
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
-from sifu.theory.closed_form.fixed_point import EXACT, LARGEST_SUM, FixedPoint, Floats
+from sifu.theory.closed_form.fixed_point import EXACT, LARGEST_SUM, FixedPoint
 
 BLOCK_ROWS = 4096
 """So many samples are multiplied at once at most, so that memory stays bounded."""
