@@ -132,15 +132,10 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        schema = db.execute("PRAGMA user_version").fetchone()[0]
-        self.agree("user_version", schema in (2, 3), True)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 3)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
-        if schema == 2:  # section 8
-            self.agree("tables of schema 2", "rejections" in names, False)
-            self.tables["rejections"] = []
-            self.tables["requests"] = [row | {"deadline_days": 30} for row in self.tables["requests"]]
         self.run = {row["key"]: row["value"] for row in self.tables["run"]}
         self.spec, self.facts = json.loads(self.run["spec"]), json.loads(self.run["facts"])
         self.nodes = {row["node"]: row for row in self.tables["nodes"]}
@@ -231,7 +226,7 @@ class Verifier:
                 next_node = rows["last"] + 1
             if event["kind"] == "request received":
                 asked = {"clients": canonical(name["clients"]), "status": "received", "received": event["time"]}
-                put("requests", {"deadline_days": 30} | name | asked)
+                put("requests", name | asked)
             elif event["kind"] == "rolled back":
                 self.rolled[name], choice = moment, payload["choice"]
                 put("requests", choice | {"request": name, "status": "running", "carried_out": event["time"]})

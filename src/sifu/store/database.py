@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,10 +18,6 @@ CLIENTS_FILE = "clients.json"
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
 SCHEMA_VERSION = 3
-OLDER_SCHEMA = 2
-"""Still read as it is, and brought up to date by the first process that writes to the run."""
-OLDER_DEADLINE_DAYS = 30
-"""The deadline of a request that was received before requests had one."""
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 
@@ -31,15 +26,18 @@ def create_database(folder: Path) -> sqlite3.Connection:
     path = folder / DATABASE
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)
-    schema = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
     with transaction(connection, None):
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA secure_delete=ON")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
+        connection.executescript(f"BEGIN IMMEDIATE;\n{_schema()}\nCOMMIT;")
     return connection
+
+
+def _schema() -> str:
+    return files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
 
 
 def open_database(folder: Path) -> sqlite3.Connection:
@@ -62,9 +60,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
     if application != APPLICATION_ID:
         connection.close()
         raise InputError(f"{path} is not a sifu run (application id {application}, expected {APPLICATION_ID})")
-    if version == OLDER_SCHEMA:
-        _look_like_the_current_schema(connection, folder)
-    elif version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         connection.close()
         raise RunDamagedError(
             f"{folder} has schema {version}, this version of sifu reads schema {SCHEMA_VERSION}: "
@@ -73,50 +69,20 @@ def open_database(folder: Path) -> sqlite3.Connection:
     return connection
 
 
-def _look_like_the_current_schema(connection: sqlite3.Connection, folder: Path) -> None:
-    """Temporary views over a run of schema 2, so that it is read like one of schema 3; the file is not touched."""
-    try:
-        if connection.execute("SELECT 1 FROM main.sqlite_master WHERE name = 'rejections'").fetchone():
-            raise RunDamagedError(
-                f"{folder} says it has schema {OLDER_SCHEMA}, but its tables are those of a later one"
-            )
-        connection.execute("PRAGMA temp_store=MEMORY")
-        connection.execute(
-            "CREATE TEMP TABLE rejections (branch INTEGER, round INTEGER, number INTEGER, client TEXT, reason TEXT, "
-            "left_out INTEGER)"
-        )
-        connection.execute(
-            f"CREATE TEMP VIEW requests AS SELECT *, {OLDER_DEADLINE_DAYS} AS deadline_days FROM main.requests"
-        )
-    except UNUSABLE as error:
-        connection.close()
-        raise RunDamagedError(f"{folder} is damaged: {error}. Restore the folder from a backup.") from error
-    except RunDamagedError:
-        connection.close()
-        raise
-
-
 def schema_problems(connection: sqlite3.Connection) -> list[str]:
-    """Tables, views, triggers and indices that are not as we make them; of an older run its two other tables."""
-    found, wanted = _definitions(connection), _expected_definitions()
-    if is_older_schema(connection):
-        wanted.pop(("table", "rejections"))
-        # Without a deadline; what it holds is compared with the ledger.
-        found["table", "requests"] = wanted["table", "requests"]
+    """Tables, views, triggers and indices that are not as sifu makes them."""
+    present, wanted = _definitions(connection), _expected_definitions()
     return [
         f"{name[:60]!r} is not as sifu makes it, or should not be there"
-        for kind, name in sorted(found.keys() | wanted.keys())
-        if found.get((kind, name)) != wanted.get((kind, name))
+        for kind, name in sorted(present.keys() | wanted.keys())
+        if present.get((kind, name)) != wanted.get((kind, name))
     ]
 
 
 def _expected_definitions() -> dict[tuple[str, str], list[str]]:
-    made = sqlite3.connect(":memory:")
-    try:
-        made.executescript(files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8"))
-        return _definitions(made)
-    finally:
-        made.close()
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_schema())
+        return _definitions(empty)
 
 
 def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:
@@ -125,36 +91,13 @@ def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[s
     All of it: a trigger may have the name of a table, and one name may be written into the file twice.
     """
     try:
-        rows = connection.execute("SELECT name, type, tbl_name, sql FROM main.sqlite_master").fetchall()
+        rows = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_master").fetchall()
     except UNUSABLE as error:
         raise RunDamagedError(f"the run's database cannot be used: {error}") from error
-    found: dict[tuple[str, str], list[str]] = {}
+    definitions: dict[tuple[str, str], list[str]] = {}
     for name, kind, table, sql in rows:
-        found.setdefault((str(kind), str(name)), []).append(" ".join(f"{table} {sql}".split()))
-    return found
-
-
-def is_older_schema(connection: sqlite3.Connection) -> bool:
-    """Whether the run must be brought up to date before it is written to."""
-    return bool(connection.execute("PRAGMA main.user_version").fetchone()[0] == OLDER_SCHEMA)
-
-
-def migrate(connection: sqlite3.Connection) -> None:
-    """Within a transaction: the tables of schema 2 become those of schema 3."""
-    schema = files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
-    made = {match[1]: match[0] for match in re.finditer(r"CREATE TABLE (\w+) \(.*?;", schema, re.DOTALL)}
-    old = [row[1] for row in connection.execute("PRAGMA main.table_info(requests)")]
-    columns, days = ", ".join(old), OLDER_DEADLINE_DAYS
-    connection.execute("DROP VIEW temp.requests")
-    connection.execute("DROP TABLE temp.rejections")
-    connection.execute("ALTER TABLE requests RENAME TO requests_of_schema_2")
-    connection.execute(made["requests"])
-    connection.execute(made["rejections"])
-    connection.execute(
-        f"INSERT INTO requests ({columns}, deadline_days) SELECT {columns}, {days} FROM requests_of_schema_2"
-    )
-    connection.execute("DROP TABLE requests_of_schema_2")
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        definitions.setdefault((str(kind), str(name)), []).append(" ".join(f"{table} {sql}".split()))
+    return definitions
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -67,7 +67,6 @@ KINDS: Mapping[str, May] = {
     "backup made": May(),
     "restored": May((), ("dropped_models",)),
     "purged": May((), ("dropped_models", "dropped_updates")),
-    "migrated": May(),
     JOINED: May(("reported", "client_count", "clients_digest")),
     "client refused": May(("admitted",)),
     "clients admitted": May(("admitted", "reported")),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sifu.core.ledger import canonical_json
-from sifu.store.database import OLDER_DEADLINE_DAYS
 
 KEYS: dict[str, tuple[str, ...]] = {
     "run": ("key",),
@@ -63,7 +62,7 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         values = {key: row[key] for key in ("client", "reason", "left_out")}
         yield Change("rejections", (row["branch"], row["round"], row["number"]), values)
     if kind == "request received":
-        values = {"deadline_days": OLDER_DEADLINE_DAYS} | payload["request"]
+        values = dict(payload["request"])
         values["clients"] = canonical_json(values["clients"]).decode()
         yield Change("requests", (values.pop("request"),), values | {"status": "received", "received": time})
     elif kind == "rolled back":

@@ -27,11 +27,7 @@ from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.database import (
     CLIENTS_FILE,
     DATABASE,
-    OLDER_SCHEMA,
-    SCHEMA_VERSION,
     create_database,
-    is_older_schema,
-    migrate,
     open_database,
     scrub_database,
     transaction,
@@ -212,8 +208,6 @@ class RunWriter(RunReader):
                 )
             check_record(writer)
             _finish_creation(folder)
-            if is_older_schema(connection):
-                writer._migrate()
             for name in _FOLDERS:
                 private_folder(folder / name)
             models = {files.model_path(folder, node).name for node in writer.models()}
@@ -227,13 +221,6 @@ class RunWriter(RunReader):
             writer.close()
             raise
         return writer
-
-    def _migrate(self) -> None:
-        """Bring the tables of an older run up to date, and say so in its ledger; all of it or nothing."""
-        with transaction(self.connection):
-            migrate(self.connection)
-            event = self._record("migrated", {"from": OLDER_SCHEMA, "to": SCHEMA_VERSION}, NewRows(), (), self.layout)
-        write_head(self.folder, event)
 
     def close(self) -> None:
         """Close the database and let go of the lock."""
