@@ -25,14 +25,15 @@ from sifu.methods.registry import method_named
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
-from sifu.record.training import ProgressCallback, RecordedTraining
+from sifu.record.training import ProgressCallback
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.given_terms import LEVELS, check_level, make_terms, terms_of
-from sifu.requests.lifecycle import DEADLINE_DAYS, Lifecycle, check_new, receive
-from sifu.requests.mailbox import Mailbox, take_in
+from sifu.requests.mailbox import take_in
 from sifu.requests.outcome import Outcome, outcome_of
+from sifu.requests.receiving import DEADLINE_DAYS, check_new, receive
 from sifu.requests.request_record import decide, history_of, public_record
 from sifu.requests.signed_requests import id_of_signed, terms_of_signed
+from sifu.requests.worker import Worker
 from sifu.store import keys
 from sifu.store.actor import actor_name
 from sifu.store.database import DATABASE
@@ -252,13 +253,9 @@ class Run:
         try:
             if writer.phase == "training":
                 check_integrity(writer)
-                mailbox = Mailbox(writer)
-                mailbox.take_in()
-                training = RecordedTraining(engine, writer, RunView(writer))
-                while not training.run("training", progress, mailbox.waiting):
-                    mailbox.take_in()
-                    training = RecordedTraining(engine, writer, RunView(writer))
-                training.finish()
+                worker = Worker(writer, engine, progress)
+                worker.mailbox.take_in()
+                worker.train()
         finally:
             writer.close()
         return self
@@ -409,33 +406,28 @@ class Run:
             elif not any(_is_open(one) for one in view.requests) and request is None:
                 return []
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-            lifecycle = Lifecycle(writer, self.engine(), progress, Mailbox(writer))
-            resumed = lifecycle.finish_running()
+            worker = Worker(writer, self.engine(), progress)
+            resumed = worker.finish_running()
             if asked is not None:
                 view = RunView(writer)
                 if request not in known:
                     check_level(method_named(asked.method).plan(view, asked), min_level)
                 request = receive(writer, view, asked, request)
-            rows = {one.request: one for one in writer.requests()}
-            chosen = [request] if request is not None else [r for r, one in rows.items() if one.waits]
-            refused: list[NotCertifiableError] = []
-            for one in list(chosen):
-                if rows[one].waits:
-                    try:
-                        lifecycle.carry_out(one, min_level)
-                    except NotCertifiableError as error:  # it must not hold up the requests behind it
-                        refused.append(NotCertifiableError(f"request {one}: {error}"))
-                        chosen.remove(one)
-            if refused and not chosen:
-                raise refused[0]
-            done = [*(one for one in resumed if one not in chosen), *chosen]
+            chosen = [request] if request is not None else [row.request for row in writer.requests() if row.waits]
+            while worker.carry_out_next(min_level, chosen):
+                pass
+            carried_out = [name for name in chosen if name not in worker.refused]
+            refusals = [f"request {name}: {error}" for name, error in worker.refused.items()]
+            if refusals and not carried_out:
+                raise NotCertifiableError(refusals[0])
+            done = [*(name for name in resumed if name not in carried_out), *carried_out]
             if compare_scratch:
-                for one in done:
-                    lifecycle.compare_scratch(one)
-            if refused:
-                raise NotCertifiableError(f"{refused[0]} Carried out: {', '.join(done)}")
-            by_id = {one.request: one for one in writer.requests()}
-            return [outcome_of(writer, by_id[one]) for one in done]
+                for name in done:
+                    worker.compare_scratch(name)
+            if refusals:
+                raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
+            rows = {row.request: row for row in writer.requests()}
+            return [outcome_of(writer, rows[name]) for name in done]
         finally:
             writer.close()
 

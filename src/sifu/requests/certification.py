@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
+from sifu.core.ledger import NONCE_BYTES
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
@@ -32,6 +34,11 @@ def model_commitment(row: Mapping[str, Any]) -> ModelCommitment:
     nonce, digest = str(row["nonce"]), str(row["digest"])
     commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
     return ModelCommitment(int(row["node"]), digest, nonce, commitment)
+
+
+def committed_model(node: int, digest: str) -> dict[str, Any]:
+    """A model as one certificate names it: with a nonce of its own, so that no two certificates can be linked."""
+    return {"node": node, "digest": digest, "nonce": secrets.token_hex(NONCE_BYTES)}
 
 
 def nodes_to_erase(

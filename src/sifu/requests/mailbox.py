@@ -14,7 +14,7 @@ from sifu.record.run_view import RunView
 from sifu.record.training import uninterrupted
 from sifu.requests.client_list import change_clients
 from sifu.requests.given_terms import check_retention
-from sifu.requests.lifecycle import DEADLINE_DAYS, receive
+from sifu.requests.receiving import DEADLINE_DAYS, receive
 from sifu.requests.signed_requests import id_of_signed, terms_of_signed
 from sifu.store.actor import LONGEST_ACTOR
 from sifu.store.inbox import Letter, any_letters, discard, letters

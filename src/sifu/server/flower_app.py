@@ -30,7 +30,8 @@ from sifu.launch.spec_files import load_spec
 from sifu.record.run_view import Regularities, RunView
 from sifu.record.training import Progress, uninterrupted
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
-from sifu.server.worker import Tell, serve
+from sifu.requests.worker import Tell
+from sifu.server.serve import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import RunWriter

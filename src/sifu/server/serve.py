@@ -11,19 +11,17 @@ from pathlib import Path
 from sifu.api.run import Run
 from sifu.core.engine import Engine
 from sifu.core.premises import Level
-from sifu.errors import NobodyAnsweredError, NotCertifiableError, RunBusyError
+from sifu.errors import NobodyAnsweredError, RunBusyError
 from sifu.record.run_view import RunView
-from sifu.record.training import Progress, ProgressCallback, RecordedTraining, uninterrupted
+from sifu.record.training import Progress, ProgressCallback, uninterrupted
 from sifu.requests.client_list import recorded_clients
-from sifu.requests.lifecycle import Lifecycle
 from sifu.requests.mailbox import LOOK_EVERY, Mailbox
+from sifu.requests.worker import Tell, Worker
 from sifu.store import keys
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import check_integrity
 
 log = logging.getLogger(__name__)
-Tell = Callable[[str], None]
-"""Takes a line for whoever watches the server."""
 
 
 def serve(
@@ -46,60 +44,29 @@ def serve(
     for up to `lock_wait` seconds. `after_mail` is called before the first round and whenever
     letters were taken in, or `more_mail` said that there is something else to look at.
     """
-    writer = _open_patiently(run.folder, lock_wait, tell)
-    try:
+    with _open_patiently(run.folder, lock_wait, tell) as writer:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
         # Whoever was blocked or asked to be forgotten is not asked for even one round more.
         mailbox = Mailbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
-        watched = _recording(writer, engine, progress)
-        lifecycle = Lifecycle(writer, engine, watched, mailbox)
-        mailbox.take_in()
-        refused: set[str] = set()
-        done: list[str] = []
-        told_of, idle_since = -1.0, time.monotonic()
-
-        def finish(requests: list[str]) -> None:
-            done.extend(requests)
-            for one in writer.requests():
-                if one.request in requests:
-                    tell(f"request {one.request} is done: {one.level}")
-
-        while True:
-            if mailbox.waiting():
-                mailbox.take_in()
-            finish(lifecycle.finish_running())
-            waiting = [one.request for one in writer.requests() if one.waits]
-            request = next((one for one in waiting if one not in refused), None)
-            if request is not None:
-                try:
-                    tell(f"request {request} is being carried out")
-                    lifecycle.carry_out(request, min_level)
-                    finish([request])
-                except NotCertifiableError as error:  # it must not hold up the requests behind it
-                    log.warning("request %s: %s", request, error)
-                    refused.add(request)
-                idle_since = time.monotonic()
-            elif writer.phase == "training":
-                training = RecordedTraining(engine, writer, RunView(writer))
-                if training.run("training", watched, mailbox.waiting):
-                    training.finish()
+        worker = Worker(writer, engine, _recording(writer, engine, progress), mailbox, tell)
+        idle_since, told = time.monotonic(), False
+        try:
+            mailbox.take_in()
+            while True:
+                if worker.step(min_level):
+                    idle_since, told = time.monotonic(), False
+                elif time.monotonic() - idle_since >= linger:
+                    return worker.done
                 else:
-                    mailbox.take_in()
-                idle_since = time.monotonic()
-            elif time.monotonic() - idle_since >= linger:
-                return done
-            else:
-                if told_of < idle_since:
-                    tell(f"nothing is left to do: waiting {linger:g} s for requests")
-                    told_of = idle_since
-                time.sleep(LOOK_EVERY)
-            _record_incidents(writer, engine)  # evaluations come after the last round
-    except NobodyAnsweredError:
-        _record_incidents(writer, engine)  # why they did not
-        raise
-    finally:
-        writer.close()
+                    if not told:
+                        tell(f"nothing is left to do: waiting {linger:g} s for requests")
+                    told = True
+                    time.sleep(LOOK_EVERY)
+                _record_incidents(writer, engine)  # evaluations come after the last round
+        except NobodyAnsweredError:
+            _record_incidents(writer, engine)  # why they did not
+            raise
 
 
 def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:

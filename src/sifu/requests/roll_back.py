@@ -1,0 +1,147 @@
+"""Rolling back: one event with the new starting model, the charges, the cut, and everything that is erased."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sifu.core.engine import Engine
+from sifu.core.ledger import finite_or_text
+from sifu.core.noise import noise_rounding
+from sifu.methods.base import Start
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.record.training import evaluation_row, uninterrupted
+from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
+from sifu.store.actor import actor_name
+from sifu.store.client_accuracy import remove_standing
+from sifu.store.rows import NodeRow
+from sifu.store.table_rows import EvaluationRow, ModelRow
+from sifu.store.updates import NewUpdates, only_clients
+from sifu.store.writer import NewModel, NewRows, RunWriter
+from sifu.theory.history import NodeKind, PathNode
+from sifu.theory.rounding import norm
+
+LARGEST_PSI = 1e300
+"""Stands for an infinite Psi in a number that goes into JSON."""
+
+
+class RollBack:
+    """What one request's roll back writes and erases, worked out from its plan and its starting model."""
+
+    def __init__(self, writer: RunWriter, engine: Engine, view: RunView, plan: Plan, request: str, start: Start):
+        self.writer, self.engine, self.view, self.plan = writer, engine, view, plan
+        self.request, self.start = request, start
+        self.fresh, self.replayed = plan.source_node is None, start.replayed is not None
+        self.noise_node = 1 + max(writer.nodes_by_number())
+        on_disk, exposures = writer.models(), view.exposures(plan.subjects)
+        cut_after = -1 if self.fresh else plan.source_depth
+        retention = plan.terms.retention
+        self.source: ModelRow | None = on_disk.get(plan.source_node) if plan.source_node is not None else None
+        self.erased_models = nodes_to_erase(view, set(on_disk), exposures, cut_after, retention)
+        self.remaining_models = sorted(set(on_disk) - self.erased_models)
+        self.stored_updates = writer.updates()
+        self.erased_updates: UpdatesErased = updates_to_erase(
+            view, self.stored_updates.values(), exposures, cut_after, retention
+        )
+
+    def record(self) -> None:
+        """Write the event."""
+        node, models, updates, evaluations = self._node(), self._models(), self._updates(), self._evaluations()
+        with uninterrupted():
+            self.writer.record(
+                "rolled back",
+                self._payload(),
+                rows=NewRows(nodes=[node]),
+                models=models,
+                dropped_models=sorted(self.erased_models),
+                updates=updates,
+                dropped_updates=self.erased_updates.dropped,
+                evaluations=evaluations,
+                for_good=self.plan.terms.retention == "strict",
+            )
+        remove_standing(self.writer.folder)
+
+    def _node(self) -> NodeRow:
+        """The node of the new starting model, with its distance from the initial one."""
+        plan, model = self.plan, self.start.model
+        kind: NodeKind = "heuristic" if self.replayed else "initial" if self.fresh else "noise"
+        rounded = plan.noise_std > 0.0 and self.view.facts.rounding_bounded
+        node = PathNode(
+            self.noise_node,
+            plan.source_node,
+            kind,
+            plan.order,
+            self.start.rounds,
+            rounding=noise_rounding(model) if rounded else 0.0,
+            noise_std=plan.noise_std,
+            order=plan.order,
+        )
+        root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
+        return NodeRow(node, norm(model.astype(np.float64) - root.astype(np.float64)))
+
+    def _models(self) -> list[NewModel]:
+        """The new starting model; and the current one if the request stays there: later requests may go back to it."""
+        psi_max = LARGEST_PSI if self.replayed else 0.0
+        if not self.fresh and not self.replayed:
+            at_source = RunView(self.writer, tip=self.plan.source_node).tracker()
+            psi_max = min(float(at_source.total(self.view.active).max(initial=0.0)), LARGEST_PSI)
+        models = [NewModel(self.noise_node, self.start.model, kept=True, psi_max=psi_max)]
+        source = self.source
+        if source is not None and not source.kept and source.node not in self.erased_models:
+            models.append(NewModel(source.node, self.writer.load_model(source.node), kept=True, psi_max=psi_max))
+        return models
+
+    def _updates(self) -> list[NewUpdates]:
+        """Files of updates written anew without the forgotten clients, and the parts of a replayed model."""
+        order = self.plan.order
+        shortened = [
+            only_clients(self.stored_updates[file], self.writer.load_updates(self.stored_updates[file]), stay, order)
+            for file, stay in self.erased_updates.shortened.items()
+        ]
+        parts = enumerate(self.start.replayed or (), start=1)
+        return shortened + [
+            NewUpdates(self.noise_node, part, order, replayed.clients, replayed.values) for part, replayed in parts
+        ]
+
+    def _evaluations(self) -> list[EvaluationRow]:
+        """How the current and the new starting model do on those who asked, and the current one on the others."""
+        tip = self.view.rows[-1].node.node
+        asking = np.array([index for subject in self.plan.subjects for index in subject.clients], dtype=np.int64)
+        current, new = self.writer.load_model(tip), self.start.model
+        measured = (
+            (tip, f"forgotten:{self.request}", self.engine.evaluate(current, asking)),
+            (tip, f"remaining:{self.request}", self.engine.evaluate(current, self.view.active)),
+            (self.noise_node, f"forgotten:{self.request}", self.engine.evaluate(new, asking)),
+        )
+        # Clients on other machines are not asked once they want to be forgotten.
+        return [
+            evaluation_row(node, subset, evaluation)
+            for node, subset, evaluation in measured
+            if evaluation.samples.any()
+        ]
+
+    def _payload(self) -> dict[str, Any]:
+        plan, source, start = self.plan, self.source, self.start
+        return {
+            "request": self.request,
+            "actor": actor_name(),
+            "run": {"tip": str(self.noise_node), "phase": "retraining"},
+            "choice": {
+                "request_order": plan.order,
+                "multiplier": plan.multiplier,
+                "noise_std": plan.noise_std,
+                "source_node": plan.source_node,
+                "wanted_node": plan.wanted_node,
+                "noise_node": self.noise_node,
+            },
+            "subjects": [{"subject": subject.subject, "clients": list(subject.clients)} for subject in plan.subjects],
+            "charges": [
+                {"subject": cost.subject.subject, "psi": repr(finite_or_text(cost.psi)), "charge": cost.charge}
+                for cost in plan.charges
+            ],
+            "source_model": committed_model(source.node, source.digest) if source else None,
+            "remaining_models": self.remaining_models,
+            "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
+        }

@@ -1,0 +1,161 @@
+"""The one worker behind `train`, `forget` and the server: it trains, carries requests out, and takes letters in.
+
+Each step of a request is one event of the ledger (received, planned, rolled back, done). Killed at any time, a new
+worker goes on from the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from sifu.core.engine import Engine
+from sifu.core.premises import Level
+from sifu.core.spec import StopSpec
+from sifu.errors import NotCertifiableError
+from sifu.methods.registry import method_named
+from sifu.record.run_view import RunView
+from sifu.record.training import ProgressCallback, RecordedTraining, retrain_unrecorded, uninterrupted
+from sifu.requests.certification import RecordedRequest
+from sifu.requests.given_terms import check_level, terms_of
+from sifu.requests.issuing import issue_certificates
+from sifu.requests.mailbox import Mailbox
+from sifu.requests.roll_back import RollBack
+from sifu.store.actor import actor_name
+from sifu.store.table_rows import RequestRow
+from sifu.store.writer import RunWriter
+
+log = logging.getLogger(__name__)
+Tell = Callable[[str], None]
+"""Takes a line for whoever watches."""
+
+
+class Worker:
+    """Works on a run that this process may write to."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        engine: Engine,
+        progress: ProgressCallback | None = None,
+        mailbox: Mailbox | None = None,
+        tell: Tell = log.info,
+    ) -> None:
+        self.writer, self.engine, self.progress, self._tell = writer, engine, progress, tell
+        self.mailbox = mailbox or Mailbox(writer)
+        self.done: list[str] = []
+        """Requests this worker finished, in order."""
+        self.refused: dict[str, NotCertifiableError] = {}
+        """Requests that cannot be carried out at the level asked for; they wait, and do not hold up those behind."""
+
+    def step(self, min_level: Level | None = None) -> bool:
+        """Take letters in, then do the next piece of work: a request, or rounds of the first training until a letter.
+
+        False if there was nothing to do.
+        """
+        if self.mailbox.waiting():
+            self.mailbox.take_in()
+        if self.finish_running() or self.carry_out_next(min_level):
+            return True
+        if self.writer.phase == "training":
+            self.train(until_letter=True)
+            return True
+        return False
+
+    def train(self, until_letter: bool = False) -> None:
+        """Go on with the first training until its stop rule holds, or until a letter came and was taken in."""
+        training = self._run_rounds("training", until_letter=until_letter)
+        if training is not None:
+            training.finish()
+
+    def finish_running(self) -> list[str]:
+        """Go on with a request that an interruption left half-way; returns what was finished."""
+        running = [row.request for row in self.writer.requests() if row.status == "running"]
+        for request in running:
+            self._retrain(request)
+        return running
+
+    def carry_out_next(self, min_level: Level | None = None, among: Collection[str] | None = None) -> bool:
+        """Carry out the first request that waits and was not refused, of `among` if given; False if there is none."""
+        waiting = [
+            row
+            for row in self.writer.requests()
+            if row.waits and row.request not in self.refused and (among is None or row.request in among)
+        ]
+        if not waiting:
+            return False
+        row = waiting[0]
+        try:
+            self._tell(f"request {row.request} is being carried out")
+            self._carry_out(row, min_level)
+        except NotCertifiableError as error:
+            self._tell(f"request {row.request} goes on waiting: {error}")
+            self.refused[row.request] = error
+        return True
+
+    def _carry_out(self, row: RequestRow, min_level: Level | None) -> None:
+        """Roll back, add noise, retrain, certify."""
+        view, method = RunView(self.writer), method_named(row.method)
+        plan = method.plan(view, terms_of(row))
+        check_level(plan, min_level)
+        if row.status != "planned":
+            content = {
+                "request": row.request,
+                "actor": actor_name(),
+                "source_node": plan.source_node,
+                "noise_std": plan.noise_std,
+                "level": plan.level,
+            }
+            with uninterrupted():
+                self.writer.record("request planned", content)
+        start = method.starting_model(view, plan, self.engine)
+        RollBack(self.writer, self.engine, view, plan, row.request, start).record()
+        self._retrain(row.request)
+
+    def _retrain(self, request: str) -> None:
+        """Rounds without the client, then the certificate."""
+        row = self._row(request)
+        training = self._run_rounds(f"retraining {request}", terms_of(row).stop(RunView(self.writer).spec.stop))
+        assert training is not None  # it does not end at a letter
+        training.note_standing()
+        issue_certificates(self.writer, self.engine, row)
+        self.done.append(request)
+        self._tell(f"request {request} is done: {self._row(request).level}")
+
+    def _run_rounds(
+        self, phase: str, stop: StopSpec | None = None, until_letter: bool = False
+    ) -> RecordedTraining | None:
+        """Recorded rounds until the stop rule holds; letters are taken in between two, and end it if wanted (None)."""
+        while True:
+            training = RecordedTraining(self.engine, self.writer, RunView(self.writer), stop)
+            if training.run(phase, self.progress, self.mailbox.waiting):
+                return training
+            self.mailbox.take_in()
+            if until_letter:
+                return None
+
+    def compare_scratch(self, request: str) -> None:
+        """How many rounds Scratch takes for the same request, by doing it beside the run."""
+        if any(row.request == request and row.method == "scratch" for row in self.writer.comparisons()):
+            return
+        row = self._row(request)
+        recorded = RecordedRequest(self.writer, row)
+        active = np.setdiff1d(np.arange(len(recorded.view.clients)), sorted(recorded.gone))
+        asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
+        stop = terms_of(row).stop(recorded.view.spec.stop)
+        model, rounds, accuracy, reached = retrain_unrecorded(self.engine, active, stop, recorded.order, self.progress)
+        payload = {
+            "request": request,
+            "method": "scratch",
+            "rounds": rounds,
+            "reached": int(reached),
+            "accuracy": accuracy,
+            "forgotten_accuracy": self.engine.evaluate(model, asking).accuracy,
+        }
+        with uninterrupted():
+            self.writer.record("comparison", payload)
+
+    def _row(self, request: str) -> RequestRow:
+        return next(row for row in self.writer.requests() if row.request == request)
