@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_added_events import add_event
-from test_forgeries import execute
 
 import sifu
+from forged_runs import add_event, execute
 from run_tools import Command, query
 from sifu.errors import RunDamagedError
 from sifu.requests.client_list import ask_for_change

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_added_events import add_event
-from test_forgeries import execute, rebuild_chain, replace_certificate, resign_everything
 
 import sifu
+from forged_runs import add_event, execute, rebuild_chain, replace_certificate, resign_everything
 from run_tools import connect, query, small_spec
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError

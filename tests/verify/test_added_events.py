@@ -8,54 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_forgeries import execute, rebuild_chain, resign_everything
 
 import sifu
-from run_tools import connect, query
+from forged_runs import add_event, execute, rebuild_chain, resign_everything
+from run_tools import query
 from sifu.api import verify_run
-from sifu.core.ledger import seal
 from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView
-from sifu.store.projection import KEYS, changes
 from sifu.theory.rollback import Subject
-
-
-def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
-    """Seal an event behind the last one and change the tables as it says."""
-    connection = connect(folder)
-    seq, previous = connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-    event = seal(previous, seq + 1, "2026-11-15T12:00:00Z", kind, payload, secrets.token_bytes(32))
-    connection.execute(
-        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (event.seq, event.time, kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
-    )
-    for change in changes(kind, event.time, json.loads(event.payload)):
-        where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])
-        found = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
-        if change.values is None:
-            connection.execute(f"DELETE FROM {change.table} WHERE {where}", change.key)
-        elif found:
-            values = ", ".join(f"{key} = ?" for key in change.values)
-            connection.execute(
-                f"UPDATE {change.table} SET {values} WHERE {where}", (*change.values.values(), *change.key)
-            )
-        else:
-            names = [*KEYS[change.table], *change.values]
-            connection.execute(
-                f"INSERT INTO {change.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
-                (*change.key, *change.values.values()),
-            )
-    head = f"{event.seq}:{event.hash.hex()}"
-    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (head,))
-    (folder / "head").write_text(head + "\n")
-    connection.close()
 
 
 def value(folder: Path, key: str) -> Any:

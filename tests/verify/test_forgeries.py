@@ -6,66 +6,19 @@ chain. So an edit is caught as long as a certificate that was issued after it is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forged_runs import execute, rebuild_chain, replace_certificate, resign_everything
 from run_tools import connect
 from sifu.api import verify_run
-from sifu.core.ledger import GENESIS, canonical_json, seal
+from sifu.core.ledger import canonical_json
 from sifu.store.certificate_path import certificate_path
 from sifu.store.keys import create_key, sign
-from sifu.store.reader import RunReader
-from sifu.store.rows import clients_digest, rows_digest
-
-Edit = Callable[[str, dict[str, Any]], None]
-
-
-def rebuild_chain(folder: Path, edit: Edit | None = None) -> None:
-    """Recompute every digest, commitment and hash after the tables were edited; `edit` may change payloads too."""
-    connection = connect(folder)
-    reader = RunReader(folder)
-    previous = GENESIS
-    for seq, time, kind, payload, nonce in connection.execute(
-        "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq"
-    ).fetchall():
-        content = json.loads(payload)
-        if "rows" in content:
-            first, last = content["rows"]["first"], content["rows"]["last"]
-            content["rows"]["digest"] = rows_digest(
-                reader.node_rows(first, last),
-                reader.participation().between(first, last),
-                reader.grams(first, last),
-            )
-        if kind == "run created":
-            content["run"]["clients_digest"] = clients_digest(reader.clients())
-            connection.execute(
-                "UPDATE run SET value = ? WHERE key = 'clients_digest'", (content["run"]["clients_digest"],)
-            )
-        if edit is not None:
-            edit(kind, content)
-        event = seal(previous, seq, time, kind, content, nonce)
-        connection.execute(
-            "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?",
-            (event.payload.decode(), event.commitment, event.hash, seq),
-        )
-        previous = event.hash
-    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{previous.hex()}",))
-    (folder / "head").write_text(f"{seq}:{previous.hex()}\n")
-    connection.close()
-    reader.close()
-
-
-def execute(folder: Path, *statements: str) -> None:
-    connection = connect(folder)
-    for statement in statements:
-        connection.execute(statement)
-    connection.close()
 
 
 def problems(folder: Path) -> str:
@@ -183,23 +136,6 @@ def test_a_certificate_signed_by_another_key_is_caught(own_run: Path, tmp_path: 
     assert "the signature of certificate strictly (public) does not hold" in found
 
 
-def replace_certificate(folder: Path, request: str, form: str, text: str) -> None:
-    """Put another certificate into file, table and ledger, and rebuild the chain."""
-    certificate_path(folder, request, form).write_text(text)
-    connection = connect(folder)
-    connection.execute(
-        "UPDATE certificates SET content = ? WHERE request = ? AND form = ?",
-        (text, request, form),
-    )
-    connection.close()
-
-    def edit(kind: str, content: dict[str, Any]) -> None:
-        if kind == "request done" and content["request"] == request:
-            content["certificates"][form] = hashlib.sha256(text.encode()).hexdigest()
-
-    rebuild_chain(folder, edit)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -250,41 +186,6 @@ def test_the_key_does_not_let_a_model_survive_strict_retention(own_run: Path) ->
     text = problems(own_run)
     assert "strictly" in text
     assert str(kept) in text
-
-
-def resign_everything(folder: Path) -> None:
-    """Issue every certificate anew over the chain as it is now, with the key in the folder."""
-    from sifu.core.certificate import auditor_form, public_form
-    from sifu.requests.certification import RecordedRequest
-
-    for number in range(len(RunReader(folder).requests())):
-        reader = RunReader(folder)
-        request = reader.requests()[number]
-        if request.status != "done":
-            continue
-        events = {event.seq: event for event in reader.events()}
-        rolled = done = {}
-        before = 0
-        for seq, event in events.items():
-            content = json.loads(event.payload)
-            if content.get("request") == request.request and event.kind == "rolled back":
-                rolled = content
-            if content.get("request") == request.request and event.kind == "request done":
-                done, before = content, seq - 1
-        issued = json.loads(reader.certificates()[(request.request, "public")])["body"]["issued"]
-        facts = RecordedRequest(reader, request).facts(
-            final_node=done["final_node"],
-            models=done["certified_models"],
-            erased=tuple(rolled.get("dropped_models", [])),
-            remaining=tuple(rolled["remaining_models"]),
-            ledger=(before, events[before].hash.hex()),
-            issued=issued,
-        )
-        public = reader.value("public_key")
-        reader.close()
-        for form, build in (("auditor", auditor_form), ("public", public_form)):
-            text = json.dumps(sign(folder, build(facts), public), indent=1, sort_keys=True)
-            replace_certificate(folder, request.request, form, text)
 
 
 # -- what no check of the folder alone can catch; stated here so that nobody believes otherwise ------------------

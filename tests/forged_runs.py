@@ -1,0 +1,144 @@
+"""Tools of a forger: edited rows, events added or rebuilt with every hash, certificates signed again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from run_tools import connect
+from sifu.core.certificate import auditor_form, public_form
+from sifu.core.ledger import GENESIS, seal
+from sifu.requests.certification import RecordedRequest
+from sifu.store.certificate_path import certificate_path
+from sifu.store.keys import sign
+from sifu.store.projection import KEYS, changes
+from sifu.store.reader import RunReader
+from sifu.store.rows import clients_digest, rows_digest
+
+Edit = Callable[[str, dict[str, Any]], None]
+
+
+def execute(folder: Path, *statements: str) -> None:
+    connection = connect(folder)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def rebuild_chain(folder: Path, edit: Edit | None = None) -> None:
+    """Recompute every digest, commitment and hash after the tables were edited; `edit` may change payloads too."""
+    connection = connect(folder)
+    reader = RunReader(folder)
+    previous = GENESIS
+    for seq, time, kind, payload, nonce in connection.execute(
+        "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq"
+    ).fetchall():
+        content = json.loads(payload)
+        if "rows" in content:
+            first, last = content["rows"]["first"], content["rows"]["last"]
+            content["rows"]["digest"] = rows_digest(
+                reader.node_rows(first, last),
+                reader.participation().between(first, last),
+                reader.grams(first, last),
+            )
+        if kind == "run created":
+            content["run"]["clients_digest"] = clients_digest(reader.clients())
+            connection.execute(
+                "UPDATE run SET value = ? WHERE key = 'clients_digest'", (content["run"]["clients_digest"],)
+            )
+        if edit is not None:
+            edit(kind, content)
+        event = seal(previous, seq, time, kind, content, nonce)
+        connection.execute(
+            "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?",
+            (event.payload.decode(), event.commitment, event.hash, seq),
+        )
+        previous = event.hash
+    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{previous.hex()}",))
+    (folder / "head").write_text(f"{seq}:{previous.hex()}\n")
+    connection.close()
+    reader.close()
+
+
+def replace_certificate(folder: Path, request: str, form: str, text: str) -> None:
+    """Put another certificate into file, table and ledger, and rebuild the chain."""
+    certificate_path(folder, request, form).write_text(text)
+    connection = connect(folder)
+    connection.execute(
+        "UPDATE certificates SET content = ? WHERE request = ? AND form = ?",
+        (text, request, form),
+    )
+    connection.close()
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "request done" and content["request"] == request:
+            content["certificates"][form] = hashlib.sha256(text.encode()).hexdigest()
+
+    rebuild_chain(folder, edit)
+
+
+def resign_everything(folder: Path) -> None:
+    """Issue every certificate anew over the chain as it is now, with the key in the folder."""
+    for number in range(len(RunReader(folder).requests())):
+        reader = RunReader(folder)
+        request = reader.requests()[number]
+        if request.status != "done":
+            continue
+        events = {event.seq: event for event in reader.events()}
+        rolled = done = {}
+        before = 0
+        for seq, event in events.items():
+            content = json.loads(event.payload)
+            if content.get("request") == request.request and event.kind == "rolled back":
+                rolled = content
+            if content.get("request") == request.request and event.kind == "request done":
+                done, before = content, seq - 1
+        issued = json.loads(reader.certificates()[(request.request, "public")])["body"]["issued"]
+        facts = RecordedRequest(reader, request).facts(
+            final_node=done["final_node"],
+            models=done["certified_models"],
+            erased=tuple(rolled.get("dropped_models", [])),
+            remaining=tuple(rolled["remaining_models"]),
+            ledger=(before, events[before].hash.hex()),
+            issued=issued,
+        )
+        public = reader.value("public_key")
+        reader.close()
+        for form, build in (("auditor", auditor_form), ("public", public_form)):
+            text = json.dumps(sign(folder, build(facts), public), indent=1, sort_keys=True)
+            replace_certificate(folder, request.request, form, text)
+
+
+def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
+    """Seal an event behind the last one and change the tables as it says."""
+    connection = connect(folder)
+    seq, previous = connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    event = seal(previous, seq + 1, "2026-11-15T12:00:00Z", kind, payload, secrets.token_bytes(32))
+    connection.execute(
+        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (event.seq, event.time, kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
+    )
+    for change in changes(kind, event.time, json.loads(event.payload)):
+        where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])
+        found = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
+        if change.values is None:
+            connection.execute(f"DELETE FROM {change.table} WHERE {where}", change.key)
+        elif found:
+            values = ", ".join(f"{key} = ?" for key in change.values)
+            connection.execute(
+                f"UPDATE {change.table} SET {values} WHERE {where}", (*change.values.values(), *change.key)
+            )
+        else:
+            names = [*KEYS[change.table], *change.values]
+            connection.execute(
+                f"INSERT INTO {change.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
+                (*change.key, *change.values.values()),
+            )
+    head = f"{event.seq}:{event.hash.hex()}"
+    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (head,))
+    (folder / "head").write_text(head + "\n")
+    connection.close()
