@@ -1,0 +1,24 @@
+"""Public feature maps: what a closed-form head, or a softmax head under SIFU, is put on.
+
+`base` says what a map is and when it is exact. Importing this package costs numpy; torch is reached by the maps that
+need it.
+"""
+
+from sifu.data.feature_maps.base import FeatureMap
+from sifu.data.feature_maps.build import KINDS, client_statistics, feature_map, fixed_point
+from sifu.data.feature_maps.convolutions import RandomConvolutions
+from sifu.data.feature_maps.networks import NetworkFeatures
+from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
+
+__all__ = [
+    "KINDS",
+    "FeatureMap",
+    "NetworkFeatures",
+    "PlainInputs",
+    "Projection",
+    "RandomConvolutions",
+    "RandomFourier",
+    "client_statistics",
+    "feature_map",
+    "fixed_point",
+]

@@ -1,0 +1,135 @@
+"""What a feature map is: a public function of one sample, known by its digest, that gives k numbers of norm at most c.
+
+Nothing of a client's data shapes a map, so a head on its features owes a client only what the client sent. A map is
+`exact` where every machine computes the same bits: it works on whole numbers and on operations that IEEE 754 rounds in
+one way only. Then features do not depend on batches, threads, libraries or a GPU, and statistics of the same samples
+have the same digest anywhere. A map through a network is not exact: its bits are those of one kind of machine, and what
+is proven is proven of the statistics that were sent.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.errors import InputError
+from sifu.theory.draws import base_key, scores
+
+Floats = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+CHUNK = 256
+"""So many samples are mapped at once: features of 100,000 samples need never be in memory together."""
+
+
+class FeatureMap(abc.ABC):
+    """A public map from samples to `features` numbers of norm at most `norm`."""
+
+    kind: str
+    features: int
+    norm: float
+    exact: bool
+
+    @abc.abstractmethod
+    def __call__(self, x: NDArray[Any]) -> Floats:
+        """The features of each sample, (n, k), without the constant."""
+
+    @abc.abstractmethod
+    def constants(self) -> Iterator[bytes]:
+        """Everything drawn or loaded that the features depend on, as bytes for the digest."""
+
+    @abc.abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Everything that was chosen: numbers and words."""
+
+    def digest(self) -> str:
+        """SHA-256 of the settings (JSON, sorted keys) and of the constants: two maps are one map if they agree."""
+        settings = {"kind": self.kind, "features": self.features, "norm": self.norm, **self.settings()}
+        hashed = hashlib.sha256(f"sifu features 1 {json.dumps(settings, sort_keys=True)}\n".encode())
+        for piece in self.constants():
+            hashed.update(piece)
+        return hashed.hexdigest()
+
+    def chunks(self, x: NDArray[Any], progress: Progress | None = None) -> Iterator[tuple[slice, Floats]]:
+        """Features of many samples, `CHUNK` at a time, with their rows; `progress(done, all)` after each."""
+        for start in range(0, len(x), CHUNK):
+            rows = slice(start, min(start + CHUNK, len(x)))
+            yield rows, self(x[rows])
+            if progress is not None:
+                progress(rows.stop, len(x))
+
+
+def check_norm(norm: float) -> float:
+    """The largest length c of a sample's features."""
+    if not 0.0 < norm < math.inf:
+        raise InputError(f"the length of a sample's features must be a positive number, found {norm}")
+    return float(norm)
+
+
+def check_samples(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Samples of the shape that the map was made for, all of them finite."""
+    samples = np.asarray(x)
+    if samples.shape[1:] != shape:
+        raise InputError(f"samples have shape {samples.shape[1:]}; this feature map was made for {shape}")
+    if samples.dtype.kind == "f" and not np.all(np.isfinite(samples)):
+        raise InputError("samples hold NaN or infinity: no features were computed from them")
+    return samples
+
+
+def scaled(rows: Floats, norm: float, unit: float | None = None) -> Floats:
+    """Rows of whole numbers as features of length `norm`, or, with a unit, rows / unit where that is not longer.
+
+    The squared length is summed as an integer, so it has no order of summation. Zero rows stay zero.
+
+    >>> scaled(np.array([[3.0, -4.0], [0.0, 0.0]]), 1.0)
+    array([[ 0.6, -0.8],
+           [ 0. ,  0. ]])
+    >>> scaled(np.array([[3.0, -4.0], [30.0, -40.0]]), 10.0, unit=1.0)
+    array([[ 3., -4.],
+           [ 6., -8.]])
+    """
+    lengths = np.sqrt(square_lengths(rows))
+    factors = np.divide(norm, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
+    if unit is not None:
+        factors = np.minimum(factors, 1.0 / unit, out=np.full_like(factors, 1.0 / unit), where=lengths > 0.0)
+    return rows * factors[:, None]
+
+
+def square_lengths(rows: Floats) -> Floats:
+    """sum_j u_j^2 of rows of whole numbers, exactly and then rounded once."""
+    squares = np.einsum("ij,ij->i", rows, rows)
+    for row in np.flatnonzero(squares >= 2.0**52):  # the sum may have been rounded on the way
+        squares[row] = float(sum(int(value) ** 2 for value in rows[row]))
+    return squares
+
+
+def whole_numbers(x: NDArray[Any], bits: int) -> Floats:
+    """Flat samples in units of 2^-bits, bytes as they are."""
+    rows = np.asarray(x, dtype=np.float64).reshape(len(x), math.prod(x.shape[1:]))
+    return rows if np.asarray(x).dtype == np.uint8 else np.rint(np.ldexp(rows, bits))
+
+
+def drawn_normals(seed: int, purpose: str, count: int) -> Floats:
+    """Nearly Gaussian numbers of mean 0 and variance 1, the same on every machine: sums of twelve 16-bit draws.
+
+    >>> drawn_normals(0, "filters", 3).round(3)
+    array([ 0.491,  0.052, -2.191])
+    """
+    words = scores(base_key(seed, purpose), np.arange(3 * count)).reshape(count, 3)
+    total = np.zeros(count, dtype=np.int64)
+    for shift in (0, 16, 32, 48):
+        total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64).sum(axis=1)
+    return (total - 6 * 65535) / 65536.0
+
+
+def drawn_signs(seed: int, purpose: str, shape: tuple[int, int]) -> Floats:
+    """Plus or minus one, each with probability 1/2, the same on every machine."""
+    words = scores(base_key(seed, purpose), np.arange(math.prod(shape)))
+    return np.where(words >> np.uint64(63), 1.0, -1.0).reshape(shape)

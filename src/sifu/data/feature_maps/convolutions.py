@@ -1,0 +1,209 @@
+"""The default map of images: random filters of one or several sizes beside the image's own low frequencies.
+
+After Coates, Ng and Lee (2011), with filters from a seed instead of anybody's patches. The slowest waves of the image
+itself (a discrete cosine transform with whole-number waves) are added because some labels are where things are: a smile
+is in the lower half of a face. Everything is computed in whole numbers (`filter_bank`), so the map is exact.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.data.dataset import channels_first
+from sifu.data.feature_maps.base import FeatureMap, Floats, check_norm, scaled
+from sifu.data.feature_maps.filter_bank import FilterBank
+from sifu.errors import InputError
+
+LARGEST_SIDE = 48
+"""Larger images are shrunk by a whole factor, to means of pixels rounded to whole numbers."""
+WAVE_BITS = 10
+GPU_BATCH = 256
+
+
+@dataclass(frozen=True)
+class RandomConvolutions(FeatureMap):
+    """Features of images of a `shape` (channels, height, width), by filters drawn from `seed`.
+
+    `banks` names (filters, patch, regions) of each bank. `waves` is how many waves in each direction are taken of the
+    brightness and of each of the two colour differences; images of one channel have brightness only, and `grey_waves`.
+    `wave_weight` is the length of the part of the waves that a full-contrast image has, beside 1 for each bank.
+
+    >>> tiny = RandomConvolutions((1, 8, 8), banks=((4, 3, 2),), grey_waves=3)
+    >>> tiny(np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8)).shape == (1, tiny.features)
+    True
+    """
+
+    shape: tuple[int, int, int]
+    banks: tuple[tuple[int, int, int], ...] = ((208, 5, 2),)
+    waves: tuple[int, int, int] = (18, 6, 6)
+    grey_waves: int = 20
+    wave_weight: float = 0.7
+    seed: int = 0
+    norm: float = 10.0
+    device: str = "cpu"
+    kind: str = field(default="random_convolutions", init=False)
+    exact: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
+        channels, height, width = self.shape
+        if min(self.shape) < 1:
+            raise InputError(f"images of shape {self.shape} (channels, height, width) have no pixels")
+        factor = max(1, math.ceil(max(height, width) / LARGEST_SIDE))
+        small = (channels, height // factor, width // factor)
+        banks = tuple(FilterBank(small, *bank, seed=self.seed) for bank in self.banks)
+        waves = (
+            []
+            if not self.wave_weight
+            else _waves(small, self.waves if channels == 3 else (self.grey_waves,) * channels)
+        )
+        for name, value in (("_factor", factor), ("_small", small), ("_banks", banks), ("_waves", waves)):
+            object.__setattr__(self, name, value)
+        count = sum(bank.numbers for bank in banks) + sum(len(down) * len(across) for down, across in waves)
+        object.__setattr__(self, "features", count)
+
+    def settings(self) -> dict[str, Any]:
+        """What was chosen; the device is not part of it, since the features are the same on every one."""
+        return {
+            "shape": list(self.shape),
+            "banks": [list(bank) for bank in self.banks],
+            "waves": list(self.waves),
+            "grey_waves": self.grey_waves,
+            "wave_weight": self.wave_weight,
+            "seed": self.seed,
+        }
+
+    def constants(self) -> Iterator[bytes]:
+        """The weights of every filter and wave, as little-endian int32."""
+        for bank in self._banks:
+            yield bank.weights.astype("<i4").tobytes()
+        for pair in self._waves:
+            for wave in pair:
+                yield wave.astype("<i4").tobytes()
+
+    def __call__(self, x: NDArray[Any]) -> Floats:
+        """Features of bytes (n, H, W) or (n, H, W, C), or of numbers from 0 to 1 as (n, C, H, W)."""
+        images = self._shrunk(levels(x, self.shape))
+        if not len(images):
+            return np.zeros((0, self.features))
+        parts = [scaled(sums, 1.0) for sums in self._filtered(images)]
+        if self._waves:
+            parts.append(self._wave_part(images))
+        features = np.concatenate(parts, axis=1)
+        # Parts are at most `len(parts)` long together; a fixed factor keeps their proportions and the norm.
+        longest = math.sqrt(len(self._banks) + (self.wave_weight**2 if self._waves else 0.0))
+        return features * (self.norm / longest)
+
+    def _shrunk(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        factor, (channels, height, width) = self._factor, self._small
+        if factor == 1:
+            return images.astype(np.float32)
+        kept = images[:, :, : height * factor, : width * factor]
+        blocks = kept.reshape(len(kept), channels, height, factor, width, factor).astype(np.float64)
+        return np.rint(blocks.sum(axis=(3, 5)) / factor**2).astype(np.float32)
+
+    def _filtered(self, images: NDArray[np.float32]) -> list[Floats]:
+        """Each bank's sums over regions divided by nothing: whole numbers, (n, numbers of the bank)."""
+        import torch
+
+        whole = images.astype(np.int64)
+        corners = np.zeros((2, len(images), whole.shape[2] + 1, whole.shape[3] + 1), dtype=np.int64)
+        corners[0, :, 1:, 1:] = whole.sum(axis=1).cumsum(axis=1).cumsum(axis=2)
+        corners[1, :, 1:, 1:] = (whole * whole).sum(axis=1).cumsum(axis=1).cumsum(axis=2)
+        pixels = torch.from_numpy(images).to(self.device)
+        results = []
+        for bank in self._banks:
+            inverse = torch.from_numpy(bank.deviations(corners[0], corners[1])).to(self.device)
+            weights = torch.from_numpy(bank.weights.astype(np.float32)).to(self.device)
+            results.append(_in_pieces(bank, pixels, inverse, weights).reshape(len(images), -1))
+        return results
+
+    def _wave_part(self, images: NDArray[np.float32]) -> Floats:
+        """The slow waves of brightness and colour differences, times a constant: at most `wave_weight` long."""
+        centred = images.astype(np.float64) * 2.0 - 255.0
+        planes = [centred[:, channel] for channel in range(centred.shape[1])]
+        if len(planes) == 3:
+            red, green, blue = planes
+            planes = [red + green + blue, red - blue, red - 2.0 * green + blue]
+        lengths = [3.0, 2.0, 6.0] if len(planes) == 3 else [1.0] * len(planes)
+        pixels = centred.shape[2] * centred.shape[3]
+        # Full contrast has length 255 sqrt(channels pixels), and a wave 2^WAVE_BITS in each direction; rounded waves
+        # are orthogonal to within 2 %.
+        full = 1.02 * 255.0 * math.sqrt(len(planes) * pixels) * 4.0**WAVE_BITS
+        parts = []
+        for plane, square, (down, across) in zip(planes, lengths, self._waves, strict=True):
+            whole = down @ plane @ across.T
+            parts.append(whole.reshape(len(images), -1) * (self.wave_weight / (full * math.sqrt(square))))
+        return np.concatenate(parts, axis=1)
+
+
+def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Images as bytes (n, C, H, W): bytes as they are, numbers from 0 to 1 as 255ths."""
+    images = np.asarray(x)
+    if images.dtype != np.uint8:
+        if images.ndim == 2 and images.shape[1] == math.prod(shape):
+            images = images.reshape(len(images), *shape)
+        if images.size and not (images.min() >= 0.0 and images.max() <= 1.0):
+            raise InputError(
+                f"images must be bytes or numbers from 0 to 1, found {images.dtype} from {images.min()} to "
+                f"{images.max()}"
+            )
+        images = np.rint(images.astype(np.float64) * 255.0).astype(np.uint8)
+    if images.shape[1:] != shape:
+        images = channels_first(images)
+    if images.shape[1:] != shape:
+        raise InputError(f"images have shape {images.shape[1:]}; this feature map was made for {shape}")
+    return images
+
+
+def _in_pieces(bank: FilterBank, pixels: Any, inverse: Any, weights: Any) -> Floats:
+    """`bank.sums` of all images: large batches on a GPU, one image after the other on the cores of a CPU.
+
+    One image's responses stay in a core's cache. Sizes of pieces and threads change nothing but the time.
+    """
+    import torch
+
+    step = GPU_BATCH if pixels.is_cuda else 1
+
+    def piece(start: int) -> Any:
+        with torch.no_grad():
+            sums = bank.sums(pixels[start : start + step], inverse[start : start + step], weights)
+        return sums.cpu().numpy()
+
+    starts = range(0, len(pixels), step)
+    if pixels.is_cuda:
+        short = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False  # its eleven bits would not hold the weights
+        try:
+            return np.concatenate([piece(start) for start in starts]).astype(np.float64)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = short
+    before = torch.get_num_threads()
+    if before == 1:
+        return np.concatenate([piece(start) for start in starts]).astype(np.float64)
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(min(before, os.cpu_count() or 1)) as pool:
+            return np.concatenate(list(pool.map(piece, starts))).astype(np.float64)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _waves(shape: tuple[int, int, int], counts: tuple[int, ...]) -> list[tuple[Floats, Floats]]:
+    """The first waves of the cosine transform of each plane, down and across, in units of 2^-WAVE_BITS."""
+    return [tuple(_cosines(size, min(count, size)) for size in shape[1:]) for count in counts]  # type: ignore[misc]
+
+
+def _cosines(size: int, count: int) -> Floats:
+    """cos(pi (i + 1/2) j / size), normalised to length one, times 2^WAVE_BITS and rounded towards zero."""
+    waves = np.cos(np.pi * (np.arange(size) + 0.5) * np.arange(count)[:, None] / size)
+    waves /= np.linalg.norm(waves, axis=1, keepdims=True)
+    return np.trunc(np.ldexp(waves, WAVE_BITS))
