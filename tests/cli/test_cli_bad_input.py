@@ -64,7 +64,7 @@ BAD_REQUESTS: list[tuple[list[str], str]] = [
     (["--clients", "client-007", "--sigma", "-2"], "sigma must be a positive number"),
     (["--clients", "client-007", "--sigma", "nan"], "sigma must be a positive number"),
     (["--clients", "client-007", "--sigma", "inf"], "sigma must be a positive number"),
-    (["--clients", "client-007", "--sigma", "much"], "--sigma must be auto or a number"),
+    (["--clients", "client-007", "--sigma", "much"], "sigma must be auto or a number"),
     (["--clients", "client-007", "--unit", "both"], "unit must be client or joint"),
     (["--clients", "client-007", "--scope", "some"], "scope must be all or latest"),
     (["--clients", "client-007", "--calibration", "rough"], "calibration must be exact or classical"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sifu.choices import TermsGiven
 from sifu.core.layout import ModelLayout
 from sifu.core.noise import SystemNormals, add_noise, noise_source
 from sifu.core.randomness import keyed_generator
-from sifu.core.request_terms import RequestTerms, check_request_id
+from sifu.core.request_terms import TERMS, RequestTerms, check_request_id
 from sifu.errors import InputError, SifuError
 from sifu.theory.draws import base_key, place_key
 from sifu.theory.participation import Participation
@@ -188,6 +190,42 @@ def test_terms_are_checked() -> None:
     for change, words in bad:
         with pytest.raises(InputError, match=words):
             RequestTerms(**({"clients": ("a",), "epsilon": 10.0, "delta": 0.01} | change))
+
+
+@given(
+    st.builds(
+        RequestTerms,
+        st.lists(st.text(min_size=1), min_size=1, max_size=5, unique=True).map(tuple),
+        st.floats(0.01, 100.0),
+        st.floats(1e-6, 0.5),
+        sigma=st.floats(1e-6, 1e6) | st.just("auto"),
+        unit=st.sampled_from(["client", "joint"]),
+        scope=st.sampled_from(["all", "latest"]),
+        reserve=st.floats(0.0, 0.9),
+        max_rounds=st.integers(0, 10**9),
+        target=st.none() | st.floats(0.0, 1.0),
+    )
+)
+def test_terms_survive_their_mapping_and_json(terms: RequestTerms) -> None:
+    assert RequestTerms.from_mapping(json.loads(json.dumps(terms.to_mapping()))) == terms
+
+
+def test_a_mapping_of_terms_is_checked() -> None:
+    good = RequestTerms(("a",), 10.0, 0.01).to_mapping()
+    bad: list[tuple[dict[str, Any], str]] = [
+        (good | {"epsilom": 1.0}, "unknown term epsilom"),
+        ({key: good[key] for key in good if key != "delta"}, "a request needs delta"),
+        (good | {"clients": "a"}, "clients must be a list of names, found 'a'"),
+        (good | {"sigma": "much"}, "sigma must be auto or a number, found 'much'"),
+        (good | {"sigma": None}, "sigma must be a number or auto"),
+    ]
+    for mapping, words in bad:
+        with pytest.raises(InputError, match=words):
+            RequestTerms.from_mapping(mapping)
+
+
+def test_callers_can_give_every_term() -> None:
+    assert set(TermsGiven.__annotations__) | {"clients"} == set(TERMS)
 
 
 @pytest.mark.parametrize("name", ["a", "R-1.2_x", "0" * 64])

@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.core.premises import (
-    Level,
-    MeasuredRegularity,
-    Premise,
-    collect_premises,
-    level_of,
-    preprocessing_premise,
-)
+from sifu.choices import Level
+from sifu.core.premises import MeasuredRegularity, Premise, collect_premises, level_of, preprocessing_premise
 from sifu.theory.facts import TrainingFacts
 from sifu.theory.participation import Participation
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from sifu.api.start_run import as_clients, as_model
 from sifu.api.start_run import train as start_training
+from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.core.premises import Level, level_of
+from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.launch.federation import LINEAR_KINDS, clients_from_spec, engine_from_spec

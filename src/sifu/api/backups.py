@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import InputError, RunDamagedError
 from sifu.record.run_view import RunView
 from sifu.record.training import uninterrupted
@@ -153,11 +154,6 @@ def _read_certificate(path: Path) -> dict[str, Any]:
 
 def _request_again(body: dict[str, Any]) -> dict[str, Any]:
     """The request behind a certificate, to be carried out once more."""
-    kept = ("request", "clients", "method", "epsilon", "delta", "unit", "scope", "calibration", "retention")
-    return {key: body[key] for key in kept} | {
-        "sigma": str(body["sigma"]) if body["sigma"] else "auto",
-        "reserve": 0.0,
-        "max_rounds": 0,
-        "target": None,
-        "deadline_days": 0,
-    }
+    stated = {name: body[name] for name in TERMS if name in body}
+    terms = RequestTerms.from_mapping(stated | {"sigma": body["sigma"] or "auto"})
+    return terms.to_mapping() | {"request": body["request"], "deadline_days": 0}

@@ -9,15 +9,14 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sifu.api.backups import back_up
 from sifu.api.key_rotation import rotate_key
 from sifu.api.status import status_of
+from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, RunDamagedError
 from sifu.launch.federation import clients_from_spec, engine_from_spec, way_to_go_on
@@ -27,7 +26,7 @@ from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
 from sifu.record.training import ProgressCallback
 from sifu.requests.erasure import Purge, purge
-from sifu.requests.given_terms import LEVELS, check_level, make_terms, terms_of
+from sifu.requests.given_terms import LEVELS, check_level, make_terms
 from sifu.requests.mailbox import take_in
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.receiving import DEADLINE_DAYS, check_new, receive
@@ -366,8 +365,8 @@ class Run:
         finally:
             reader.close()
         chosen = request if request is not None else f"r-{secrets.token_hex(4)}"
-        content = asdict(asked) | {"clients": list(asked.clients), "deadline_days": deadline_days}
-        post(self.folder, "request", chosen, content | {"actor": actor_name(actor)})
+        letter = asked.to_mapping() | {"deadline_days": deadline_days, "actor": actor_name(actor)}
+        post(self.folder, "request", chosen, letter)
         return chosen
 
     def forget(
@@ -400,7 +399,7 @@ class Run:
             _check_not_settled(view, request)
             if asked is not None:
                 # The same command again after an interruption goes on with what it had begun.
-                begun = [one.request for one in view.requests if _is_open(one) and terms_of(one) == asked]
+                begun = [one.request for one in view.requests if _is_open(one) and one.terms == asked]
                 request = begun[0] if request is None and begun else request
                 check_new(view, asked, request)
             elif not any(_is_open(one) for one in view.requests) and request is None:

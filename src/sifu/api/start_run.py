@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from sifu.api.run import Run
+from sifu.choices import Device, Precision
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.launch.devices import Device, Precision, check_choice, on_device
+from sifu.launch.devices import check_choice, on_device
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.launch.spec_files import load_spec
 from sifu.record.run_view import Regularities

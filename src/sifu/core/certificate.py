@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.ledger import finite_or_text
 from sifu.core.noise import NoiseSource
-from sifu.core.premises import Level, Premise
-from sifu.theory.calibration import Calibration, delta_reached, true_positive_rate
+from sifu.core.premises import Premise
+from sifu.theory.calibration import delta_reached, true_positive_rate
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.history import Accounting
-from sifu.theory.retention import Retention
-from sifu.theory.rollback import Scope, Unit
 
 FORMAT = "sifu-certificate-1"
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sifu.choices import Calibration, Level
 from sifu.core.noise import NoiseSource
-from sifu.theory.calibration import Calibration
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.facts import (
     AUTHENTICATED,
@@ -27,7 +27,6 @@ from sifu.theory.facts import (
 from sifu.theory.history import Accounting
 from sifu.theory.regularity import RegularityClass
 
-Level = Literal["exact", "proven", "conditional", "none"]
 Status = Literal["met", "trusted", "assumed", "failed"]
 RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""

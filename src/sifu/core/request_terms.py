@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, get_args
 
+from sifu.choices import Calibration, Retention, Scope, SigmaChoice, Unit
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError
-from sifu.theory.calibration import Calibration, check_deliverable, check_noise, noise_multiplier
-from sifu.theory.retention import Retention
-from sifu.theory.rollback import Scope, Unit
+from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
 
-SigmaChoice = float | Literal["auto"]
 MOST_ROUNDS = 10**9
 """More than anybody trains, and few enough for the database."""
 
@@ -24,6 +23,14 @@ class RequestTerms:
 
     `max_rounds` (0: the spec's) and `target` (None: the spec's) take the place of `stop.max_rounds` and `stop.target`
     for the retraining of this request; a target of 0 runs exactly `max_rounds`, whatever the accuracy.
+
+    `to_mapping` is the form of letters and of the ledger, and `from_mapping` reads it back:
+
+    >>> terms = RequestTerms(("client-007",), 10.0, 0.01, sigma=0.5)
+    >>> terms.to_mapping()["sigma"]
+    '0.5'
+    >>> RequestTerms.from_mapping(terms.to_mapping()) == terms
+    True
     """
 
     clients: tuple[str, ...]
@@ -51,24 +58,19 @@ class RequestTerms:
         if not isinstance(self.method, str):
             raise InputError(f"a method is named by a text, found {self.method!r}")
         for name in ("epsilon", "delta", "reserve", "sigma"):
-            found: object = getattr(self, name)
-            if name == "sigma" and found == "auto":
+            value: object = getattr(self, name)
+            if name == "sigma" and value == "auto":
                 continue
-            if isinstance(found, bool) or not isinstance(found, int | float):
-                raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {found!r}")
-            if isinstance(found, int) and abs(found) > MOST_ROUNDS:
-                raise InputError(f"{name} is a number of {found.bit_length()} bits, which nobody needs")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {value!r}")
+            if isinstance(value, int) and abs(value) > MOST_ROUNDS:
+                raise InputError(f"{name} is a number of {value.bit_length()} bits, which nobody needs")
         check_deliverable(self.epsilon, self.delta)
         if self.sigma != "auto":
             check_noise(self.sigma)
-        for name, value, options in (
-            ("unit", self.unit, ("client", "joint")),
-            ("scope", self.scope, ("all", "latest")),
-            ("calibration", self.calibration, ("exact", "classical")),
-            ("retention", self.retention, ("paper", "strict")),
-        ):
-            if value not in options:
-                raise InputError(f"{name} must be {' or '.join(options)}, found {value!r}")
+        for name, choices in (("unit", Unit), ("scope", Scope), ("calibration", Calibration), ("retention", Retention)):
+            if getattr(self, name) not in get_args(choices):
+                raise InputError(f"{name} must be {' or '.join(get_args(choices))}, found {getattr(self, name)!r}")
         if not 0.0 <= self.reserve < 1.0:
             raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
         rounds: object = self.max_rounds
@@ -76,11 +78,32 @@ class RequestTerms:
             raise InputError(
                 f"max_rounds must be a whole number up to {MOST_ROUNDS}, 0 for the spec's, found {rounds!r}"
             )
-        wanted: object = self.target
-        if wanted is not None and (
-            isinstance(wanted, bool) or not isinstance(wanted, int | float) or not 0.0 <= wanted <= 1.0
+        target: object = self.target
+        if target is not None and (
+            isinstance(target, bool) or not isinstance(target, int | float) or not 0.0 <= target <= 1.0
         ):
-            raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {wanted!r}")
+            raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {target!r}")
+
+    @staticmethod
+    def from_mapping(mapping: Mapping[str, Any]) -> RequestTerms:
+        """From plain values; unknown and missing terms are refused by name, others are checked as usual.
+
+        `sigma` may be a text, as the ledger has it. Terms with a default may be missing.
+        """
+        unknown = sorted(str(name) for name in set(mapping) - set(TERMS))
+        if unknown:
+            raise InputError(f"unknown term {', '.join(unknown)}; a request takes {', '.join(sorted(TERMS))}")
+        missing = [name for name in ("clients", "epsilon", "delta") if name not in mapping]
+        if missing:
+            raise InputError(f"a request needs {', '.join(missing)}")
+        clients, sigma = mapping["clients"], mapping.get("sigma", "auto")
+        if not isinstance(clients, list | tuple):
+            raise InputError(f"clients must be a list of names, found {clients!r}")
+        return RequestTerms(**{**mapping, "clients": tuple(clients), "sigma": parse_sigma(sigma)})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON; `sigma` is a text."""
+        return asdict(self) | {"clients": list(self.clients), "sigma": str(self.sigma)}
 
     def stop(self, usual: StopSpec) -> StopSpec:
         """The run's stop rule with what this request says otherwise."""
@@ -91,6 +114,20 @@ class RequestTerms:
     def multiplier(self) -> float:
         """s(epsilon, delta) by the calibration asked for."""
         return noise_multiplier(self.epsilon, self.delta, self.calibration)
+
+
+TERMS: tuple[str, ...] = tuple(field.name for field in fields(RequestTerms))
+"""The names of all terms, clients first."""
+
+
+def parse_sigma(sigma: Any) -> Any:
+    """A sigma written as a text: auto, or a number. Anything else is left to the checks of `RequestTerms`."""
+    if not isinstance(sigma, str) or sigma == "auto":
+        return sigma
+    try:
+        return float(sigma)
+    except ValueError:
+        raise InputError(f"sigma must be auto or a number, found {sigma!r}") from None
 
 
 def is_request_id(request: object) -> bool:

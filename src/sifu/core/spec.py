@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
+from sifu.choices import Calibration, Retention, Scope, Unit
 from sifu.core.noise import NoiseSource
 from sifu.core.replies import OnRejection, ReplyRules
 from sifu.errors import InputError
-from sifu.theory.calibration import Calibration, check_deliverable, check_noise
+from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.history import Accounting
 from sifu.theory.participation import Participation
-from sifu.theory.retention import Retention
-from sifu.theory.rollback import Scope, Unit
 
 
 def _key(default: Any, comment: str) -> Any:

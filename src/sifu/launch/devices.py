@@ -6,17 +6,13 @@ Both draw the same participants and batches and agree to rounding, so a run may 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
+from sifu.choices import Device, Precision
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["float32", "tf32", "tf32x3"]
-DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
-PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "tf32x3")
-"""As in `engines.sim.lanes`, which loads torch: a wrong one is refused before."""
 WORTH_A_GPU = 2**20
 """Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model.
 
@@ -29,10 +25,9 @@ GPU = "cuda"
 
 def check_choice(device: str, precision: str) -> None:
     """Refuse names of devices and precisions that do not exist."""
-    if device not in DEVICES:
-        raise InputError(f"the device is auto, cpu or cuda, found {device!r}")
-    if precision not in PRECISIONS:
-        raise InputError(f"the precision is one of {', '.join(PRECISIONS)}, found {precision!r}")
+    for name, value, options in (("device", device, get_args(Device)), ("precision", precision, get_args(Precision))):
+        if value not in options:
+            raise InputError(f"{name} must be one of {', '.join(options)}, found {value!r}")
 
 
 def why_no_gpu() -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sifu.choices import Level
 from sifu.core.certificate import Protection, budget_reached
-from sifu.core.premises import Level, Premise
+from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.budgets import BudgetLine, Outlook
 from sifu.planning.forward_forgetting import ForwardForgetting

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sifu.choices import Unit
 from sifu.core.request_terms import RequestTerms
 from sifu.record.run_view import RunView
-from sifu.theory.rollback import Exposure, Unit, choose_node, least_noise
+from sifu.theory.rollback import Exposure, choose_node, least_noise
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from sifu.choices import Retention
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
 from sifu.core.ledger import NONCE_BYTES
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
 from sifu.record.run_view import RunView
-from sifu.requests.given_terms import terms_of
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
 from sifu.theory.composition import TrainingNoise
-from sifu.theory.retention import Retention, depths_to_erase
+from sifu.theory.retention import depths_to_erase
 from sifu.theory.rollback import Exposure, Subject, charge
 
 EventOfRequest = Literal["rolled back", "request done"]
@@ -111,7 +111,7 @@ class RecordedRequest:
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"
         self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
         self.method = method_named(request.method)
-        self.terms = terms_of(request)
+        self.terms = request.terms
 
     def new_exposures(self) -> list[Exposure]:
         """The request's own subjects."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import InputError, NoSpaceError, RunDamagedError, SifuError
 from sifu.record.run_view import RunView
 from sifu.record.training import uninterrupted
@@ -75,11 +74,10 @@ def _days_left(letter: Letter, deadline_days: int) -> int:
 
 
 def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
-    """The terms a letter spells out."""
-    known = {one.name for one in fields(RequestTerms)}
-    if set(content) != known or not isinstance(content["clients"], list):
-        raise InputError(f"a request spells out {', '.join(sorted(known))}; found {', '.join(sorted(content))}")
-    return RequestTerms(**(content | {"clients": tuple(content["clients"])}))
+    """The terms of a letter, which leaves none of them out: the spec's defaults may change before it is opened."""
+    if set(content) != set(TERMS):
+        raise InputError(f"a request spells out {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
+    return RequestTerms.from_mapping(content)
 
 
 class Mailbox:

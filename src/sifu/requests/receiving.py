@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
 from sifu.record.run_view import RunView
 from sifu.record.training import uninterrupted
-from sifu.requests.given_terms import terms_of
 from sifu.store.actor import actor_name
 from sifu.store.writer import RunWriter
 
@@ -36,12 +33,7 @@ def receive(
     while request is None:
         request = f"r{number}" if f"r{number}" not in known else None
         number += 1
-    content = asdict(asked) | {
-        "request": request,
-        "clients": list(asked.clients),
-        "sigma": str(asked.sigma),
-        "deadline_days": deadline_days,
-    }
+    content = asked.to_mapping() | {"request": request, "deadline_days": deadline_days}
     with uninterrupted():
         writer.record("request received", {"request": content, "actor": actor_name(actor)})
     return request
@@ -53,7 +45,7 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
     if request is not None:
         check_request_id(request)
         if request in known:
-            if terms_of(known[request]) != asked:
+            if known[request].terms != asked:
                 raise InputError(f"request {request} is already in the ledger with other terms: use another id")
             return
     method_named(asked.method).check_run(view)
@@ -63,7 +55,7 @@ def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
         if one.waits and both:
             raise InputError(
                 f"client {', '.join(sorted(both))} already waits in request {one.request}; to ask with other terms, "
-                "withdraw that one first (sifu decide)"
+                "withdraw that one first (sifu requests decide)"
             )
     waiting = sum(len(one.clients) for one in view.requests if one.waits)
     if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):

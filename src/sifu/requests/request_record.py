@@ -11,8 +11,9 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from sifu.choices import Decision
 from sifu.errors import InputError
 from sifu.record.training import uninterrupted
 from sifu.store.actor import actor_name
@@ -20,7 +21,6 @@ from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
 from sifu.store.writer import RunWriter
 
-Decision = Literal["verified", "refused", "withdrawn"]
 LONGEST_REASON = 1000
 STATUS_AFTER = {
     "request received": "received",

@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.core.premises import Level
 from sifu.core.spec import StopSpec
 from sifu.errors import NotCertifiableError
 from sifu.methods.registry import method_named
 from sifu.record.run_view import RunView
 from sifu.record.training import ProgressCallback, RecordedTraining, retrain_unrecorded, uninterrupted
 from sifu.requests.certification import RecordedRequest
-from sifu.requests.given_terms import check_level, terms_of
+from sifu.requests.given_terms import check_level
 from sifu.requests.issuing import issue_certificates
 from sifu.requests.mailbox import Mailbox
 from sifu.requests.roll_back import RollBack
@@ -98,7 +98,7 @@ class Worker:
     def _carry_out(self, row: RequestRow, min_level: Level | None) -> None:
         """Roll back, add noise, retrain, certify."""
         view, method = RunView(self.writer), method_named(row.method)
-        plan = method.plan(view, terms_of(row))
+        plan = method.plan(view, row.terms)
         check_level(plan, min_level)
         if row.status != "planned":
             content = {
@@ -117,7 +117,7 @@ class Worker:
     def _retrain(self, request: str) -> None:
         """Rounds without the client, then the certificate."""
         row = self._row(request)
-        training = self._run_rounds(f"retraining {request}", terms_of(row).stop(RunView(self.writer).spec.stop))
+        training = self._run_rounds(f"retraining {request}", row.terms.stop(RunView(self.writer).spec.stop))
         assert training is not None  # it does not end at a letter
         training.note_standing()
         issue_certificates(self.writer, self.engine, row)
@@ -144,7 +144,7 @@ class Worker:
         recorded = RecordedRequest(self.writer, row)
         active = np.setdiff1d(np.arange(len(recorded.view.clients)), sorted(recorded.gone))
         asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
-        stop = terms_of(row).stop(recorded.view.spec.stop)
+        stop = row.terms.stop(recorded.view.spec.stop)
         model, rounds, accuracy, reached = retrain_unrecorded(self.engine, active, stop, recorded.order, self.progress)
         payload = {
             "request": request,

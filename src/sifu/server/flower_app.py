@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.start_run import check_same_spec, create_run, open_run
+from sifu.choices import Level
 from sifu.core.identity import Admitted, plain
-from sifu.core.premises import Level
 from sifu.core.spec import Spec
 from sifu.engines.flower.engine import Blueprint, FlowerFederation, Patience
 from sifu.engines.flower.exchange import Exchange

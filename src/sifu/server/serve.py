@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sifu.api.run import Run
+from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.core.premises import Level
 from sifu.errors import NobodyAnsweredError, RunBusyError
 from sifu.record.run_view import RunView
 from sifu.record.training import Progress, ProgressCallback, uninterrupted

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sifu.core.request_terms import TERMS, RequestTerms
+
 
 @dataclass(frozen=True)
 class RequestRow:
@@ -36,6 +38,11 @@ class RequestRow:
     final_node: int | None
     level: str | None
     finished: str | None
+
+    @property
+    def terms(self) -> RequestTerms:
+        """What was asked for."""
+        return RequestTerms.from_mapping({name: getattr(self, name) for name in TERMS})
 
     @property
     def waits(self) -> bool:

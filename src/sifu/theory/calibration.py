@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal
 
+from sifu.choices import Calibration
 from sifu.errors import InputError
 
-Calibration = Literal["exact", "classical"]
 LARGEST_EPSILON = 1e4
 """Beyond this a budget protects nothing, and float64 gives out."""
 LARGEST_NOISE = 1e30

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sifu.choices import Calibration
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.calibration import Calibration, check_budget, delta_reached, delta_reached_up
+from sifu.theory.calibration import check_budget, delta_reached, delta_reached_up
 from sifu.theory.rounding import UNIT_ROUNDOFF, slack
 
 SUM_ROUNDING = 4.0 * UNIT_ROUNDOFF

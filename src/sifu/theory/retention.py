@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
+from sifu.choices import Retention
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats
-
-Retention = Literal["paper", "strict"]
 
 
 def level_ladder(lowest: float, highest: float, ratio: float) -> Floats:

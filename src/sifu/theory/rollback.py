@@ -18,15 +18,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
+from sifu.choices import Scope
 from sifu.theory.history import ActivePath, PsiCurve
 from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, slack
-
-Scope = Literal["all", "latest"]
-Unit = Literal["client", "joint"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from memory_grid import MemoryGrid
 
 import sifu
-from sifu.core.premises import Level
+from sifu.choices import Level
 from sifu.core.spec import Spec, commented_toml
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
