@@ -18,7 +18,7 @@ from sifu.store.client_accuracy import STANDING_FILE, read_standing, remove_stan
 from sifu.store.writer import RunWriter
 
 SPEC = small_spec(
-    data={"clients": 30, "samples_per_client": 10}, local={"steps": 10}, stop={"target": 0.9, "max_rounds": 200}
+    data={"clients": 30, "samples_per_client": 10}, local={"steps": 4}, stop={"target": 0.9, "max_rounds": 200}
 )
 
 

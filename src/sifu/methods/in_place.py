@@ -8,8 +8,9 @@ from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method
 from sifu.methods.noised import planned_charges
-from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan
+from sifu.planning.prediction import predicted_rounds
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.composition import TrainingNoise

@@ -16,8 +16,9 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
-from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
+from sifu.planning.prediction import predicted_rounds
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Exposure

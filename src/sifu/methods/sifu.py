@@ -16,10 +16,11 @@ from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
 from sifu.methods.noised import noised_model, noised_premises, planned_charges
 from sifu.planning.budgets import budget_lines, outlook
-from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.forecast import Forecast
 from sifu.planning.forward_forgetting import weigh_forward
 from sifu.planning.noise_choice import NoiseChoice, choose_noise, noise_options
 from sifu.planning.plan import Plan
+from sifu.planning.prediction import predicted_rounds
 from sifu.planning.units import both_units
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity

@@ -20,8 +20,9 @@ from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.base import Method, RoundUpdates, heuristic_premises
-from sifu.planning.forecast import Forecast, predicted_rounds
+from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan
+from sifu.planning.prediction import predicted_rounds
 from sifu.record.run_view import RunView
 from sifu.store.updates import UpdatesRow
 from sifu.theory.arrays import Floats

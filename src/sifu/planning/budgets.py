@@ -79,14 +79,14 @@ def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise
     """What noise at `depth` costs everyone forgotten earlier, and what they have left."""
     return tuple(
         BudgetLine(
-            one.subject,
-            tuple(view.clients[index].name for index in one.subject.clients),
-            one.subject.budget,
-            one.subject.used if one.subject.scope == "all" else 0.0,
-            charge(one.psi_to_hide(depth), noise_std),
-            is_covered(one.path, depth, one.subject),
+            exposure.subject,
+            tuple(view.clients[index].name for index in exposure.subject.clients),
+            exposure.subject.budget,
+            exposure.subject.used if exposure.subject.scope == "all" else 0.0,
+            charge(exposure.psi_to_hide(depth), noise_std),
+            is_covered(exposure.path, depth, exposure.subject),
         )
-        for one in exposures
+        for exposure in exposures
     )
 
 
@@ -106,7 +106,7 @@ def outlook(
     psi = influence(view, depth)[active]
     needed = psi * terms.multiplier / math.sqrt(1.0 - terms.reserve)
     fitting = int(np.sum(needed <= noise_std))
-    sizes = [len(one.clients) for one in view.requests] or [len(terms.clients)]
+    sizes = [len(request.clients) for request in view.requests] or [len(terms.clients)]
     usual = float(statistics.median(sizes))
     bad = active.size - fitting
     served = active.size if bad == 0 else fitting / (bad + 1)
@@ -161,10 +161,10 @@ def influence(view: RunView, depth: int) -> Floats:
     if view.path.unbounded_from <= depth:
         return np.full(len(view.clients), np.inf)
     node = view.path.nodes[depth].node
-    known: dict[int, Floats] = view.reader.remembered("influence", dict)
-    if node not in known:
-        known[node] = _influence(view, depth)
-    return known[node]
+    by_node: dict[int, Floats] = view.reader.remembered("influence", dict)
+    if node not in by_node:
+        by_node[node] = _influence(view, depth)
+    return by_node[node]
 
 
 def _influence(view: RunView, depth: int) -> Floats:
@@ -172,10 +172,11 @@ def _influence(view: RunView, depth: int) -> Floats:
     if not simple or view.is_followed(depth):
         return RunView(view.reader, tip=view.path.nodes[depth].node).tracker().total(np.arange(len(view.clients)))
     rounds = [node.node for node in view.path.nodes[: depth + 1] if node.kind == "round"]
-    found = np.zeros(len(view.clients))
+    drifts: Floats = np.zeros(len(view.clients))
     for client, total in view.reader.weighted_drifts(rounds):
-        found[client] = total
-    return found * view.facts.server_rate + view.path.rounding[depth] * (found > 0.0)
+        drifts[client] = total
+    psi: Floats = drifts * view.facts.server_rate + view.path.rounding[depth] * (drifts > 0.0)
+    return psi
 
 
 def most_expensive(view: RunView) -> str:

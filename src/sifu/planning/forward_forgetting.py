@@ -37,8 +37,9 @@ def contraction_without(view: RunView, leaving: tuple[int, ...]) -> float:
     """L of a round of everyone who stays."""
     stays = np.setdiff1d(view.active, leaving)
     samples = np.array([view.clients[client].samples for client in stays.tolist()], dtype=np.int64)
-    known = view.regularities
-    return RoundRegularity.of(samples, known.factors[stays], known.averagedness[stays]).absent(view.facts.server_rate)
+    regularities = view.regularities
+    everyone = RoundRegularity.of(samples, regularities.factors[stays], regularities.averagedness[stays])
+    return everyone.absent(view.facts.server_rate)
 
 
 def weigh_forward(
@@ -59,5 +60,6 @@ def weigh_forward(
         before = [(noise, age + rounds) for noise, age in edges]
         return rounds + forecast.expected_after(done + rounds, [*before, (noise_now * factor**rounds, 0)])
 
-    best = min((int(one) for one in np.unique(np.geomspace(1, max(first, 2), TRIED).round())), key=total)
+    tried = np.unique(np.geomspace(1, max(first, 2), TRIED).round()).astype(int).tolist()
+    best = min(tried, key=total)
     return ForwardForgetting(factor, best, noise_now * factor**best, max(1, round(total(best))))

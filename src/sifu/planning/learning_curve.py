@@ -106,10 +106,10 @@ def _power_law(n: Floats, y: Floats) -> tuple[float, float]:
     if n.size < 4:
         return 0.0, 0.5
     log_n = np.log(n)
-    found = []
+    candidates = []
     for floor in _FLOORS * y.min():
         slope, start = np.polyfit(log_n, np.log(y - floor), 1)
         error = float(np.mean((np.exp(start + slope * log_n) + floor - y) ** 2))
-        found.append((error, float(floor), max(-float(slope), 0.05)))
-    _, floor, exponent = min(found)
+        candidates.append((error, float(floor), max(-float(slope), 0.05)))
+    _, floor, exponent = min(candidates)
     return floor, exponent

@@ -43,10 +43,10 @@ def noise_options(
 
     More noise than a node needs may reach a later one: every option is at the latest node that its noise allows.
     """
-    before = _needed_by_earlier(view, [one for one in exposures if one.subject.order < order], order)
-    new = [one for one in exposures if one.subject.order >= order]
+    before = _needed_by_earlier(view, [exposure for exposure in exposures if exposure.subject.order < order], order)
+    new = [exposure for exposure in exposures if exposure.subject.order >= order]
     needed = {depth: max(least_noise(new, depth, order), before[depth]) for depth in sorted(view.kept, reverse=True)}
-    found: dict[tuple[int, float], NoiseOption] = {}
+    options: dict[tuple[int, float], NoiseOption] = {}
     for least in needed.values():
         if not math.isfinite(least):
             continue
@@ -54,7 +54,7 @@ def noise_options(
         reached = next(d for d, other in needed.items() if other <= noise_std)
         noise_std = noise_std if needed[reached] > 0.0 else 0.0
         prediction = forecast.predict(reached, noise_std)
-        found[reached, noise_std] = NoiseOption(
+        options[reached, noise_std] = NoiseOption(
             noise_std=noise_std,
             depth=reached,
             rounds=view.path.rounds_until(reached),
@@ -64,27 +64,27 @@ def noise_options(
             predicted_interval=prediction.interval if prediction else None,
             level=level_of(premises, exact=noise_std == 0.0),
         )
-    return tuple(found.values())
+    return tuple(options.values())
 
 
 def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -> dict[int, float]:
     """The least noise of each kept node for those forgotten earlier: the same until something is written."""
-    known: dict[object, dict[int, float]] = view.reader.remembered("least noise of those forgotten earlier", dict)
-    key = (view.path.nodes[-1].node, order, tuple(one.subject for one in earlier), tuple(sorted(view.kept)))
-    if key not in known:
-        for one in earlier:
-            one.look_up(view.kept)
-        known[key] = {depth: least_noise(earlier, depth, order) for depth in view.kept}
-    return known[key]
+    remembered: dict[object, dict[int, float]] = view.reader.remembered("least noise of those forgotten earlier", dict)
+    key = (view.path.nodes[-1].node, order, tuple(exposure.subject for exposure in earlier), tuple(sorted(view.kept)))
+    if key not in remembered:
+        for exposure in earlier:
+            exposure.look_up(view.kept)
+        remembered[key] = {depth: least_noise(earlier, depth, order) for depth in view.kept}
+    return remembered[key]
 
 
 def choose_noise(options: Sequence[NoiseOption], forecast: Forecast) -> NoiseChoice:
     """The option that promises the fewest rounds; less noise than any of them, so theta_0, where Scratch is as fast."""
-    best = min(options, key=lambda one: one.expected)
+    best = min(options, key=lambda option: option.expected)
     if best.noise_std > 0.0 and best.expected <= WORTH_IT * forecast.expected(0, 0.0):
         return NoiseChoice(best.noise_std)
     # Less noise than any node needs leads to the latest one that needs none: theta_0, or one they never touched.
-    too_little = 0.5 * min((one.noise_std for one in options if one.noise_std > 0.0), default=1.0)
+    too_little = 0.5 * min((option.noise_std for option in options if option.noise_std > 0.0), default=1.0)
     if best.noise_std == 0.0 and best.depth > 0:
         return NoiseChoice(too_little)
     return NoiseChoice(

@@ -34,9 +34,9 @@ class Healing:
     sigma: float
     losses: tuple[float, ...]
     exponent: float
-    errors_a_loss: float
+    errors_per_loss: float
     large_rise: float
-    errors_a_large_loss: float
+    errors_per_large_loss: float
     training: float
 
     @staticmethod
@@ -47,10 +47,10 @@ class Healing:
         if healed is None or healed.sigma not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
             return None
         at_once, _ = rises[healed.sigma]
-        small = [one for sigma, one in rises.items() if sigma <= healed.sigma]
+        small = [rise for sigma, rise in rises.items() if sigma <= healed.sigma]
         small += zip(healed.losses, healed.errors, strict=True)
         loss, wrong = (sum(values) for values in zip(*small, strict=True))
-        errors_a_loss = max(wrong, 0.5 / samples) / loss
+        errors_per_loss = max(wrong, 0.5 / samples) / loss
         large_rise, large_wrong = rises[max(rises)]
         exponent = _USUAL_EXPONENT
         if len(healed.losses) > 1:
@@ -59,7 +59,7 @@ class Healing:
             healed.sigma,
             (at_once, *healed.losses),
             float(np.clip(exponent, _LEAST_EXPONENT, _LARGEST_EXPONENT)),
-            errors_a_loss,
+            errors_per_loss,
             large_rise,
             max(large_wrong, 0.5 / samples) / large_rise,
             training,
@@ -68,11 +68,11 @@ class Healing:
     def rise(self, noise_std: float, rounds: Floats) -> Floats:
         """How much the loss is still raised some rounds after noise of a size."""
         last = float(len(self.losses) - 1)
-        known = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))
+        rehearsed = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))
         later = np.maximum(rounds, last)
         bend = (self.training + later) / (self.training + last)
         size = (noise_std / self.sigma) ** 2
-        return size * np.exp(known) * (later / last) ** -self.exponent * bend**-_BEND
+        return size * np.exp(rehearsed) * (later / last) ** -self.exponent * bend**-_BEND
 
     def errors(self, noise_std: float, rounds: Floats) -> Floats:
         """The share of predictions that are still wrong by it."""
@@ -81,7 +81,7 @@ class Healing:
         loss = self.rise(noise_std, rounds)
         near, far = math.log(self.losses[0]), math.log(self.large_rise)
         if far > near:
-            ratio = np.interp(np.log(loss), [near, far], np.log([self.errors_a_loss, self.errors_a_large_loss]))
+            ratio = np.interp(np.log(loss), [near, far], np.log([self.errors_per_loss, self.errors_per_large_loss]))
         else:
-            ratio = np.full_like(loss, math.log(self.errors_a_loss))
+            ratio = np.full_like(loss, math.log(self.errors_per_loss))
         return np.minimum(1.0, np.exp(ratio) * loss)

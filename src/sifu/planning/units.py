@@ -43,14 +43,14 @@ def both_units(
     result = []
     units: tuple[Unit, ...] = ("client", "joint")
     for unit in units:
-        asked = replace(terms, unit=unit)
-        new = view.exposures(view.new_subjects(asked, order))
+        in_unit = replace(terms, unit=unit)
+        new = view.exposures(view.new_subjects(in_unit, order))
         node = choose_node([*new, *earlier], view.kept, noise_std, order)
         shared = view.shared_depths(view.indices(terms.clients)) if unit == "joint" else []
         result.append(
             UnitView(
                 unit,
-                max(one.psi_to_hide(tip) for one in new),
+                max(exposure.psi_to_hide(tip) for exposure in new),
                 least_noise([*new, *earlier], tip, order),
                 view.path.rounds_until(node.depth),
                 sum(1 for depth in shared if view.path.gram(depth) is not None),

@@ -1,0 +1,110 @@
+"""What a forecast follows until it falls to its target level, and what noise adds to it.
+
+Where the end of training rehearsed rounds with noise, wrong predictions are followed and their harm is what was
+measured (`planning.noise_healing`). A run without such rounds (a training below 12 rounds, noise in training, clients
+that did not answer alike, regression) is followed by its loss, more roughly:
+
+    harm(sigma, k) = 1.8 rise(sigma) F(k),
+
+with F(k) the share of a disturbance that k rounds of the first training leave (`LearningCurve.left`), and rise the
+rehearsed rise of the loss. Where nothing was rehearsed at all, a law fitted to digits (docs/noise.md) stands in for it:
+
+    rise(sigma) = 0.15 (650 / d)^0.65 (f(0) - floor) sigma^2 d / ||theta_T - theta_0||^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sifu.planning.first_training import FirstTraining
+from sifu.planning.noise_healing import Healing
+from sifu.record.rehearsal import healed_noise
+from sifu.theory.arrays import Floats
+
+HARM_OF_LOSS = 1.8
+"""Noise heals more slowly than the distance of theta_0, by this factor."""
+SPREAD_OF_LUCK, LARGEST_SPREAD = 0.53, 1.5
+"""The standard deviation of luck for noise of the rehearsed size; it falls like 1 / sigma, up from the largest."""
+SPREAD_UNREHEARSED = 0.7
+"""The same, whatever the size, where no rounds were rehearsed."""
+RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What must fall to `level`: the share of wrong predictions (`of_errors`), or the loss.
+
+    `harm` is what noise of a size still adds to it after some rounds, `spread` the standard deviation of its luck, and
+    `scatter` how far single evaluations lie around the curve.
+    """
+
+    of_errors: bool
+    scatter: float
+    curve: Callable[[Floats | float], Floats]
+    level: float
+    harm: Callable[[float, Floats], Floats]
+    spread: Callable[[float], float]
+
+
+def measure_of(first: FirstTraining, target: float, parameters: int) -> Measure | None:
+    """Wrong predictions where rounds were rehearsed, else the loss; None where the loss does not fall."""
+    if first.losses is None:
+        return None
+    return _measure_of_errors(first, target) or _measure_of_loss(first, parameters)
+
+
+def _measure_of_errors(first: FirstTraining, target: float) -> Measure | None:
+    errors, healing = first.errors, _healing(first)
+    if errors is None or healing is None:
+        return None
+    level = errors.at_end
+    if first.rounds_to_target is not None:
+        # The round that came first to the target was lucky, and so will be the one that comes to it again.
+        level += (1.0 - target) - errors.last
+
+    def spread(noise_std: float) -> float:
+        """Luck along the slope grows like sigma, the mean harm like sigma^2."""
+        return min(LARGEST_SPREAD, SPREAD_OF_LUCK * healing.sigma / noise_std) if noise_std > 0.0 else 0.0
+
+    return Measure(True, errors.scatter, errors.errors, level, healing.errors, spread)
+
+
+def _healing(first: FirstTraining) -> Healing | None:
+    """How noise heals, where rounds were rehearsed."""
+    rises = {
+        sigma: (noised.loss - plain.loss, plain.accuracy - noised.accuracy)
+        for sigma, (noised, plain) in first.rehearsed.items()
+    }
+    samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
+    return Healing.of(healed_noise(first.evaluations), rises, samples, float(first.length))
+
+
+def _measure_of_loss(first: FirstTraining, parameters: int) -> Measure | None:
+    curve = first.losses
+    if curve is None:
+        return None
+
+    def harm(noise_std: float, rounds: Floats) -> Floats:
+        return rise_of_loss(first, parameters, noise_std) * HARM_OF_LOSS * curve.left(rounds)
+
+    return Measure(False, 0.0, curve.loss, float(curve.loss(first.length)), harm, lambda _: SPREAD_UNREHEARSED)
+
+
+def rise_of_loss(first: FirstTraining, parameters: int, noise_std: float) -> float:
+    """How much noise of this size raises the loss before anything heals: rehearsed, else by the law above."""
+    if noise_std == 0.0:
+        return 0.0
+    rises = {sigma: noised.loss - plain.loss for sigma, (noised, plain) in first.rehearsed.items()}
+    pairs = sorted((math.log(sigma), math.log(rise / sigma**2)) for sigma, rise in rises.items() if rise > 0.0)
+    if pairs:
+        sizes, ratios = zip(*pairs, strict=True)
+        return float(np.exp(np.interp(math.log(noise_std), sizes, ratios))) * noise_std**2
+    if first.distance <= 0.0:
+        return math.inf
+    gain = first.losses.gain if first.losses else 1.0
+    share = RISE_UNMEASURED * math.pow(RISE_PARAMETERS / parameters, RISE_EXPONENT)
+    return share * gain * noise_std**2 * parameters / first.distance**2
