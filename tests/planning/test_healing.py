@@ -168,7 +168,7 @@ def test_the_formula_by_hand() -> None:
     healing = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06), 0.4: (0.3, 0.09)}, 1000, 50.0)
     assert healing is not None
     assert healing.exponent == pytest.approx(0.07 + 0.7 * math.log2(4 / 3))
-    assert healing.errors_a_loss == pytest.approx(0.12 / 0.27)
+    assert healing.errors_per_loss == pytest.approx(0.12 / 0.27)
     rise = 0.06 * 5.0**-healing.exponent * (60.0 / 52.0) ** -0.7
     assert float(healing.rise(0.2, np.array([10.0]))[0]) == pytest.approx(rise)
     assert float(healing.errors(0.2, np.array([10.0]))[0]) == pytest.approx(rise * 0.12 / 0.27)
