@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two torch processes with two threads each on two cores are ten times slower than with one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-slow test-flower check bench clean fuzz load
+.PHONY: demo test test-slow test-flower check bench clean docs fuzz load
 
 $(VENV)/.runtime: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,11 @@ $(VENV)/.dev: pyproject.toml
 $(VENV)/.flower: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,flower,simulation]"
+	touch $(VENV)/.runtime $(VENV)/.dev $@
+
+$(VENV)/.docs: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,docs]"
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a minute
@@ -47,6 +52,9 @@ check: $(VENV)/.dev      ## style, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a warning or a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.runtime  ## us and the peers on the same work (pip, about half an hour); SIFU_DATA names a folder of real data
 	$(BIN)/python benchmarks/compare.py --install
