@@ -10,12 +10,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
-from sifu.experiments.draw_methods import seeds_sentence, time_limited_message
 from sifu.experiments.figures import write_figures
 from sifu.experiments.page import write_page
-from sifu.experiments.reading import courses_of, fewer_than_scratch, lines_of, scratch_beside
+from sifu.experiments.reading import courses_of
 from sifu.experiments.settings import experiment_names
 from sifu.experiments.statements import STATEMENTS, verdicts
+from sifu.plots.courses import fewer_than_scratch, lines_of, scratch_beside
+from sifu.plots.methods import seeds_sentence, time_limited_message
 
 
 @pytest.mark.parametrize("name", experiment_names())

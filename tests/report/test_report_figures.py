@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sifu.plots.history import draw_history, history_message, mark_step
+from sifu.plots.rounds import fewer, rounds_message
+from sifu.plots.run_data import AccuracyTrace, Branch, ReportData
 from sifu.plots.style import figure_bytes, plain
 from sifu.report import collect
-from sifu.report.data import AccuracyTrace, Branch, ReportData
-from sifu.report.draw_history import draw_history, history_message, mark_step
-from sifu.report.draw_rounds import fewer, rounds_message
 from sifu.report.figures import FIGURES
 from sifu.report.words import attacker_words, promise, strength, verdict
 

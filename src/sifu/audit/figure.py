@@ -1,132 +1,38 @@
-"""The audit at a glance: true distances beside Psi, and the epsilon that attacks show beside the certified one."""
+"""What the figure of an audit shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sifu.audit.audit_report import AuditReport, SubjectAudit
-from sifu.plots.style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    INK,
-    VERMILLION,
-    headline,
-    new_figure,
-    only_ticks,
-    plain,
-    say_instead,
-    styled,
-)
+from sifu.audit.audit_report import AuditReport
+from sifu.plots import audit as plots
+from sifu.plots.style import counted
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 12
 
-
-@styled
 def draw_audit(report: AuditReport) -> Figure:
-    """Left: every node's true distance against its Psi. Right: epsilon by subject."""
-    points = [(one.psi, one.distance) for subject in report.subjects for one in subject.nodes]
-    shown = [one for one in report.subjects if one.releases is not None and one.releases.gaussian_mu > 0.0]
-    if not points:
-        figure = new_figure(1.6)
-        headline(figure, audit_message(report))
-        return say_instead(figure, "Nothing to show: no node of this run could be replayed.")
-    bars = sorted(shown, key=lambda one: -_share(one))[:MOST_BARS]
-    figure = new_figure(max(3.3, 1.5 + 0.34 * len(bars)))
-    left, right = figure.subplots(1, 2, width_ratios=[1.0, 1.15])
-    _draw_distances(left, points)
-    _draw_epsilons(right, bars, len(shown))
-    headline(figure, audit_message(report))
-    return figure
+    """True distances beside Psi, and the epsilon that attacks show beside the certified one."""
+    points = [(node.psi, node.distance) for subject in report.subjects for node in subject.nodes]
+    bars = [
+        plots.EpsilonBar(
+            subject.request or "",
+            subject.clients[0] + (f" +{len(subject.clients) - 1}" if len(subject.clients) > 1 else ""),
+            subject.releases.epsilon_certified,
+            subject.releases.epsilon_shown,
+            subject.releases.epsilon_true,
+        )
+        for subject in report.subjects
+        if subject.releases is not None and subject.releases.gaussian_mu > 0.0
+    ]
+    return plots.draw_audit(audit_message(report), points, bars)
 
 
 def audit_message(report: AuditReport) -> str:
     """What the figure shows, in one sentence."""
     if report.contradictions:
-        count = len(report.contradictions)
-        return f"The audit contradicts {count} certified statement{'' if count == 1 else 's'} of this run"
+        return f"The audit contradicts {counted(len(report.contradictions), 'certified statement')} of this run"
     if report.observations:
         return "No certified claim is contradicted; what was not certified does not hold"
     return "Nothing the audit tried contradicts what was certified"
-
-
-def _share(one: SubjectAudit) -> float:
-    return one.releases.epsilon_true / one.releases.epsilon_certified if one.releases else 0.0
-
-
-def _draw_distances(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    psi, distance = (np.array(column) for column in zip(*points, strict=True))
-    drawn = np.isfinite(psi) & (psi > 0.0) & (distance > 0.0)
-    axes.set_title("True distance to the world without the client", loc="left", pad=8)
-    axes.set_xlabel("Ψ, the bound")
-    axes.set_ylabel("True distance")
-    only_ticks(axes, grid="both")
-    if not drawn.any():
-        axes.text(0.5, 0.5, "no client touched any node", transform=axes.transAxes, ha="center", color=GREY)
-        return
-    psi, distance = psi[drawn], distance[drawn]
-    broken = distance > psi
-    # What is far below its bound, after strong contraction, would squeeze everything else together.
-    low = max(float(min(distance.min(), psi.min())), 1e-6 * float(psi.max())) / 1.6
-    high = float(max(psi.max(), distance.max())) * 1.6
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.fill_between([low, high], [low, high], [high, high], color=VERMILLION, alpha=0.08, linewidth=0)
-    axes.plot([low, high], [low, high], color=VERMILLION, linewidth=1.4)
-    axes.plot(psi[~broken], distance[~broken], "o", color=BLUE, markersize=3.0, alpha=0.5, mew=0)
-    axes.plot(psi[broken], distance[broken], "o", color=VERMILLION, markersize=4.0, mew=0)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
-    axes.annotate(
-        "above Ψ: contradicted", (0.04, 0.96), xycoords="axes fraction", va="top", color=VERMILLION, fontsize=8
-    )
-    below = f"{int((~broken).sum()):,} of {psi.size:,} below"
-    axes.annotate(below, (0.96, 0.04), xycoords="axes fraction", ha="right", color=GREY, fontsize=8)
-
-
-def _draw_epsilons(axes: Axes, bars: Sequence[SubjectAudit], total: int) -> None:
-    from matplotlib.lines import Line2D
-
-    more = f", {len(bars)} of {total} subjects" if total > len(bars) else ""
-    axes.set_title(f"ε of the releases{more}", loc="left", pad=8)
-    if not bars:
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, "no release needed noise", transform=axes.transAxes, ha="center", color=GREY)
-        return
-    rows = np.arange(len(bars))[::-1]
-    largest = 0.0
-    for row, one in zip(rows, bars, strict=True):
-        found = one.releases
-        assert found is not None
-        broken = found.epsilon_shown > found.epsilon_certified
-        axes.plot([0.0, found.epsilon_certified], [row, row], color=FAINT, linewidth=7.0, solid_capstyle="butt")
-        axes.plot(
-            [0.0, found.epsilon_shown],
-            [row, row],
-            color=VERMILLION if broken else GREEN,
-            linewidth=7.0,
-            solid_capstyle="butt",
-        )
-        axes.plot([found.epsilon_certified], [row], "|", color=INK, markersize=13, mew=1.8)
-        axes.plot([found.epsilon_true], [row], "o", color="white", mec=INK, mew=1.2, markersize=5, zorder=5)
-        largest = max(largest, found.epsilon_certified, found.epsilon_true)
-    names = [plain(one.clients[0] + (f" +{len(one.clients) - 1}" if len(one.clients) > 1 else ""), 16) for one in bars]
-    axes.set_yticks(rows, [f"{plain(one.request or '', 12)}  {name}" for one, name in zip(bars, names, strict=True)])
-    axes.set_ylim(-0.7, len(bars) - 0.3)
-    axes.set_xlim(0.0, largest * 1.08)
-    axes.set_xlabel("ε at the request's δ")
-    only_ticks(axes, grid="x")
-    handles = [
-        Line2D([], [], color=GREEN, linewidth=7.0, label="shown by attacks"),
-        Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, ms=5, label="true, over the noise"),
-        Line2D([], [], linestyle="", marker="|", color=INK, ms=11, mew=1.8, label="certified"),
-    ]
-    axes.figure.legend(handles=handles, loc="outside lower right", ncols=3, handlelength=1.4, columnspacing=1.4)

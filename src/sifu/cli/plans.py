@@ -96,8 +96,8 @@ def show_plan(plan: Plan, picture: Path | None, as_json: bool) -> None:
 
 def draw_picture(plan: Plan, file: Path) -> None:
     """The plan's curve as a picture."""
+    from sifu.plots.plan import draw_plan
     from sifu.plots.style import figure_bytes
-    from sifu.report.draw_plan import draw_plan
     from sifu.store.files import write_atomically
 
     kind = file.suffix.lower().lstrip(".")

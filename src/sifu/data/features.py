@@ -100,10 +100,10 @@ def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8,
         head = torch.nn.Linear(8 * filters, int(y.max()) + 1)
         optimiser = torch.optim.Adam([*trunk.parameters(), *head.parameters()], lr=2e-3)
         for _ in range(epochs):
-            for batch in torch.randperm(len(x)).split(64):
+            for batch in torch.split(torch.randperm(len(x)), 64):
                 loss = torch.nn.functional.cross_entropy(head(trunk(x[batch])), y[batch])
                 optimiser.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
     return trunk.requires_grad_(False).double()
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sifu.experiments.draw_distance import draw_psi_alpha
-from sifu.experiments.draw_methods import draw_request_sets, draw_rounds, draw_time_limited, draw_watermark
-from sifu.experiments.draw_noise import draw_scale, draw_sigma
 from sifu.experiments.provenance import read_record
-from sifu.experiments.settings import Experiment, load_experiment
-from sifu.experiments.table import Row, read_table
+from sifu.experiments.reading import results_of
+from sifu.experiments.settings import load_experiment
+from sifu.experiments.table import read_table
+from sifu.plots.courses import Results
+from sifu.plots.distance import draw_psi_alpha
+from sifu.plots.methods import draw_request_sets, draw_rounds, draw_time_limited, draw_watermark
+from sifu.plots.noise import draw_scale, draw_sigma
 from sifu.plots.style import VERMILLION, figure_bytes
 from sifu.store.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRAW: dict[str, Callable[[Experiment, Sequence[Row]], Figure]] = {
+DRAW: dict[str, Callable[[Results], Figure]] = {
     "rounds": draw_rounds,
     "watermark": draw_watermark,
     "time_limited": draw_time_limited,
@@ -34,7 +36,7 @@ def write_figures(folder: Path) -> list[Path]:
     """Draw the figure of the results in a folder, as PNG and SVG."""
     asked = read_record(folder)["asked"]
     experiment = load_experiment(asked["experiment"], asked["scale"])
-    figure = DRAW[experiment.draw](experiment, read_table(folder / "results.csv"))
+    figure = DRAW[experiment.draw](results_of(experiment, read_table(folder / "results.csv")))
     if asked["scale"] == "smoke":
         words = "smoke run: everything is shrunk, the numbers mean nothing"
         figure.text(0.995, 0.002, words, ha="right", va="bottom", color=VERMILLION, fontsize=8, fontweight="bold")

@@ -10,11 +10,12 @@ from typing import Any
 
 from sifu.experiments.figures import write_figures
 from sifu.experiments.provenance import FILE, read_record
-from sifu.experiments.reading import courses_of, datasets_of, lines_of, title_of
+from sifu.experiments.reading import courses_of, datasets_of, title_of
 from sifu.experiments.settings import Experiment, load_experiment
 from sifu.experiments.statements import verdicts
 from sifu.experiments.summary import summary_rows
 from sifu.experiments.table import Row, read_table
+from sifu.plots.courses import lines_of
 from sifu.store.files import write_atomically
 
 PAGE = "README.md"

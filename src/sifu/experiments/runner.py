@@ -398,13 +398,13 @@ def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
             raise InputError(
                 f"--where {text!r} is not understood: write KEY=VALUE,VALUE with KEY one of {', '.join(grid) or 'none'}"
             )
-        known = {variant_text({"": one})[1:]: one for one in grid[key]}
-        strange = [one for one in wanted if one not in known]
+        by_text = {variant_text({"": value})[1:]: value for value in grid[key]}
+        strange = [value for value in wanted if value not in by_text]
         if strange:
             raise InputError(
-                f"--where {key}={strange[0]} is not part of {experiment.name}: known are {', '.join(known)}"
+                f"--where {key}={strange[0]} is not part of {experiment.name}: known are {', '.join(by_text)}"
             )
-        grid[key] = [known[one] for one in wanted]
+        grid[key] = tuple(by_text[value] for value in wanted)
     return replace(experiment, grid=grid) if where else experiment
 
 

@@ -10,19 +10,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sifu.experiments.reading import (
-    Course,
-    Line,
-    courses_of,
-    datasets_of,
-    fewer_than_scratch,
-    gains_by_clients,
-    scratch_beside,
-    shape_words,
-    title_of,
-)
+from sifu.experiments.reading import courses_of, datasets_of, title_of
 from sifu.experiments.summary import largest_ratio
 from sifu.experiments.table import Row
+from sifu.plots.courses import Course, Line, fewer_than_scratch, gains_by_clients, scratch_beside, shape_words
 
 Tables = Mapping[str, Sequence[Row]]
 PAPER_SIFU, OUR_SIFU = Line("sifu", "paper"), Line("sifu", "ours")

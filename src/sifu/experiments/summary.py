@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from sifu.experiments.reading import Course, Line, courses_of, datasets_of, lines_of, scratch_beside, title_of
+from sifu.experiments.reading import courses_of, datasets_of, title_of
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
+from sifu.plots.courses import Course, Line, lines_of, scratch_beside
 
 
 def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""One look for all figures."""
+"""Every figure: one style, shared panels, and drawing functions that take plain data."""

@@ -7,8 +7,8 @@
 The figures can also be had alone: `collect` a run, then hand the data to a function of `sifu.report.figures`.
 """
 
+from sifu.plots.run_data import ReportData
 from sifu.report.collect import collect
-from sifu.report.data import ReportData
 from sifu.report.write import write_report
 
 __all__ = ["ReportData", "collect", "write_report"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sifu.plots.run_data import Request
 from sifu.plots.style import counted
-from sifu.report.data import Request
 from sifu.report.words import LEVEL_WORDS, attacker_words, percent, promise, rounds_words, status_words
 
 MOST_NAMES = 12

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sifu.core.method_info import method_info
+from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
 from sifu.record.run_view import RunView
-from sifu.report.data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
 from sifu.report.psi import psi_panel
 from sifu.store.reader import RunReader
 from sifu.store.rows import ParticipationRows

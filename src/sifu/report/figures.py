@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sifu.report.data import ReportData
-from sifu.report.draw_accuracy import accuracy_message, before_after_message, draw_accuracy, draw_before_after
-from sifu.report.draw_history import draw_history, history_message
-from sifu.report.draw_psi import draw_psi, psi_message
-from sifu.report.draw_rounds import draw_rounds, rounds_message
+from sifu.plots.accuracy import accuracy_message, before_after_message, draw_accuracy, draw_before_after
+from sifu.plots.history import draw_history, history_message
+from sifu.plots.psi import draw_psi, psi_message
+from sifu.plots.rounds import draw_rounds, rounds_message
+from sifu.plots.run_data import ReportData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

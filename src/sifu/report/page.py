@@ -10,9 +10,9 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted, inline_svg
 from sifu.report.certificates import certificate_article
-from sifu.report.data import ReportData, Request
 from sifu.report.figures import FIGURES
 from sifu.report.words import moment, percent, rounds_words, size, verdict
 from sifu.version import __version__

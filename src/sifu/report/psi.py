@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sifu.plots.run_data import PsiPanel
 from sifu.record.run_view import RunView
-from sifu.report.data import PsiPanel
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow, SubjectRow
 from sifu.theory.calibration import hidden_sensitivity, noise_multiplier

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from sifu.plots.rounds import fewer
+from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted
-from sifu.report.data import ReportData, Request
-from sifu.report.draw_rounds import fewer
 
 LEVEL_WORDS = {
     "exact": "Exact: the model training went on from had never been touched by these clients' data.",

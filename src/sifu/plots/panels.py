@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sifu.experiments.reading import Course, Line
+from sifu.plots.courses import Course, Line
 from sifu.plots.style import (
     BLUE,
     FAINT,
@@ -17,7 +17,9 @@ from sifu.plots.style import (
     PURPLE,
     SKY,
     VERMILLION,
+    new_figure,
     only_ticks,
+    say_instead,
 )
 
 if TYPE_CHECKING:
@@ -46,17 +48,17 @@ def colour_of(line: Line) -> str:
 
 
 def method_grid(
-    lines: Sequence[Line], datasets: Sequence[str], titles: Callable[[str], str], rows: Sequence[str]
+    lines: Sequence[Line], titles: Mapping[str, str], rows: Sequence[str]
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure with a column for each data set and a row of panels for each measure."""
     from matplotlib.figure import Figure
 
     height = 0.95 + len(rows) * (0.62 + 0.235 * len(lines)) + 0.75
-    width = max(LABEL_WIDTH + PANEL_WIDTH * len(datasets), 7.6)
+    width = max(LABEL_WIDTH + PANEL_WIDTH * len(titles), 7.6)
     figure = Figure(figsize=(width, height), layout="constrained")
-    grid = figure.subplots(len(rows), len(datasets), sharey=True, squeeze=False)
+    grid = figure.subplots(len(rows), len(titles), sharey=True, squeeze=False)
     for row, measure in enumerate(rows):
-        for column, dataset in enumerate(datasets):
+        for column, title in enumerate(titles.values()):
             axes = grid[row][column]
             only_ticks(axes, grid="x")
             axes.spines["left"].set_visible(False)
@@ -68,14 +70,14 @@ def method_grid(
                     label.set_fontweight("bold" if line.method == "sifu" else "normal")
             axes.tick_params(axis="x", labelsize=7.5)
             if row == 0:
-                axes.set_title(titles(dataset), fontweight="bold", loc="left")
+                axes.set_title(title, fontweight="bold", loc="left")
             axes.set_xlabel(measure, fontsize=7.5)
     return figure, [list(row) for row in grid]
 
 
 def by_line(courses: Sequence[Course], line: Line) -> list[Course]:
     """The courses of one line."""
-    return [one for one in courses if one.line == line]
+    return [course for course in courses if course.line == line]
 
 
 def whisker(axes: Axes, place: float, low: float, high: float) -> None:
@@ -123,11 +125,11 @@ def percent_axis(axes: Axes, axis: str = "x") -> None:
 def footnote(figure: Figure, sentences: Sequence[str]) -> None:
     """The paper's own statement and ours, under the figure."""
     width = int(figure.get_figwidth() * 15.2)
-    text = "\n".join("\n".join(textwrap.wrap(one, width)) for one in sentences if one)
+    text = "\n".join("\n".join(textwrap.wrap(sentence, width)) for sentence in sentences if sentence)
     figure.supxlabel(text, x=0.008, ha="left", fontsize=8, color=GREY, parse_math=False)
 
 
-def title(figure: Figure, message: str) -> None:
+def figure_title(figure: Figure, message: str) -> None:
     """The message of the figure above it."""
     width = int(figure.get_figwidth() * 10.6)
     figure.suptitle(
@@ -138,3 +140,8 @@ def title(figure: Figure, message: str) -> None:
 def faint_zero(axes: Axes) -> None:
     """A quiet line at zero."""
     axes.axvline(0.0, color=FAINT, linewidth=1.0, zorder=1)
+
+
+def nothing_yet(sentence: str = "no request has been carried out yet") -> Figure:
+    """A sentence instead of an empty figure."""
+    return say_instead(new_figure(1.6), f"Nothing to show: {sentence}.")

@@ -6,33 +6,22 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sifu.experiments.panels import (
+from sifu.plots.courses import Course, Line, Results, fewer_than_scratch, lines_of, scratch_beside, spread
+from sifu.plots.panels import (
     SHADES,
     by_line,
     colour_of,
     faint_zero,
+    figure_title,
     footnote,
     mark_missed,
     method_grid,
+    nothing_yet,
     percent_axis,
     reference,
-    title,
     whisker,
 )
-from sifu.experiments.reading import (
-    Course,
-    Line,
-    courses_of,
-    datasets_of,
-    fewer_than_scratch,
-    lines_of,
-    scratch_beside,
-    spread,
-    title_of,
-)
-from sifu.experiments.settings import Experiment
-from sifu.experiments.table import Row
-from sifu.plots.style import INK, new_figure, say_instead, styled
+from sifu.plots.style import INK, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,19 +32,19 @@ DIVERGED = "Runs that diverged have no accuracy: dots are of the others, no dot 
 
 
 @styled
-def draw_rounds(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def draw_rounds(results: Results) -> Figure:
     """Rounds of the requests, and what the final model still knows of the forgotten clients."""
-    courses = courses_of(rows)
+    courses = results.courses
     if not courses:
         return nothing_yet()
     requests = len(courses[0].rows)
     measures = [f"rounds of {requests} requests" if requests > 1 else "rounds", ON_FORGOTTEN]
-    figure, panels = method_grid(lines_of(courses), datasets_of(rows), title_of, measures)
-    for column, dataset in enumerate(datasets_of(rows)):
+    figure, panels = method_grid(results.lines, results.titles, measures)
+    for column, dataset in enumerate(results.titles):
         here = [one for one in courses if one.first["dataset"] == dataset]
-        _rounds_panel(panels[0][column], here, lines_of(courses))
-        _accuracy_panel(panels[1][column], here, lines_of(courses))
-    title(figure, rounds_message(experiment, courses))
+        _rounds_panel(panels[0][column], here, results.lines)
+        _accuracy_panel(panels[1][column], here, results.lines)
+    figure_title(figure, rounds_message(results))
     footnote(
         figure,
         [
@@ -72,20 +61,20 @@ def draw_rounds(experiment: Experiment, rows: Sequence[Row]) -> Figure:
 
 
 @styled
-def draw_watermark(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def draw_watermark(results: Results) -> Figure:
     """As above, and how much of the accuracy is owed to a client's own mark, before and after its request."""
-    courses = courses_of(rows)
+    courses = results.courses
     if not courses:
         return nothing_yet()
-    lines, datasets = lines_of(courses), datasets_of(rows)
+    lines, datasets = results.lines, results.datasets
     measures = [f"rounds of {len(courses[0].rows)} requests", ON_FORGOTTEN, "success of the mark"]
-    figure, panels = method_grid(lines, datasets, title_of, measures)
+    figure, panels = method_grid(lines, results.titles, measures)
     for column, dataset in enumerate(datasets):
         here = [one for one in courses if one.first["dataset"] == dataset]
         _rounds_panel(panels[0][column], here, lines)
         _accuracy_panel(panels[1][column], here, lines)
         _mark_panel(panels[2][column], here, lines)
-    title(figure, rounds_message(experiment, courses))
+    figure_title(figure, rounds_message(results))
     footnote(
         figure,
         [
@@ -103,20 +92,20 @@ def draw_watermark(experiment: Experiment, rows: Sequence[Row]) -> Figure:
 
 
 @styled
-def draw_time_limited(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def draw_time_limited(results: Results) -> Figure:
     """|accuracy - accuracy of a full Scratch| on forget and retain sets, for each time limit."""
-    courses = courses_of(rows)
+    courses = results.courses
     limited = [one for one in courses if "limit" in one.variant]
     if not limited:
         return nothing_yet("no request with a time limit has been carried out yet")
     beside = scratch_beside(courses)
-    lines, datasets = lines_of(limited), datasets_of(rows)
+    lines, datasets = lines_of(limited), results.datasets
     limits = sorted({float(one.variant["limit"]) for one in limited})
     measures = {
         "forgotten: points from Scratch": "accuracy_forget_after",
         "remaining: points from Scratch": "accuracy_retain_after",
     }
-    figure, panels = method_grid(lines, datasets, title_of, list(measures))
+    figure, panels = method_grid(lines, results.titles, list(measures))
     for row, column_name in enumerate(measures.values()):
         for column, dataset in enumerate(datasets):
             axes = panels[row][column]
@@ -126,7 +115,7 @@ def draw_time_limited(experiment: Experiment, rows: Sequence[Row]) -> Figure:
                 found = by_line([one for one in limited if one.first["dataset"] == dataset], line)
                 _limit_dots(axes, place, line, found, limits, beside, column_name)
             axes.set_xlim(left=-0.03, right=max(axes.get_xlim()[1], 0.1))
-    title(figure, time_limited_message(limited, beside))
+    figure_title(figure, time_limited_message(limited, beside))
     shown = ", ".join(f"{100 * limit:.0f} %" for limit in limits)
     footnote(
         figure,
@@ -143,13 +132,13 @@ def draw_time_limited(experiment: Experiment, rows: Sequence[Row]) -> Figure:
 
 
 @styled
-def draw_request_sets(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def draw_request_sets(results: Results) -> Figure:
     """Ten different first requests: rounds and accuracy on the forgotten, a dot for each."""
-    courses = courses_of(rows)
+    courses = results.courses
     if not courses:
         return nothing_yet()
-    lines, datasets = lines_of(courses), datasets_of(rows)
-    figure, panels = method_grid(lines, datasets, title_of, ["rounds of one request", ON_FORGOTTEN])
+    lines, datasets = results.lines, results.datasets
+    figure, panels = method_grid(lines, results.titles, ["rounds of one request", ON_FORGOTTEN])
     for column, dataset in enumerate(datasets):
         for place, line in enumerate(lines):
             found = by_line([one for one in courses if one.first["dataset"] == dataset], line)
@@ -159,7 +148,7 @@ def draw_request_sets(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         percent_axis(panels[1][column])
         panels[1][column].set_xlim(-0.03, 1.03)
     sets = len({one.variant.get("set", "0") for one in courses})
-    title(figure, "Whoever asks: " + rounds_message(experiment, courses))
+    figure_title(figure, "Whoever asks: " + rounds_message(results))
     footnote(
         figure,
         [
@@ -329,15 +318,15 @@ def _world(course: Course) -> tuple[str, int]:
     return course.first["dataset"], course.first["seed"]
 
 
-def rounds_message(experiment: Experiment, courses: Sequence[Course]) -> str:
+def rounds_message(results: Results) -> str:
     """How SIFU does against Scratch, in a sentence."""
     parts = []
     for preset, words in (("paper", "by the paper's rules"), ("ours", "by ours")):
-        ratios = fewer_than_scratch(courses, lambda one, preset=preset: one.line == Line("sifu", preset))  # type: ignore[misc]
+        ratios = fewer_than_scratch(results.courses, lambda one, preset=preset: one.line == Line("sifu", preset))  # type: ignore[misc]
         if ratios:
             mean = statistics.fmean(ratios.values())
             parts.append(f"{_saved(mean)} {words}")
-    return f"SIFU against Scratch: {', '.join(parts)}" if parts else experiment.title
+    return f"SIFU against Scratch: {', '.join(parts)}" if parts else results.title
 
 
 def _saved(ratio: float) -> str:
@@ -379,8 +368,3 @@ def missed_sentence(courses: Sequence[Course]) -> str:
         if missed:
             parts.append(f"{line.label} {missed} of {len(found)}")
     return f"The target was missed by {', '.join(parts)} runs." if parts else ""
-
-
-def nothing_yet(sentence: str = "no request has been carried out yet") -> Figure:
-    """A sentence instead of an empty figure."""
-    return say_instead(new_figure(1.6), f"Nothing to show: {sentence}.")

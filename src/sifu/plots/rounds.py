@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import (
     BLUE,
     GREY,
@@ -17,7 +18,6 @@ from sifu.plots.style import (
     styled,
     whole_numbers,
 )
-from sifu.report.data import ReportData, Request
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

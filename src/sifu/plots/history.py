@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sifu.plots.run_data import Branch, ReportData
 from sifu.plots.style import (
     GREY,
     INK,
@@ -16,7 +17,6 @@ from sifu.plots.style import (
     styled,
     whole_numbers,
 )
-from sifu.report.data import Branch, ReportData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

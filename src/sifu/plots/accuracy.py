@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import (
     BLUE,
     FAINT,
@@ -22,7 +23,6 @@ from sifu.plots.style import (
     styled,
     whole_numbers,
 )
-from sifu.report.data import ReportData, Request
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

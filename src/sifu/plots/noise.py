@@ -6,21 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sifu.experiments.draw_methods import nothing_yet
-from sifu.experiments.panels import SCRATCH, colour_of, footnote, percent_axis, title
-from sifu.experiments.reading import (
-    Course,
-    Line,
-    courses_of,
-    datasets_of,
-    gains_by_clients,
-    scratch_beside,
-    shape_words,
-    spread,
-    title_of,
-)
-from sifu.experiments.settings import Experiment, shared_settings
-from sifu.experiments.table import Row
+from sifu.plots.courses import Course, Line, Results, gains_by_clients, scratch_beside, shape_words, spread
+from sifu.plots.panels import SCRATCH, colour_of, figure_title, footnote, nothing_yet, percent_axis
 from sifu.plots.style import BLUE, GREEN, GREY, INK, VERMILLION, only_ticks, styled
 
 if TYPE_CHECKING:
@@ -31,25 +18,25 @@ EPSILON_COLOURS = {"1": VERMILLION, "5": GREEN, "10": BLUE}
 
 
 @styled
-def draw_sigma(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def draw_sigma(results: Results) -> Figure:
     """Rounds and accuracy on the forgotten along sigma, with Scratch and Last as the two ends."""
     from matplotlib.figure import Figure
 
-    courses, datasets = courses_of(rows), datasets_of(rows)
+    courses = results.courses
     if not courses:
         return nothing_yet()
-    figure = Figure(figsize=(max(1.0 + 2.1 * len(datasets), 7.6), 5.2), layout="constrained")
-    grid = figure.subplots(2, len(datasets), squeeze=False, sharex="col")
-    for column, dataset in enumerate(datasets):
+    figure = Figure(figsize=(max(1.0 + 2.1 * len(results.titles), 7.6), 5.2), layout="constrained")
+    grid = figure.subplots(2, len(results.titles), squeeze=False, sharex="col")
+    for column, (dataset, title) in enumerate(results.titles.items()):
         here = [one for one in courses if one.first["dataset"] == dataset]
         top, bottom = grid[0][column], grid[1][column]
         for axes in (top, bottom):
             only_ticks(axes, grid="y")
             axes.set_xscale("log")
             axes.tick_params(which="both", length=0)
-        top.set_title(title_of(dataset), fontweight="bold", loc="left")
+        top.set_title(title, fontweight="bold", loc="left")
         bottom.set_xlabel(r"$\sigma$")
-        table_sigma = shared_settings().dataset(dataset).sigma
+        table_sigma = results.sigmas[dataset]
         for method, style in (("scratch", (0, (4, 2))), ("last", (0, (1, 1.5)))):
             for line in dict.fromkeys(one.line for one in here if one.first["method"] == method):
                 _level(top, bottom, [one for one in here if one.line == line], line, style, column == 0)
@@ -64,7 +51,7 @@ def draw_sigma(experiment: Experiment, rows: Sequence[Row]) -> Figure:
     grid[1][0].set_ylabel("accuracy on the forgotten")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")  # the title has the room above
-    title(figure, _sigma_message(courses))
+    figure_title(figure, _sigma_message(courses))
     footnote(
         figure,
         [
@@ -108,12 +95,14 @@ def _along_sigma(
     factors = sorted(by_factor)
     colour = colour_of(line)
     sigmas = [factor * table_sigma for factor in factors]
-    for axes, value in (
-        (top, lambda one: float(one.total)),
-        (bottom, lambda one: float("nan") if one.forgotten is None else one.forgotten),
-    ):
-        points = [spread([value(one) for one in by_factor[factor]]) for factor in factors]
-        axes.plot(sigmas, [one[0] for one in points], "-", color=colour, linewidth=1.8, zorder=4)
+    totals = [[float(course.total) for course in by_factor[factor]] for factor in factors]
+    forgotten = [
+        [float("nan") if course.forgotten is None else course.forgotten for course in by_factor[factor]]
+        for factor in factors
+    ]
+    for axes, values in ((top, totals), (bottom, forgotten)):
+        points = [spread(by_seed) for by_seed in values]
+        axes.plot(sigmas, [mean for mean, _, _ in points], "-", color=colour, linewidth=1.8, zorder=4)
         axes.fill_between(
             sigmas, [one[1] for one in points], [one[2] for one in points], color=colour, alpha=0.15, lw=0
         )
@@ -144,11 +133,11 @@ def _level(
 
 
 @styled
-def draw_scale(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def draw_scale(results: Results) -> Figure:
     """Scratch's rounds over SIFU's as the federation grows, at the best sigma and at the automatic one."""
     from matplotlib.figure import Figure
 
-    courses = courses_of(rows)
+    courses = results.courses
     sifu = [one for one in courses if one.first["method"] == "sifu"]
     if not sifu:
         return nothing_yet()
@@ -215,7 +204,7 @@ def draw_scale(experiment: Experiment, rows: Sequence[Row]) -> Figure:
     levels = sorted({row["level"] for one in sifu for row in one.rows})
     seeds = len({one.first["seed"] for one in sifu})
     spoken = "Mean over seeds, whiskers: least and largest." if seeds > 1 else "One seed."
-    title(figure, f"SIFU against Scratch: {largest[1]:.3g} times fewer rounds {largest[2]}")
+    figure_title(figure, f"SIFU against Scratch: {largest[1]:.3g} times fewer rounds {largest[2]}")
     footnote(
         figure,
         [

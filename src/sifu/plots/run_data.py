@@ -1,4 +1,4 @@
-"""What a report shows, as plain frozen values: collected once, then drawn and written without the run."""
+"""A run as its report shows it, in plain frozen values: collected once, then drawn and written without the run."""
 
 from __future__ import annotations
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sifu.experiments.draw_methods import nothing_yet
-from sifu.experiments.panels import footnote, title
-from sifu.experiments.reading import datasets_of, title_of
-from sifu.experiments.settings import Experiment
-from sifu.experiments.table import Row
+from sifu.plots.courses import Results
+from sifu.plots.panels import figure_title, footnote, nothing_yet
 from sifu.plots.style import BRANCH_COLOURS, FAINT, GREY, INK, only_ticks, styled
 
 if TYPE_CHECKING:
@@ -19,13 +15,15 @@ MARKERS = "osD^vP"
 
 
 @styled
-def draw_psi_alpha(experiment: Experiment, rows: Sequence[Row]) -> Figure:
+def draw_psi_alpha(results: Results) -> Figure:
     """A dot for each measurement, by both accountings: below the line the bound is broken."""
     from matplotlib.figure import Figure
 
-    measured = [row for row in rows if row["distance"] and row["psi_round"] and row["psi_population"]]
+    measured = [row for row in results.rows if row["distance"] and row["psi_round"] and row["psi_population"]]
     if not measured:
         return nothing_yet("nothing has been measured yet")
+    present = {row["dataset"] for row in measured}
+    titles = {dataset: title for dataset, title in results.titles.items() if dataset in present}
     figure = Figure(figsize=(8.4, 4.9), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     values = [row[key] for row in measured for key in ("distance", "psi_round", "psi_population")]
@@ -42,7 +40,7 @@ def draw_psi_alpha(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         axes.tick_params(which="both", length=0)
         axes.fill_between([low, high], [low, low], [low, high], color=FAINT, alpha=0.55, linewidth=0, zorder=0)
         axes.plot([low, high], [low, high], color=INK, linewidth=1.2, zorder=2)
-        for number, dataset in enumerate(datasets_of(measured)):
+        for number, (dataset, title) in enumerate(titles.items()):
             here = [row for row in measured if row["dataset"] == dataset]
             axes.plot(
                 [row["distance"] for row in here],
@@ -52,7 +50,7 @@ def draw_psi_alpha(experiment: Experiment, rows: Sequence[Row]) -> Figure:
                 markersize=4,
                 alpha=0.6,
                 markeredgewidth=0,
-                label=title_of(dataset),
+                label=title,
                 zorder=3,
             )
         broken[accounting] = sum(row["distance"] > row[accounting] for row in measured)
@@ -70,7 +68,7 @@ def draw_psi_alpha(experiment: Experiment, rows: Sequence[Row]) -> Figure:
         axes.set_ylim(low, high)
     panels[0].set_ylabel(r"bound $\Psi$ with B = 1")
     panels[0].legend(loc="upper left", markerscale=1.4, handletextpad=0.2)
-    title(figure, _message(broken, len(measured)))
+    figure_title(figure, _message(broken, len(measured)))
     footnote(
         figure,
         [

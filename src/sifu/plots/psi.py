@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sifu.plots.run_data import PsiPanel, ReportData
 from sifu.plots.style import (
     BLUE,
     FAINT,
@@ -20,7 +21,6 @@ from sifu.plots.style import (
     styled,
     whole_numbers,
 )
-from sifu.report.data import PsiPanel, ReportData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
