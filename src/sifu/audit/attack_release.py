@@ -58,24 +58,26 @@ class ReleaseAttack:
 
     def request(self) -> RequestRow | None:
         """The request whose release is attacked."""
-        done = [one for one in self.reader.requests() if one.status == "done"]
+        done = [request for request in self.reader.requests() if request.status == "done"]
         wanted = self.options.request
-        if wanted is not None and wanted not in {one.request for one in done}:
+        if wanted is not None and wanted not in {request.request for request in done}:
             raise InputError(
                 f"there is no finished request {wanted!r} in this run; it has "
-                f"{', '.join(one.request for one in done) or 'none'}"
+                f"{', '.join(request.request for request in done) or 'none'}"
             )
         if not self.options.attacks or not done:
             return None
         if wanted is not None:
-            return next(one for one in done if one.request == wanted)
-        return max(done, key=lambda one: one.request_order or 0)
+            return next(request for request in done if request.request == wanted)
+        return max(done, key=lambda request: request.request_order or 0)
 
     def _before(self, row: RequestRow) -> EvaluationRow | None:
         """How the model that was the current one when the request came did on the clients' data."""
         subset = f"forgotten:{row.request}"
         earlier = [
-            one for one in self.reader.evaluations() if one.subset == subset and one.node < (row.noise_node or 0)
+            evaluation
+            for evaluation in self.reader.evaluations()
+            if evaluation.subset == subset and evaluation.node < (row.noise_node or 0)
         ]
         return earlier[0] if earlier else None
 
@@ -108,7 +110,7 @@ class ReleaseAttack:
             active,
             stop,
             recorded.order,
-            lambda one: self.progress("training Scratch", one.rounds, one.max_rounds),
+            lambda progress: self.progress("training Scratch", progress.rounds, progress.max_rounds),
         )
         named: dict[str, Vector] = {}
         before = self._before(row)
@@ -155,18 +157,18 @@ class ReleaseAttack:
             self.notes.append("the data have no samples that nobody held: the loss-threshold attack was left out")
         noise_std, source = row.noise_std or 0.0, row.source_node
         candidates = [
-            one
-            for one in watched
-            if one.request is not None
-            and one.request.request == row.request
-            and (one.subject, source) in evidence.sources
+            subject
+            for subject in watched
+            if subject.request is not None
+            and subject.request.request == row.request
+            and (subject.subject, source) in evidence.sources
         ]
         certified = self.options.claims(row.level)
         bound = bound_rates(row.multiplier) if row.multiplier and certified else None
         rates, client, rounds = None, "", self._rounds_of(row).first(options.shadow_rounds)
         shares: list[float] | list[None] = [None, None]
         if candidates and noise_std > 0.0 and options.shadows >= 4 and method_info(row.method).protection == "noise":
-            target = max(candidates, key=lambda one: evidence.distances[one.subject, source])  # type: ignore[index]
+            target = max(candidates, key=lambda subject: evidence.distances[subject.subject, source])  # type: ignore[index]
             client = ", ".join(target.names)
             own = stacked(data, list(target.clients))
             scores = shadow_scores(
@@ -198,11 +200,11 @@ class ReleaseAttack:
     def _rounds_of(self, row: RequestRow) -> RecordedRounds:
         """The rounds between a request's noise and its release."""
         took_part = self.reader.participation()
-        nodes = [one.node for one in self.reader.path(row.final_node) if one.node.node > (row.noise_node or 0)]
-        rounds = [one for one in nodes if one.kind == "round"]
+        nodes = [node.node for node in self.reader.path(row.final_node) if node.node.node > (row.noise_node or 0)]
+        rounds = [node for node in nodes if node.kind == "round"]
         return RecordedRounds(
-            tuple(Position(one.branch, one.position - 1) for one in rounds),
-            tuple(took_part.between(one.node, one.node).clients for one in rounds),
+            tuple(Position(node.branch, node.position - 1) for node in rounds),
+            tuple(took_part.between(node.node, node.node).clients for node in rounds),
         )
 
     def _data(self) -> Any:

@@ -60,13 +60,13 @@ class SubjectAudit:
     @property
     def at_source(self) -> NodeDistance | None:
         """The truth at the node its request went back to."""
-        return next((one for one in self.nodes if one.node == self.source), None)
+        return next((node for node in self.nodes if node.node == self.source), None)
 
     @property
     def closest(self) -> float:
         """The largest share of its bound that the truth reached: 1 is a tight bound, more breaks it."""
-        shares = [one.distance / one.psi for one in self.nodes if one.psi > 0.0 and math.isfinite(one.psi)]
-        broken = any(one.distance > 0.0 and one.psi == 0.0 for one in self.nodes)
+        shares = [node.distance / node.psi for node in self.nodes if node.psi > 0.0 and math.isfinite(node.psi)]
+        broken = any(node.distance > 0.0 and node.psi == 0.0 for node in self.nodes)
         return math.inf if broken else max(shares, default=0.0)
 
 
@@ -103,8 +103,8 @@ class AuditReport:
     def values(self) -> dict[str, Any]:
         """As plain values."""
         content = asdict(self)
-        for found, one in zip(content["subjects"], self.subjects, strict=True):
-            found["largest_share_of_psi"] = one.closest
-            if one.releases is not None:
-                found["releases"]["epsilon_shown"] = one.releases.epsilon_shown
+        for mapping, subject in zip(content["subjects"], self.subjects, strict=True):
+            mapping["largest_share_of_psi"] = subject.closest
+            if subject.releases is not None:
+                mapping["releases"]["epsilon_shown"] = subject.releases.epsilon_shown
         return {"holds": self.holds, **content}

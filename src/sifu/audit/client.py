@@ -82,7 +82,7 @@ def audit_client(
     """
     checked = verify_certificate(certificate, public_key)
     body = checked.content["body"]
-    problems = [f"certificate: {one}" for one in checked.problems]
+    problems = [f"certificate: {problem}" for problem in checked.problems]
     named = body.get("clients")
     # A text would hold every part of it as a name.
     if not isinstance(named, list) or client not in named:
@@ -116,9 +116,9 @@ def audit_client(
         distance = _distance(arrays["before"], arrays["after"])
         if distance == 0.0 and body["level"] != "none":
             problems.append("models: before and after are the same model, so nothing was carried out between them")
-    found, samples = _on_own_data(arrays, data, model, kind) if data is not None else ({}, 0)
-    if {"before", "after"} <= set(found):
-        statements.append(_change(found["before"], found["after"]))
+    on_models, samples = _on_own_data(arrays, data, model, kind) if data is not None else ({}, 0)
+    if {"before", "after"} <= set(on_models):
+        statements.append(_change(on_models["before"], on_models["after"]))
     statements += CANNOT_SHOW
     return ClientAudit(
         client,
@@ -128,8 +128,8 @@ def audit_client(
         delta,
         checked.public_key,
         samples,
-        found.get("before"),
-        found.get("after"),
+        on_models.get("before"),
+        on_models.get("after"),
         distance,
         sigma,
         committed,
@@ -143,7 +143,7 @@ def _figures(body: dict[str, Any], certificate: Path) -> tuple[str, str, float, 
     try:
         epsilon, delta, sigma = (float(body[name]) for name in ("epsilon", "delta", "sigma"))
         final = body["commitments"]["final_model"]
-        if not all(isinstance(one, str) for one in (body["request"], body["level"], final)):
+        if not all(isinstance(part, str) for part in (body["request"], body["level"], final)):
             raise TypeError("a text is missing")
         float(body.get("attacker_true_positive_rate_at_1_percent") or 0.0)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -185,10 +185,10 @@ def _opens(path: Path, nonce: str, commitment: str) -> bool:
     return hashlib.sha256(salt + hashlib.sha256(path.read_bytes()).digest()).hexdigest() == commitment
 
 
-def _distance(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    if {name: value.shape for name, value in one.items()} != {name: value.shape for name, value in other.items()}:
+def _distance(model: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    if {name: value.shape for name, value in model.items()} != {name: value.shape for name, value in other.items()}:
         raise InputError("the models before and after have different parameters: they are not of one federation")
-    gaps = [np.linalg.norm(one[name].astype(np.float64) - other[name].astype(np.float64)) for name in one]
+    gaps = [np.linalg.norm(model[name].astype(np.float64) - other[name].astype(np.float64)) for name in model]
     return float(np.linalg.norm(gaps))
 
 
@@ -206,7 +206,7 @@ def _on_own_data(
             f"{data} has x of type {x.dtype} and shape {x.shape} and y of shape {y.shape}: one row a sample is "
             "needed, as floats, prepared as for training"
         )
-    found = {}
+    on_models = {}
     for name, parameters in arrays.items():
         used = model if model is not None else _linear_model(parameters, y, kind)
         dtype = str(next(iter(parameters.values())).dtype)
@@ -217,8 +217,10 @@ def _on_own_data(
             raise InputError(f"the model takes {used.features} features, the samples have {inputs.shape[1]}")
         targets = y.astype(np.int64) if used.objective.labels else y
         samples, scorer = Samples(inputs, targets), Scorer(used, dtype)
-        found[name] = ModelOnOwnData(scorer.accuracy(vector, samples), float(np.mean(scorer.losses(vector, samples))))
-    return found, int(x.shape[0])
+        on_models[name] = ModelOnOwnData(
+            scorer.accuracy(vector, samples), float(np.mean(scorer.losses(vector, samples)))
+        )
+    return on_models, int(x.shape[0])
 
 
 def _linear_model(parameters: dict[str, np.ndarray], y: np.ndarray, kind: str) -> Any:

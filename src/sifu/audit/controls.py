@@ -143,7 +143,7 @@ def run_controls(
     epsilon: float = 1.0, seed: int | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> list[Control]:
     """Every control, in folders that are thrown away."""
-    made: list[tuple[str, str, bool, Callable[[Path], Run]]] = [
+    cases: list[tuple[str, str, bool, Callable[[Path], Run]]] = [
         ("honest", "nothing is wrong", False, lambda place: designed_run(place, epsilon)),
         ("half the noise", "sigma is recorded, sigma/2 is added", True, _cheating(HalfNoise, epsilon)),
         (
@@ -161,13 +161,13 @@ def run_controls(
             ),
         ),
     ]
-    found = []
+    controls = []
     options = AuditOptions(attacks=False, replays=Replays(losses=0), seed=seed, as_if_certified=True)
-    for number, (name, what, wrong, make) in enumerate(made):
+    for number, (name, what, wrong, make) in enumerate(cases):
         with tempfile.TemporaryDirectory(prefix="sifu-control-") as folder:
             report = audit_run(make(Path(folder) / "run"), options)
         releases = report.subjects[0].releases
-        found.append(
+        controls.append(
             Control(
                 name,
                 what,
@@ -180,8 +180,8 @@ def run_controls(
             )
         )
         if progress:
-            progress("controls", number + 1, len(made))
-    return found
+            progress("controls", number + 1, len(cases))
+    return controls
 
 
 def _cheating(method: type[Method], epsilon: float) -> Callable[[Path], Run]:

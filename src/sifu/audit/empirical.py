@@ -81,9 +81,9 @@ def epsilon_lower_bound(
         choose_p, choose_q = np.sort(sign * with_client[::2]), np.sort(sign * without_client[::2])
         thresholds = _thresholds(choose_p, choose_q)
         for side in ("with", "without"):
-            found = _bounds(choose_p, choose_q, thresholds, side, delta, mistake)[0]
-            place = int(np.argmax(found))
-            best = max(best, (float(found[place]), float(thresholds[place]), side, sign))
+            bounds = _bounds(choose_p, choose_q, thresholds, side, delta, mistake)[0]
+            place = int(np.argmax(bounds))
+            best = max(best, (float(bounds[place]), float(thresholds[place]), side, sign))
     _, threshold, side, sign = best
     measure_p, measure_q = np.sort(sign * with_client[1::2]), np.sort(sign * without_client[1::2])
     epsilon, rates, alarms = _bounds(measure_p, measure_q, np.array([threshold]), side, delta, mistake)

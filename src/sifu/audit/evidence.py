@@ -118,7 +118,7 @@ def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
     if watched.request is None:
         return []
     nodes = {row.node.node: row.node for row in reader.node_rows()}
-    charges = {(one.noise_node, one.subject): one.charge for one in reader.charges()}
+    charges = {(charge.noise_node, charge.subject): charge.charge for charge in reader.charges()}
 
     def covered(number: int | None) -> bool:
         while number is not None:
@@ -129,9 +129,9 @@ def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
         return False
 
     return [
-        NoiseEdge(one.node, one.parent, one.order, one.noise_std, charges.get((one.node, watched.subject), 0.0))
-        for one in nodes.values()
-        if one.kind == "noise" and one.parent is not None and one.order >= watched.order and not covered(one.parent)
+        NoiseEdge(node.node, node.parent, node.order, node.noise_std, charges.get((node.node, watched.subject), 0.0))
+        for node in nodes.values()
+        if node.kind == "noise" and node.parent is not None and node.order >= watched.order and not covered(node.parent)
     ]
 
 
@@ -147,8 +147,8 @@ def gather(
     evidence = Evidence()
     on_disk = reader.models()
     rows = reader.node_rows()
-    sources = {(one.subject, edge.source) for one in watched for edge in charged_edges(reader, one)}
-    worlds = {one.subject: one.clients for one in watched}
+    sources = {(subject.subject, edge.source) for subject in watched for edge in charged_edges(reader, subject)}
+    worlds = {subject.subject: subject.clients for subject in watched}
     noise_parents = {row.node.parent for row in rows if row.node.kind == "noise"}
     exact_sources: dict[int, Floats] = {}
     seen = 0
@@ -201,24 +201,24 @@ def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evide
     history = {row.node.node for row in reader.path()}
     psi = recorded_psi(reader)
     view = RunView(reader)
-    for one in watched:
-        if one.request is None:
-            curve = view.curve(Subject(one.subject, one.clients, 1.0, "all", view.next_order))
+    for subject in watched:
+        if subject.request is None:
+            curve = view.curve(Subject(subject.subject, subject.clients, 1.0, "all", view.next_order))
             along = curve.at(np.arange(len(view.path))).tolist()
-            psi |= {(one.subject, node): value for node, value in zip(view.path.depth_of, along, strict=True)}
-    rows: dict[int, list[NodeDistance]] = {one.subject: [] for one in watched}
-    for (subject, node), distance in evidence.distances.items():
-        if (subject, node) in psi:
-            rows[subject].append(NodeDistance(node, distance, psi[subject, node], node in history))
+            psi |= {(subject.subject, node): value for node, value in zip(view.path.depth_of, along, strict=True)}
+    rows: dict[int, list[NodeDistance]] = {subject.subject: [] for subject in watched}
+    for (number, node), distance in evidence.distances.items():
+        if (number, node) in psi:
+            rows[number].append(NodeDistance(node, distance, psi[number, node], node in history))
     return rows
 
 
 def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> list[NodeDistance]:
     """Nodes where the truth is above Psi by more than `slack`, relative to the model."""
     return [
-        one
-        for one in rows
-        if not one.distance <= one.psi * (1.0 + slack) + (slack * evidence.lengths[one.node] if one.psi > 0.0 else 0.0)
+        row
+        for row in rows
+        if not row.distance <= row.psi * (1.0 + slack) + (slack * evidence.lengths[row.node] if row.psi > 0.0 else 0.0)
     ]
 
 
@@ -261,13 +261,13 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
 
     Everyone whom noise of a request promised to hide; where nobody asked yet, the active clients with the largest Psi.
     """
-    requests = {one.request: one for one in reader.requests()}
-    names = [one.name for one in reader.clients()]
+    requests = {request.request: request for request in reader.requests()}
+    names = [client.name for client in reader.clients()]
     view = RunView(reader)
-    charged = {one.subject: 0.0 for one in reader.charges()}
-    for one in reader.charges():
-        charged[one.subject] = max(charged[one.subject], one.charge)
-    found = [
+    charged = {charge.subject: 0.0 for charge in reader.charges()}
+    for charge in reader.charges():
+        charged[charge.subject] = max(charged[charge.subject], charge.charge)
+    subjects = [
         Watched(row.subject, row.clients, tuple(names[k] for k in row.clients), requests[row.request])
         for row in reader.subjects()
         if method_info(requests[row.request].method).protection == "noise"
@@ -277,5 +277,5 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
         psi = view.tracker().total(view.active)
         largest = view.active[np.argsort(-psi)][: min(most, 3)]
         return [Watched(-1 - k, (int(c),), (names[c],)) for k, c in enumerate(largest.tolist())], 0
-    found.sort(key=lambda one: (-charged.get(one.subject, 0.0), one.subject))
-    return sorted(found[:most], key=lambda one: one.subject), max(0, len(found) - most)
+    subjects.sort(key=lambda row: (-charged.get(row.subject, 0.0), row.subject))
+    return sorted(subjects[:most], key=lambda row: row.subject), max(0, len(subjects) - most)

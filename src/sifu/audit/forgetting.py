@@ -66,8 +66,8 @@ def relearn_rounds(
     """Rounds with the forgotten back among `everyone` until their accuracy (without labels: loss) is what it was."""
     accuracy, loss = goal
     for rounds in range(limit + 1):
-        found = engine.evaluate(model, forgotten)
-        if found.accuracy >= accuracy if accuracy > 0.0 else found.loss <= loss * (1.0 + 1e-9):
+        evaluation = engine.evaluate(model, forgotten)
+        if evaluation.accuracy >= accuracy if accuracy > 0.0 else evaluation.loss <= loss * (1.0 + 1e-9):
             return rounds
         model = engine.run_round(model, Position(RELEARN_BRANCH + order, rounds), everyone).model
     return None
@@ -88,8 +88,10 @@ def forgetting_audit(
     relearn_limit: int,
 ) -> ForgettingAudit:
     """Hold the models `released` and `scratch` beside each other, and beside what was recorded before the request."""
-    found = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
-    accuracy, loss = ({name: getattr(one, kind) for name, one in found.items()} for kind in ("accuracy", "loss"))
+    evaluations = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
+    accuracy, loss = (
+        {name: getattr(probe, kind) for name, probe in evaluations.items()} for kind in ("accuracy", "loss")
+    )
     relearn = {}
     if before is not None:
         accuracy, loss = {"before": before.accuracy} | accuracy, {"before": before.loss} | loss
@@ -97,13 +99,13 @@ def forgetting_audit(
             name: relearn_rounds(
                 engine, models[name], (before.accuracy, before.loss), forgotten, everyone, order, relearn_limit
             )
-            for name in found
+            for name in evaluations
         }
     released, scratch = models["released"].astype(np.float64), models["scratch"].astype(np.float64)
     disagreement = {}
     if scorer is not None and scorer.labels:
-        for name, one in samples.items():
-            pair = [scorer.predictions(models[kind], one.x) for kind in ("released", "scratch")]
+        for name, probe in samples.items():
+            pair = [scorer.predictions(models[kind], probe.x) for kind in ("released", "scratch")]
             disagreement[name] = float(np.mean(pair[0] != pair[1]))
     return ForgettingAudit(
         accuracy,

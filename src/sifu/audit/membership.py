@@ -65,14 +65,14 @@ def attack_rates(members: Floats, others: Floats) -> AttackRates:
     1.0
     """
     ordered = np.sort(others)
-    found = []
+    rates = []
     for rate in LOW_RATES:
         allowed = int(np.floor(rate * ordered.size))
-        found.append(float(np.mean(members > ordered[ordered.size - 1 - allowed])))
+        rates.append(float(np.mean(members > ordered[ordered.size - 1 - allowed])))
     below = np.searchsorted(ordered, members, side="left")
     ties = np.searchsorted(ordered, members, side="right") - below
     area = float(np.mean((below + 0.5 * ties) / ordered.size))
-    return AttackRates(found[0], found[1], area)
+    return AttackRates(rates[0], rates[1], area)
 
 
 def bound_rates(multiplier: float) -> AttackRates:
@@ -131,14 +131,14 @@ def shadow_scores(
     progress: Callable[[int, int], None] | None = None,
 ) -> ShadowScores:
     """Shadow federations: the request carried out again from each world, with fresh noise, to its recorded end."""
-    found: list[list[Floats]] = [[], []]
+    by_world: list[list[Floats]] = [[], []]
     for shadow in range(shadows):
-        for scores, source in zip(found, worlds, strict=True):
+        for scores, source in zip(by_world, worlds, strict=True):
             model = rounds.train(engine, add_noise(source, noise_std, normals))
             scores.append(scorer.confidences(model, samples))
         if progress:
             progress(shadow + 1, shadows)
-    return ShadowScores(np.stack(found[0]), np.stack(found[1]))
+    return ShadowScores(np.stack(by_world[0]), np.stack(by_world[1]))
 
 
 def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, list[float]]:
@@ -158,7 +158,7 @@ def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, 
 
     members, others = ratios(scores.with_client[half:]).ravel(), ratios(scores.without_client[half:]).ravel()
     threshold = np.sort(others)[others.size - 1 - int(0.1 * others.size)]
-    return attack_rates(members, others), [float(np.mean(ratios(one) > threshold)) for one in targets]
+    return attack_rates(members, others), [float(np.mean(ratios(target) > threshold)) for target in targets]
 
 
 def _fit(values: Floats) -> tuple[Floats, Floats]:

@@ -54,7 +54,7 @@ class ReleaseAudit:
     @property
     def epsilon_shown(self) -> float:
         """The best of the empirical bounds; they hold together with the stated confidence."""
-        return max((one.epsilon for one in self.bounds), default=0.0)
+        return max((bound.epsilon for bound in self.bounds), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def audit_releases(
     if request is None:
         return None
     releases, missed = [], 0
-    for edge in (one for one in edges if one.noise_std > 0.0):
+    for edge in (edge for edge in edges if edge.noise_std > 0.0):
         worlds = evidence.sources.get((watched.subject, edge.source))
         if worlds is None:
             missed += 1
@@ -99,9 +99,9 @@ def audit_releases(
         releases.append(_Release(edge, *worlds, noise_std))
     if not releases:
         return None
-    strongest = max(releases, key=lambda one: one.gaussian_mu)
+    strongest = max(releases, key=lambda release: release.gaussian_mu)
     in_scope = releases if request.scope == "all" else [strongest]
-    mu = math.sqrt(sum(one.gaussian_mu**2 for one in in_scope))
+    mu = math.sqrt(sum(release.gaussian_mu**2 for release in in_scope))
     bounds: list[EpsilonBound] = []
     if mu > 0.0:
         share = how_many.mistake / len(STATISTICS)
@@ -152,5 +152,5 @@ def _whole_models(
                 lost[row] = -engine.evaluate(released, clients).loss
         projections.append(projected)
         losses.append(lost)
-    enough = how_many.losses >= 20 and all(np.isfinite(one).all() for one in losses)
+    enough = how_many.losses >= 20 and all(np.isfinite(loss).all() for loss in losses)
     return (projections[0], projections[1]), (losses[0], losses[1]) if enough else None

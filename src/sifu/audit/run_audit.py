@@ -119,8 +119,8 @@ class _Audit:
         self._check_noise(noise)
         rows = distance_rows(self.reader, watched, evidence)
         subjects = []
-        for number, one in enumerate(watched):
-            subjects.append(self._subject(one, len(watched), rows[one.subject], evidence))
+        for number, subject in enumerate(watched):
+            subjects.append(self._subject(subject, len(watched), rows[subject.subject], evidence))
             self.progress("replaying releases", number + 1, len(watched))
         attacks = self.attack.carry_out(attacked, watched, evidence) if attacked is not None else None
         self.notes += self.attack.notes
@@ -147,26 +147,26 @@ class _Audit:
         for node, gap in evidence.deviations.items():
             if gap > tolerance:
                 self._say(
-                    any(self.options.claims(one.level) for one in self.reader.requests()),
+                    any(self.options.claims(request.level) for request in self.reader.requests()),
                     f"the model of node {node} is not what the recorded rounds give: it is off by {gap:.3g} of its "
                     f"length",
                 )
 
     def _check_noise(self, noise: tuple[NoiseDrawn, ...]) -> None:
-        level_of = {one.request_order: (one.request, one.level) for one in self.reader.requests()}
-        for one in noise:
-            request, level = level_of.get(one.order, ("?", None))
-            if one.p_small < 1e-6:
+        level_of = {request.request_order: (request.request, request.level) for request in self.reader.requests()}
+        for draw in noise:
+            request, level = level_of.get(draw.order, ("?", None))
+            if draw.p_small < 1e-6:
                 self._say(
                     self.options.claims(level),
-                    f"request {request}: noise {one.noise_std:.6g} is recorded, {one.measured_std:.6g} was added "
-                    f"(so little has probability {one.p_small:.1e})",
+                    f"request {request}: noise {draw.noise_std:.6g} is recorded, {draw.measured_std:.6g} was added "
+                    f"(so little has probability {draw.p_small:.1e})",
                 )
-            elif not one.as_recorded:
+            elif not draw.as_recorded:
                 self._say(
                     self.options.claims(level),
-                    f"request {request}: the noise that was added is not normal with deviation {one.noise_std:.6g} "
-                    f"(p = {one.p_normal:.1e})",
+                    f"request {request}: the noise that was added is not normal with deviation {draw.noise_std:.6g} "
+                    f"(p = {draw.p_normal:.1e})",
                 )
 
     def _subject(self, watched: Watched, subjects: int, rows: list[NodeDistance], evidence: Evidence) -> SubjectAudit:
@@ -210,7 +210,7 @@ class _Audit:
         slack = SLACK[self.engine.layout.dtype]
         broken = too_far(rows, evidence, slack)
         if broken:
-            worst = max(broken, key=lambda one: one.distance - one.psi)
+            worst = max(broken, key=lambda node: node.distance - node.psi)
             yield (
                 f"the truth is above Psi at {len(broken)} of {len(rows)} nodes, first at node {broken[0].node}; at "
                 f"node {worst.node} it is {worst.distance:.6g}, Psi {worst.psi:.6g}"

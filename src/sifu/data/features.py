@@ -35,8 +35,8 @@ def frozen_features(
     other sample shapes it; and then beta <= (norm^2 + 1) / 2 of softmax regression is known before any data is seen.
 
     >>> import torch
-    >>> one = ClientData("a", np.ones((2, 3)), np.array([0, 1]))
-    >>> frozen_features([one], torch.nn.Identity())[0].x.round(3)[0]
+    >>> client = ClientData("a", np.ones((2, 3)), np.array([0, 1]))
+    >>> frozen_features([client], torch.nn.Identity())[0].x.round(3)[0]
     array([0.577, 0.577, 0.577])
     """
     import torch
@@ -46,8 +46,8 @@ def frozen_features(
     # In training mode batch norm would mix the samples of a client, and dropout would draw anew.
     was_training = module.training
     module.eval()
-    kind = next((one.dtype for one in module.parameters()), torch.float64)
-    made = []
+    kind = next((parameter.dtype for parameter in module.parameters()), torch.float64)
+    prepared = []
     try:
         with torch.no_grad():
             for client in clients:
@@ -59,10 +59,10 @@ def frozen_features(
                 if norm is not None:
                     lengths = np.linalg.norm(features, axis=1, keepdims=True)
                     features = np.divide(features * norm, lengths, out=np.zeros_like(features), where=lengths > 0.0)
-                made.append(ClientData(client.name, features.astype(dtype), client.y))
+                prepared.append(ClientData(client.name, features.astype(dtype), client.y))
     finally:
         module.train(was_training)
-    return check_federation(made)
+    return check_federation(prepared)
 
 
 def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:

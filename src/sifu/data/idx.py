@@ -49,17 +49,17 @@ FIRST_LABELS = {
 
 def find(name: str, folder: Path) -> dict[str, Path] | None:
     """The four files in `folder`, plain before gzipped, or None when one is missing or all belong elsewhere."""
-    found = {}
+    files = {}
     for file in FILES:
         # Some copies write train-images.idx3-ubyte.
         variants = [file, f"{file}.gz", file.replace("-idx", ".idx"), file.replace("-idx", ".idx") + ".gz"]
         paths = [folder / variant for variant in variants if (folder / variant).is_file()]
         if not paths:
             return None
-        found[file] = paths[0]
-    start = tuple(read_idx(found[LABELS["train"]], axes=1)[:10].tolist())
+        files[file] = paths[0]
+    start = tuple(read_idx(files[LABELS["train"]], axes=1)[:10].tolist())
     others = [other for other, labels in FIRST_LABELS.items() if other != name and labels == start]
-    return None if others else found
+    return None if others else files
 
 
 def read_idx_dataset(name: str, folder: Path) -> Dataset:
@@ -105,6 +105,6 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged or cut off: get it again") from error
     if len(content) != size:
-        found = "more" if len(content) > size else str(len(content))
-        raise InputError(f"{path} should hold {size} bytes after its header {shape}, found {found}; get it again")
+        held = "more" if len(content) > size else str(len(content))
+        raise InputError(f"{path} should hold {size} bytes after its header {shape}, found {held}; get it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape).copy()

@@ -10,7 +10,7 @@ from sifu.store.reader import RunReader
 
 def training_cost(reader: RunReader) -> dict[str, int]:
     """The first training: a model to every participant of every round and one back, and what was kept."""
-    steps_of = np.array([one.local_steps for one in reader.clients()], dtype=np.int64)
+    steps_of = np.array([client.local_steps for client in reader.clients()], dtype=np.int64)
     took_part = reader.participation().clients
     layout = reader.layout
     return {

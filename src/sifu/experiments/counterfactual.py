@@ -53,7 +53,7 @@ def measure_distances(
     """
     everyone = np.arange(len(engine.clients), dtype=np.int64)
     chosen = np.asarray(clients, dtype=np.int64)
-    population = sum(one.samples for one in engine.clients)
+    population = sum(client.samples for client in engine.clients)
     model = engine.initial_model(0)
     without = {int(client): model for client in chosen}
     by_round, by_population = (SensitivityTracker(len(engine.clients)) for _ in range(2))

@@ -131,18 +131,18 @@ class OnFlower:
         from sifu.engines.flower.simulation import enter_federation, simulate
 
         failures: list[Failure[AnyUnit]] = []
-        found: list[tuple[AnyUnit, Any]] = []
+        with_data: list[tuple[AnyUnit, Any]] = []
         for unit in units:
             try:
-                found.append((unit, self._cache.clients(unit.spec)))
+                with_data.append((unit, self._cache.clients(unit.spec)))
             except Exception as error:
                 failures.append(Failure.of(unit, error))
-        if not found:
+        if not with_data:
             return failures
 
         def serve(grid: Any) -> None:
             last: tuple[Any, Engine] | None = None
-            for unit, data in found:
+            for unit, data in with_data:
                 try:
                     key = (unit.spec.seed, *same_program(unit.spec))
                     if last is None or last[0] != key:
@@ -156,7 +156,7 @@ class OnFlower:
 
         with tempfile.TemporaryDirectory(prefix="sifu-flower-") as folder:
             try:
-                simulate(Path(folder), max(len(data) for _, data in found), serve)
+                simulate(Path(folder), max(len(data) for _, data in with_data), serve)
             except KeyboardInterrupt:
                 self.stop.set()
                 raise
@@ -191,8 +191,8 @@ class Lanes:
         for unit in group:
             try:
                 if unit.spec.seed not in federations:
-                    made = engine_from_spec(unit.spec, self._cache.clients(unit.spec))[0]
-                    federations[unit.spec.seed] = cast("SimulatedFederation", made)
+                    engine = engine_from_spec(unit.spec, self._cache.clients(unit.spec))[0]
+                    federations[unit.spec.seed] = cast("SimulatedFederation", engine)
                 # An automatic local rate may differ between seeds: then they are programs of their own.
                 programs.setdefault(federations[unit.spec.seed].training, []).append(unit)
             except Exception as error:
@@ -218,7 +218,7 @@ def in_threads(
     """A thread for each unit; an engine is closed as soon as its unit is done, so that nobody waits for it."""
     failures: list[Failure[AnyUnit]] = []
 
-    def one(unit: AnyUnit, engine: Engine) -> None:
+    def carry_out(unit: AnyUnit, engine: Engine) -> None:
         try:
             work(unit, engine)
         except StoppedError:
@@ -230,7 +230,7 @@ def in_threads(
             if close is not None:
                 close()
 
-    threads = [threading.Thread(target=one, args=pair, name=pair[0].name, daemon=True) for pair in pairs]
+    threads = [threading.Thread(target=carry_out, args=pair, name=pair[0].name, daemon=True) for pair in pairs]
     for thread in threads:
         thread.start()
     try:

@@ -34,10 +34,10 @@ DRAW: dict[str, Callable[[Results], Figure]] = {
 
 def write_figures(folder: Path) -> list[Path]:
     """Draw the figure of the results in a folder, as PNG and SVG."""
-    asked = read_record(folder)["asked"]
-    experiment = load_experiment(asked["experiment"], asked["scale"])
+    settings = read_record(folder)["asked"]
+    experiment = load_experiment(settings["experiment"], settings["scale"])
     figure = DRAW[experiment.draw](results_of(experiment, read_table(folder / "results.csv")))
-    if asked["scale"] == "smoke":
+    if settings["scale"] == "smoke":
         words = "smoke run: everything is shrunk, the numbers mean nothing"
         figure.text(0.995, 0.002, words, ha="right", va="bottom", color=VERMILLION, fontsize=8, fontweight="bold")
     written = []

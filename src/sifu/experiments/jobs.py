@@ -125,13 +125,15 @@ class _Gathering:
             self._result.failures += message.failures
             return
         self._stood[message.part] = message.update
-        known = [one for one in self._stood.values() if one.total]
+        counted = [standing for standing in self._stood.values() if standing.total]
         # Parts that have said nothing yet are taken to be as long as the others.
-        total = round(sum(one.total for one in known) * len(self._parts) / len(known)) if known else 0
-        self._bench.report(replace(message.update, done=sum(one.done for one in self._stood.values()), total=total))
+        total = round(sum(standing.total for standing in counted) * len(self._parts) / len(counted)) if counted else 0
+        self._bench.report(
+            replace(message.update, done=sum(standing.done for standing in self._stood.values()), total=total)
+        )
 
     def _reap(self) -> None:
-        for part in [one for one in self._parts if one.name in self._running]:
+        for part in [part for part in self._parts if part.name in self._running]:
             process = self._running[part.name]
             if process.is_alive():
                 continue

@@ -16,6 +16,7 @@ from sifu.experiments.statements import verdicts
 from sifu.experiments.summary import summary_rows
 from sifu.experiments.table import Row, read_table
 from sifu.plots.courses import lines_of
+from sifu.plots.style import byte_size
 from sifu.store.files import write_atomically
 
 PAGE = "README.md"
@@ -28,13 +29,13 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     tables: dict[str, list[Row]] = {}
     sections = []
-    for folder, found in records:
-        experiment = load_experiment(found["asked"]["experiment"], found["asked"]["scale"])
+    for folder, record in records:
+        experiment = load_experiment(record["asked"]["experiment"], record["asked"]["scale"])
         rows = read_table(folder / "results.csv")
         tables[experiment.name] = rows
-        sections.append(_section(experiment, found, rows, folder, out))
+        sections.append(_section(experiment, record, rows, folder, out))
     parts = ["# Results", _opening(), "## The paper and what was measured"]
-    smoke = [found["asked"]["experiment"] for _, found in records if found["asked"]["scale"] == "smoke"]
+    smoke = [record["asked"]["experiment"] for _, record in records if record["asked"]["scale"] == "smoke"]
     if smoke:
         parts.append(f"**Smoke runs, whose verdicts mean nothing: {', '.join(smoke)}.**")
     parts.append(statements_table(tables))
@@ -82,35 +83,23 @@ def costs_table(rows: Sequence[Row]) -> str:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for dataset in datasets_of(rows):
-        here = [one for one in courses if one.first["dataset"] == dataset]
+        here = [course for course in courses if course.first["dataset"] == dataset]
         for line in lines_of(here):
-            found = [one for one in here if one.line == line]
+            matching = [course for course in here if course.line == line]
 
-            def mean(name: str, found: Sequence[Any] = found) -> float:
-                return statistics.fmean(sum(row[name] or 0 for row in one.rows) for one in found)
+            def mean(name: str, matching: Sequence[Any] = matching) -> float:
+                return statistics.fmean(sum(row[name] or 0 for row in course.rows) for course in matching)
 
-            kept = statistics.fmean(max(row["bytes_kept"] or 0 for row in one.rows) for one in found)
-            rounds = statistics.fmean(one.total for one in found)
+            kept = statistics.fmean(max(row["bytes_kept"] or 0 for row in course.rows) for course in matching)
+            rounds = statistics.fmean(course.total for course in matching)
             lines.append(
                 f"| {title_of(dataset)} | {line.label} | {rounds:,.0f} | {mean('local_steps'):,.0f} | "
-                f"{_bytes(mean('bytes_sent'))} | {_bytes(kept)} | {mean('seconds'):,.0f} |"
+                f"{byte_size(mean('bytes_sent'))} | {byte_size(kept)} | {mean('seconds'):,.0f} |"
             )
     return "\n".join(lines)
 
 
-def _bytes(count: float) -> str:
-    """A number of bytes as people read it.
-
-    >>> _bytes(512), _bytes(3_400_000), _bytes(2.5e10)
-    ('512 B', '3.4 MB', '25.0 GB')
-    """
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-def _section(experiment: Experiment, found: dict[str, Any], rows: Sequence[Row], folder: Path, out: Path) -> str:
+def _section(experiment: Experiment, record: dict[str, Any], rows: Sequence[Row], folder: Path, out: Path) -> str:
     name = experiment.name
     write_figures(folder)
     for source, target in ((f"{name}.png", f"{name}.png"), ("results.csv", f"{name}.csv"), (FILE, f"{name}.json")):
@@ -119,13 +108,13 @@ def _section(experiment: Experiment, found: dict[str, Any], rows: Sequence[Row],
     where = f"In the paper: {experiment.paper_figure}." if experiment.paper_figure else "Not in the paper."
     smoke = (
         "\n\n**A smoke run: everything is shrunk, and the numbers mean nothing.**"
-        if found["asked"]["scale"] == "smoke"
+        if record["asked"]["scale"] == "smoke"
         else ""
     )
     sessions = "\n".join(
-        f"* `{one['command']}` on {one['hardware']}, {one['date']}, commit {one['commit']}, "
-        + ", ".join(f"{package} {version}" for package, version in one["versions"].items())
-        for one in found["sessions"]
+        f"* `{session['command']}` on {session['hardware']}, {session['date']}, commit {session['commit']}, "
+        + ", ".join(f"{package} {version}" for package, version in session["versions"].items())
+        for session in record["sessions"]
     )
     return "\n\n".join(
         [

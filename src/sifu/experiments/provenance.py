@@ -69,20 +69,20 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def record(folder: Path, asked: Mapping[str, Any], origin: Mapping[str, Any]) -> dict[str, Any]:
+def record(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any]) -> dict[str, Any]:
     """Write down what is run and where, or check that a folder to be continued was made the same way."""
     path = folder / FILE
     sessions: list[Any] = []
     if path.exists():
-        found = read_record(folder)
-        for key, value in asked.items():
-            if found["asked"].get(key) != value:
+        earlier = read_record(folder)
+        for key, value in settings.items():
+            if earlier["asked"].get(key) != value:
                 raise InputError(
-                    f"{folder} was made with {key} = {found['asked'].get(key)!r}, now it is {value!r}: "
+                    f"{folder} was made with {key} = {earlier['asked'].get(key)!r}, now it is {value!r}: "
                     "use another --out, or the same settings to continue"
                 )
-        sessions = found["sessions"]
-    content = {"asked": dict(asked), "sessions": [*sessions, dict(origin)]}
+        sessions = earlier["sessions"]
+    content = {"asked": dict(settings), "sessions": [*sessions, dict(origin)]}
     write_atomically(path, json.dumps(content, indent=2).encode())
     return content
 

@@ -28,8 +28,8 @@ def choose_requests(clients: Sequence[Any], spec: Spec, wanted: Requests, reques
 
 def _by_class(clients: Sequence[Any], spec: Spec, wanted: Requests, request_set: int) -> list[list[str]]:
     members: dict[int, list[str]] = {}
-    for one in clients:
-        members.setdefault(int(np.bincount(one.y).argmax()), []).append(one.name)
+    for client in clients:
+        members.setdefault(int(np.bincount(client.y).argmax()), []).append(client.name)
     classes = keyed_generator(spec.seed, "request classes").permutation(sorted(members))
     if wanted.count > classes.size:
         raise InputError(

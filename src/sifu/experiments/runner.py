@@ -130,8 +130,8 @@ class Bench:
         device = self._source[1]
         self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
         options.out.mkdir(parents=True, exist_ok=True)
-        asked = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
-        record(options.out, asked, provenance(device, options.command))
+        settings = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
+        record(options.out, settings, provenance(device, options.command))
         columns = DISTANCE_COLUMNS if self.experiment.kind == "distance" else REQUEST_COLUMNS
         return Result(self.experiment, Table(options.out / TABLE, columns), [])
 
@@ -152,10 +152,10 @@ class Bench:
     @property
     def presets(self) -> tuple[str, ...]:
         """The presets to run, in the experiment's order."""
-        known = tuple(shared_settings().presets)
+        names = tuple(shared_settings().presets)
         for name in self.options.presets:
-            if name not in known:
-                raise InputError(f"preset {name!r} is not known: write {', '.join(known)} or both")
+            if name not in names:
+                raise InputError(f"preset {name!r} is not known: write {', '.join(names)} or both")
         return self.options.presets or self.experiment.presets
 
     @property
@@ -188,35 +188,41 @@ class Bench:
 
     def _run_requests(self, work: Work, source: EngineSource, result: Result) -> None:
         result.notes += work.notes
-        missing = [one for one in work.trajectories if not self._is_done(one, result.table)]
-        self._done = sum(one.requests.count for one in work.trajectories) - sum(one.requests.count for one in missing)
-        self._total = sum(one.requests.count for one in work.trajectories)
+        missing = [trajectory for trajectory in work.trajectories if not self._is_done(trajectory, result.table)]
+        self._done = sum(trajectory.requests.count for trajectory in work.trajectories) - sum(
+            trajectory.requests.count for trajectory in missing
+        )
+        self._total = sum(trajectory.requests.count for trajectory in work.trajectories)
         for dataset in self.datasets:
-            trajectories = [one for one in missing if one.training.dataset == dataset]
-            trainings = tuple(dict.fromkeys(one.training for one in trajectories))
+            trajectories = [trajectory for trajectory in missing if trajectory.training.dataset == dataset]
+            trainings = tuple(dict.fromkeys(trajectory.training for trajectory in trajectories))
             failed = source.run(trainings, lambda unit, engine: self._train(unit, engine, source, result.table))
             result.failures += failed
-            lost = {one.unit for one in failed}
-            ready = [one for one in trajectories if one.training not in lost]
+            lost = {trajectory.unit for trajectory in failed}
+            ready = [trajectory for trajectory in trajectories if trajectory.training not in lost]
             ready.sort(
-                key=lambda one: (one.training.seed, one.training.name)
+                key=lambda trajectory: (trajectory.training.seed, trajectory.training.name)
             )  # units of one federation share an engine
             result.failures += source.run(
                 ready, lambda unit, engine: self._carry_out(unit, engine, source, result.table)
             )
-            if not self.options.keep_runs and not any(_dataset_of(one.unit) == dataset for one in result.failures):
+            if not self.options.keep_runs and not any(
+                _dataset_of(failure.unit) == dataset for failure in result.failures
+            ):
                 # Also what an interrupted session was done with but did not live to remove.
-                every = [one for one in work.trajectories if one.training.dataset == dataset]
-                for one in trajectories if self._were_kept() else every:
-                    for folder in (self._folder(one), self._folder(one.training)):
+                every = [trajectory for trajectory in work.trajectories if trajectory.training.dataset == dataset]
+                for trajectory in trajectories if self._were_kept() else every:
+                    for folder in (self._folder(trajectory), self._folder(trajectory.training)):
                         shutil.rmtree(folder, ignore_errors=True)
 
     def _were_kept(self) -> bool:
         """Whether an earlier session was asked to keep its run folders."""
-        return any("--keep-runs" in one["command"] for one in read_record(self.options.out)["sessions"])
+        return any("--keep-runs" in session["command"] for session in read_record(self.options.out)["sessions"])
 
-    def _is_done(self, one: Trajectory, table: Table) -> bool:
-        return all(table.has(one.place(self.experiment.name, k)) for k in range(1, one.requests.count + 1))
+    def _is_done(self, trajectory: Trajectory, table: Table) -> bool:
+        return all(
+            table.has(trajectory.place(self.experiment.name, k)) for k in range(1, trajectory.requests.count + 1)
+        )
 
     def _folder(self, unit: Training | Trajectory) -> Path:
         folder = self.options.out / RUNS
@@ -305,15 +311,15 @@ class Bench:
                     result.notes += [note for note in notes if note not in result.notes]
                     units.append(DistanceUnit(dataset, seed, variant_text(variant), spec))
         last = self._last_measurement
-        missing = [one for one in units if not result.table.has(self._distance_place(one, last))]
+        missing = [unit for unit in units if not result.table.has(self._distance_place(unit, last))]
         self._done, self._total = len(units) - len(missing), len(units)
         result.failures += source.run(missing, lambda unit, engine: self._measure(unit, engine, result.table))
 
     @property
     def _last_measurement(self) -> int:
         """The number of the last row of a unit: it says that the unit is done."""
-        one = self.experiment.distance
-        return -(-one.rounds // one.every) * one.clients
+        distance = self.experiment.distance
+        return -(-distance.rounds // distance.every) * distance.clients
 
     def _distance_place(self, unit: DistanceUnit, number: int) -> dict[str, Any]:
         return {
@@ -334,16 +340,16 @@ class Bench:
         try:
             for model, measured in measure_distances(engine, sorted(chosen), wanted.rounds, wanted.every):  # type: ignore[arg-type]
                 accuracy = engine.evaluate(model, everyone).accuracy
-                for one in measured:
+                for row in measured:
                     number += 1
                     table.add(
                         self._distance_place(unit, number)
                         | {
-                            "client": one.client,
-                            "round": one.round,
-                            "distance": one.distance,
-                            "psi_round": one.psi_round,
-                            "psi_population": one.psi_population,
+                            "client": row.client,
+                            "round": row.round,
+                            "distance": row.distance,
+                            "psi_round": row.psi_round,
+                            "psi_population": row.psi_population,
                             "accuracy": accuracy,
                             "seconds": round(time.monotonic() - started, 3),
                         }
@@ -362,7 +368,9 @@ class Bench:
         """What went wrong, beside the table; nothing when nothing did."""
         path = self.options.out / FAILURES
         if result.failures:
-            path.write_text("\n".join(f"{one.unit.name}\n{one.trace}" for one in result.failures), encoding="utf-8")
+            path.write_text(
+                "\n".join(f"{failure.unit.name}\n{failure.trace}" for failure in result.failures), encoding="utf-8"
+            )
         else:
             path.unlink(missing_ok=True)
 

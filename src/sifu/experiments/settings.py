@@ -105,7 +105,7 @@ def shared_settings() -> Settings:
 def experiment_names() -> list[str]:
     """Every experiment there is, by name."""
     folder = resources.files("sifu.experiments") / "specs"
-    names = sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith(".toml"))
+    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
     return [name for name in names if name != SHARED]
 
 
@@ -128,7 +128,7 @@ def load_experiment(name: str, scale: Scale = "paper") -> Experiment:
         if "dataset" in smoke:
             content["datasets"] = [smoke["dataset"]]
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
-    unknown = sorted(set(content) - {one.name for one in fields(Experiment)})
+    unknown = sorted(set(content) - {field.name for field in fields(Experiment)})
     if unknown:
         raise InputError(f"experiment {name!r} has the unknown key {unknown[0]!r}; see docs/experiments.md")
     return Experiment(
@@ -176,7 +176,7 @@ def spec_has(key: str) -> bool:
     """Whether specs of this version have a key, for example `server.clip`."""
     section, _, name = key.partition(".")
     hint = typing.get_type_hints(Spec).get(section)
-    return hint is not None and any(one.name == name for one in fields(hint))
+    return hint is not None and any(field.name == name for field in fields(hint))
 
 
 def scaled_sigma(scale: float | str, epsilon: float, delta: float, clients: int) -> float | str:
@@ -208,8 +208,8 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at_most(participation: str, count: int) -> str:
-    found = re.fullmatch(r"fixed\((\d+)\)", participation)
-    return f"fixed({min(int(found[1]), count)})" if found else participation
+    match = re.fullmatch(r"fixed\((\d+)\)", participation)
+    return f"fixed({min(int(match[1]), count)})" if match else participation
 
 
 def _read(name: str) -> dict[str, Any]:

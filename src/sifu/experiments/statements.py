@@ -53,15 +53,15 @@ class Statement:
 def verdicts(tables: Tables) -> list[tuple[Statement, Verdict]]:
     """Every statement with what the tables say about it."""
     result = []
-    for one in STATEMENTS:
-        rows = tables.get(one.experiment)
-        found = one.check(rows) if rows else None
-        result.append((one, found or Verdict(f"not measured: run sifu bench run {one.experiment}", None)))
+    for statement in STATEMENTS:
+        rows = tables.get(statement.experiment)
+        verdict = statement.check(rows) if rows else None
+        result.append((statement, verdict or Verdict(f"not measured: run sifu bench run {statement.experiment}", None)))
     return result
 
 
 def _against_scratch(rows: Sequence[Row], line: Line) -> dict[str, float]:
-    return fewer_than_scratch(courses_of(rows), lambda one: one.line == line)
+    return fewer_than_scratch(courses_of(rows), lambda course: course.line == line)
 
 
 def _per_dataset(values: Mapping[str, float], text: Callable[[float], str]) -> str:
@@ -80,10 +80,10 @@ def _sifu_halves(rows: Sequence[Row]) -> Verdict | None:
     mean = statistics.fmean(ratios.values())
     same = 0.35 <= mean <= 0.65
     why = "" if same else "see the size of the noise and the share of Noisy Scratch below"
-    runs = [one for one in courses_of(rows) if one.line == PAPER_SIFU]
-    missed = [one for one in runs if not one.reached]
+    runs = [course for course in courses_of(rows) if course.line == PAPER_SIFU]
+    missed = [course for course in runs if not course.reached]
     if missed and not same:
-        where = sorted({title_of(one.first["dataset"]) for one in missed})
+        where = sorted({title_of(course.first["dataset"]) for course in missed})
         why = (
             f"{len(missed)} of {len(runs)} runs ({', '.join(where)}) missed the target after the paper's noise and "
             f"count with the limit of rounds; {_where_all_reached(rows, ratios)}{why}"
@@ -93,10 +93,12 @@ def _sifu_halves(rows: Sequence[Row]) -> Verdict | None:
 
 def _always_reached(rows: Sequence[Row], *lines: Line) -> list[str]:
     """Data sets on which no run of these lines missed its target."""
-    runs = [one for one in courses_of(rows) if one.line in lines]
-    missed = {one.first["dataset"] for one in runs if not one.reached}
+    runs = [course for course in courses_of(rows) if course.line in lines]
+    missed = {course.first["dataset"] for course in runs if not course.reached}
     return [
-        name for name in datasets_of(rows) if name not in missed and any(one.first["dataset"] == name for one in runs)
+        name
+        for name in datasets_of(rows)
+        if name not in missed and any(course.first["dataset"] == name for course in runs)
     ]
 
 
@@ -132,8 +134,8 @@ def _do_not_forget(rows: Sequence[Row]) -> Verdict | None:
 
 def _forgetting_accum(rows: Sequence[Row]) -> str:
     """Runs that miss the target do worse on everyone: is that why FedAccum seems to forget?"""
-    runs = [one for one in courses_of(rows) if one.first["method"] == "fed_accum"]
-    good = [one for one in runs if one.reached]
+    runs = [course for course in courses_of(rows) if course.first["method"] == "fed_accum"]
+    good = [course for course in runs if course.reached]
     gap = _forget_gap(rows, "fed_accum", only_reached=True)
     if gap is None:
         return "a model that misses the target does worse on everyone, the forgotten included"
@@ -144,26 +146,28 @@ def _forget_gap(rows: Sequence[Row], method: str, *, only_reached: bool = False)
     courses = courses_of(rows)
     beside = scratch_beside(courses)
     gaps = []
-    for one in courses:
-        scratch = beside(one) if one.first["method"] == method else None
-        if only_reached and not one.reached:
+    for course in courses:
+        scratch = beside(course) if course.first["method"] == method else None
+        if only_reached and not course.reached:
             continue
-        if scratch is not None and one.forgotten is not None and scratch.forgotten is not None:
-            gaps.append(one.forgotten - scratch.forgotten)
+        if scratch is not None and course.forgotten is not None and scratch.forgotten is not None:
+            gaps.append(course.forgotten - scratch.forgotten)
     return statistics.fmean(gaps) if gaps else None
 
 
 def _fail_on_harder(rows: Sequence[Row]) -> Verdict | None:
     parts, failed, missing = [], [], []
     for method, name in (("last", "Last"), ("dp", "DP")):
-        found = [
-            one for one in courses_of(rows) if one.line == Line(method, "paper") and one.first["dataset"] in HARDER
+        courses = [
+            course
+            for course in courses_of(rows)
+            if course.line == Line(method, "paper") and course.first["dataset"] in HARDER
         ]
-        if found:
-            missed = sum(not one.reached for one in found)
-            where = [title_of(one) for one in HARDER if any(run.first["dataset"] == one for run in found)]
-            parts.append(f"{name} missed the target in {missed} of {len(found)} runs on {', '.join(where)}")
-            failed.append(2 * missed >= len(found))
+        if courses:
+            missed = sum(not course.reached for course in courses)
+            where = [title_of(dataset) for dataset in HARDER if any(run.first["dataset"] == dataset for run in courses)]
+            parts.append(f"{name} missed the target in {missed} of {len(courses)} runs on {', '.join(where)}")
+            failed.append(2 * missed >= len(courses))
         else:
             missing.append(name)
     if not parts:
@@ -175,16 +179,16 @@ def _sigma_ends(rows: Sequence[Row]) -> Verdict | None:
     courses = courses_of(rows)
     beside = scratch_beside(courses)
     low, high = [], []
-    for one in courses:
-        if one.line != PAPER_SIFU or "sigma_factor" not in one.variant:
+    for course in courses:
+        if course.line != PAPER_SIFU or "sigma_factor" not in course.variant:
             continue
         factors = [float(other.variant["sigma_factor"]) for other in courses if "sigma_factor" in other.variant]
-        factor, scratch, last = float(one.variant["sigma_factor"]), beside(one), _last_beside(courses, one)
+        factor, scratch, last = float(course.variant["sigma_factor"]), beside(course), _last_beside(courses, course)
         if factor == min(factors) and scratch is not None:
-            low.append(one.total / max(scratch.total, 1))
+            low.append(course.total / max(scratch.total, 1))
         if factor == max(factors) and last is not None:
             # A request that diverged has no node; two that diverged have ended alike.
-            high.append(one.rows[0]["node"] == last.rows[0]["node"])
+            high.append(course.rows[0]["node"] == last.rows[0]["node"])
     if not low:
         return None
     text = f"lowest sigma: {_change(statistics.fmean(low))} rounds against Scratch"
@@ -195,9 +199,9 @@ def _sigma_ends(rows: Sequence[Row]) -> Verdict | None:
     return Verdict(text, same)
 
 
-def _last_beside(courses: Sequence[Course], one: Course) -> Course | None:
+def _last_beside(courses: Sequence[Course], course: Course) -> Course | None:
     for other in courses:
-        place = [other.first[key] == one.first[key] for key in ("dataset", "seed", "preset")]
+        place = [other.first[key] == course.first[key] for key in ("dataset", "seed", "preset")]
         if other.first["method"] == "last" and all(place):
             return other
     return None
@@ -239,13 +243,13 @@ def _best_on_networks(rows: Sequence[Row]) -> Verdict | None:
     beaten, by_control, compared = [], [], []
     courses = courses_of(rows)
     for dataset in (name for name in datasets_of(rows) if name not in CONVEX):
-        lines = dict.fromkeys(one.line for one in courses if one.first["dataset"] == dataset)
-        known = {line: ratio for line in lines if (ratio := _mean_ratio(courses, dataset, line)) is not None}
+        lines = dict.fromkeys(course.line for course in courses if course.first["dataset"] == dataset)
+        ratios = {line: ratio for line in lines if (ratio := _mean_ratio(courses, dataset, line)) is not None}
         if PAPER_SIFU not in lines:
             continue
         compared.append(dataset)
-        own = known.get(PAPER_SIFU)
-        quicker = [line for line, ratio in known.items() if own is None or ratio < own]
+        own = ratios.get(PAPER_SIFU)
+        quicker = [line for line, ratio in ratios.items() if own is None or ratio < own]
         rivals = [line.label for line in quicker if line.preset == "paper" and line.method not in NOT_COMPARED]
         if rivals:
             beaten.append(f"{title_of(dataset)} ({', '.join(rivals)})")
@@ -260,10 +264,10 @@ def _best_on_networks(rows: Sequence[Row]) -> Verdict | None:
 
 def _mean_ratio(courses: Sequence[Course], dataset: str, line: Line) -> float | None:
     """Rounds against Scratch, or None where a run missed the target."""
-    here = [one for one in courses if one.first["dataset"] == dataset]
-    if not all(one.reached for one in here if one.line == line):
+    here = [course for course in courses if course.first["dataset"] == dataset]
+    if not all(course.reached for course in here if course.line == line):
         return None
-    return fewer_than_scratch(here, lambda one: one.line == line).get(dataset)
+    return fewer_than_scratch(here, lambda course: course.line == line).get(dataset)
 
 
 def _trade_off(rows: Sequence[Row]) -> Verdict | None:
@@ -273,11 +277,11 @@ def _trade_off(rows: Sequence[Row]) -> Verdict | None:
     parts, best = [], []
     for dataset in (name for name in datasets_of(rows) if name not in CONVEX):
         gaps: dict[Line, list[tuple[float, float] | None]] = {}
-        for one in courses:
-            full = beside(one)
-            if "limit" not in one.variant or one.first["dataset"] != dataset or one.line.preset != "paper":
+        for course in courses:
+            full = beside(course)
+            if "limit" not in course.variant or course.first["dataset"] != dataset or course.line.preset != "paper":
                 continue
-            after, forgot = one.first["accuracy_retain_after"], one.first["accuracy_forget_after"]
+            after, forgot = course.first["accuracy_retain_after"], course.first["accuracy_forget_after"]
             if full is not None:
                 diverged = after is None or forgot is None
                 gap = (
@@ -288,17 +292,17 @@ def _trade_off(rows: Sequence[Row]) -> Verdict | None:
                         forgot - full.first["accuracy_forget_after"],
                     )
                 )
-                gaps.setdefault(one.line, []).append(gap)
+                gaps.setdefault(course.line, []).append(gap)
         own = [gap for gap in gaps.get(PAPER_SIFU, ()) if gap is not None]
         if not own:
             continue
         # Whoever diverges with some seeds cannot be compared by the others alone, and keeps no accuracy there.
         rivals = {
-            line: statistics.fmean(gap[0] for gap in found if gap)
-            for line, found in gaps.items()
+            line: statistics.fmean(gap[0] for gap in by_seed if gap)
+            for line, by_seed in gaps.items()
             if line not in (CONTROL, PAPER_SIFU)
-            and None not in found
-            and statistics.fmean(gap[1] for gap in found if gap) <= NEAR
+            and None not in by_seed
+            and statistics.fmean(gap[1] for gap in by_seed if gap) <= NEAR
         }
         below, runs = statistics.fmean(gap for gap, _ in own), len(gaps[PAPER_SIFU])
         text = f"{title_of(dataset)}: SIFU {100 * below:.0f} points below"
@@ -354,21 +358,24 @@ def _both_accountings(rows: Sequence[Row]) -> Verdict | None:
 def _scale_pays(rows: Sequence[Row]) -> Verdict | None:
     courses = courses_of(rows)
     beside = scratch_beside(courses)
-    sifu = [one for one in courses if one.first["method"] == "sifu"]
+    sifu = [course for course in courses if course.first["method"] == "sifu"]
     parts = []
-    asked = sorted(
-        {(one.variant["requests"], one.variant["epsilon"]) for one in sifu}, key=lambda one: (one[0], float(one[1]))
+    settings = sorted(
+        {(course.variant["requests"], course.variant["epsilon"]) for course in sifu},
+        key=lambda setting: (setting[0], float(setting[1])),
     )
-    for shape, epsilon in asked:
-        here = [one for one in sifu if (one.variant["requests"], one.variant["epsilon"]) == (shape, epsilon)]
+    for shape, epsilon in settings:
+        here = [
+            course for course in sifu if (course.variant["requests"], course.variant["epsilon"]) == (shape, epsilon)
+        ]
         gains = gains_by_clients(here, beside, auto=False)
         if gains:
             each = ", ".join(f"{gains[clients][0]:.3g} ({clients:,} clients)" for clients in sorted(gains))
             parts.append(f"{shape_words(shape).lower()} at epsilon {epsilon}, times fewer rounds: {each}")
     if not parts:
         return None
-    levels = sorted({row["level"] for one in sifu for row in one.rows})
-    seeds = len({one.first["seed"] for one in sifu})
+    levels = sorted({row["level"] for course in sifu for row in course.rows})
+    seeds = len({course.first["seed"] for course in sifu})
     basis = f"; at the best sigma tried, {seeds} seed{'s' if seeds > 1 else ''}; level {', '.join(levels)}"
     return Verdict("; ".join(parts) + basis, None, "Psi falls like 1/clients")
 

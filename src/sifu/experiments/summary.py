@@ -23,38 +23,40 @@ def _requests(rows: Sequence[Row]) -> list[dict[str, Any]]:
     beside = scratch_beside(courses)
     result = []
     for dataset in datasets_of(rows):
-        here = [one for one in courses if one.first["dataset"] == dataset]
+        here = [course for course in courses if course.first["dataset"] == dataset]
         for line in lines_of(here):
-            for variant in dict.fromkeys(one.first["variant"] for one in here if one.line == line):
-                found = [one for one in here if one.line == line and one.first["variant"] == variant]
-                result.append(_one(dataset, line, variant, found, [beside(one) for one in found]))
+            for variant in dict.fromkeys(course.first["variant"] for course in here if course.line == line):
+                matching = [course for course in here if course.line == line and course.first["variant"] == variant]
+                result.append(_one(dataset, line, variant, matching, [beside(course) for course in matching]))
     if not any(row["variant"] for row in result):
         result = [{key: value for key, value in row.items() if key != "variant"} for row in result]
     return result
 
 
 def _one(
-    dataset: str, line: Line, variant: str, found: Sequence[Course], scratch: Sequence[Course | None]
+    dataset: str, line: Line, variant: str, courses: Sequence[Course], scratch: Sequence[Course | None]
 ) -> dict[str, Any]:
-    ratios = [other.total / one.total for one, other in zip(found, scratch, strict=True) if other and one.total]
-    levels = sorted({row["level"] for one in found for row in one.rows})
+    ratios = [
+        other.total / course.total for course, other in zip(courses, scratch, strict=True) if other and course.total
+    ]
+    levels = sorted({row["level"] for course in courses for row in course.rows})
     return {
         "data": title_of(dataset),
         "method": line.label,
         "variant": variant,
-        "seeds": len(found),
-        "rounds": round(statistics.fmean(one.total for one in found), 1),
+        "seeds": len(courses),
+        "rounds": round(statistics.fmean(course.total for course in courses), 1),
         "Scratch / it": statistics.fmean(ratios) if ratios else None,
-        "reached": f"{sum(one.reached for one in found)}/{len(found)}",
-        "retain": _mean([one.rows[-1]["accuracy_retain_after"] for one in found]),
-        "forgotten": _mean([one.forgotten for one in found]),
+        "reached": f"{sum(course.reached for course in courses)}/{len(courses)}",
+        "retain": _mean([course.rows[-1]["accuracy_retain_after"] for course in courses]),
+        "forgotten": _mean([course.forgotten for course in courses]),
         "level": ", ".join(levels),
     }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present else None
 
 
 def _distances(rows: Sequence[Row]) -> list[dict[str, Any]]:

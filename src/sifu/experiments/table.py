@@ -73,8 +73,8 @@ class Table:
         if path.exists():
             self._repair()
             self.rows = read_table(path)
-            found = set(self.rows[0]) if self.rows else set(self.columns)
-            if found != set(self.columns):
+            present = set(self.rows[0]) if self.rows else set(self.columns)
+            if present != set(self.columns):
                 raise RunDamagedError(f"{path} has other columns than this version writes: use another --out")
         else:
             self._write(_line(self.columns))

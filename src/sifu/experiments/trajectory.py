@@ -46,7 +46,9 @@ def training_row(training: Training, run: Run, experiment: str, seconds: float) 
     reader = run.reader()
     try:
         rounds = reader.path()[-1].node.position
-        accuracy = next((one.accuracy for one in reader.evaluations() if one.node == reader.tip), None)
+        accuracy = next(
+            (evaluation.accuracy for evaluation in reader.evaluations() if evaluation.node == reader.tip), None
+        )
         cost = training_cost(reader)
     finally:
         reader.close()
@@ -119,7 +121,7 @@ class TrajectoryRun:
             place = self.trajectory.place(self.experiment, number)
             if self.table.has(place):
                 continue
-            known = self._look_beforehand(run, number, clients)
+            beforehand = self._look_beforehand(run, number, clients)
             started = time.monotonic()
             try:
                 outcome = run.forget(
@@ -131,14 +133,14 @@ class TrajectoryRun:
                     **self._limit(training_rounds),
                 )[-1]
             except RoundRejectedError:
-                self._record_divergence(number, len(requests), training_rounds, known)
+                self._record_divergence(number, len(requests), training_rounds, beforehand)
                 return
             finally:
-                known["seconds"] = round(known["seconds"] + time.monotonic() - started, 3)
-                self._remember(number, known)
-            self.table.add(place | self._measure(run, outcome, gone, training_rounds) | known)
+                beforehand["seconds"] = round(beforehand["seconds"] + time.monotonic() - started, 3)
+                self._remember(number, beforehand)
+            self.table.add(place | self._measure(run, outcome, gone, training_rounds) | beforehand)
 
-    def _record_divergence(self, first: int, last: int, training_rounds: int, known: Mapping[str, Any]) -> None:
+    def _record_divergence(self, first: int, last: int, training_rounds: int, beforehand: Mapping[str, Any]) -> None:
         """Training ended in NaN or Inf (noise too large): this request and those behind it never reach the target.
 
         They count with the largest number of rounds, as the paper counts whoever misses the target.
@@ -156,7 +158,7 @@ class TrajectoryRun:
                     "target": stop.target,
                     "level": DIVERGED,
                 }
-                | (dict(known) if number == first else {})
+                | (dict(beforehand) if number == first else {})
             )
 
     def _limit(self, training_rounds: int) -> dict[str, Any]:
@@ -172,14 +174,14 @@ class TrajectoryRun:
         if str(number) in recorded:
             return dict(recorded[str(number)])
         mark = self._mark(run, clients) if self.fresh_marks else None
-        known = {"mark_before": mark, "seconds": 0.0}
-        self._remember(number, known)
-        return known
+        beforehand = {"mark_before": mark, "seconds": 0.0}
+        self._remember(number, beforehand)
+        return beforehand
 
-    def _remember(self, number: int, known: Mapping[str, Any]) -> None:
+    def _remember(self, number: int, beforehand: Mapping[str, Any]) -> None:
         path = self.folder / BEFOREHAND
         recorded = json.loads(path.read_text()) if path.exists() else {}
-        write_atomically(path, json.dumps(recorded | {str(number): dict(known)}).encode())
+        write_atomically(path, json.dumps(recorded | {str(number): dict(beforehand)}).encode())
 
     def _mark(self, run: Run, clients: Sequence[str]) -> float:
         """Accuracy with the clients' own marks less accuracy on the same images with fresh ones."""
@@ -190,7 +192,11 @@ class TrajectoryRun:
     def _measure(self, run: Run, outcome: Outcome, gone: Sequence[str], training_rounds: int) -> Row:
         reader = run.reader()
         try:
-            before = {one.subset: one.accuracy for one in reader.evaluations() if one.subset.startswith("remaining:")}
+            before = {
+                evaluation.subset: evaluation.accuracy
+                for evaluation in reader.evaluations()
+                if evaluation.subset.startswith("remaining:")
+            }
         finally:
             reader.close()
         everyone = self.engine.evaluate(_current_model(run), _indices(run, gone)).accuracy
@@ -237,7 +243,7 @@ def _current_model(run: Run) -> np.ndarray:
 def _indices(run: Run, names: Sequence[str]) -> np.ndarray:
     reader = run.reader()
     try:
-        index_of = {one.name: index for index, one in enumerate(reader.clients())}
+        index_of = {client.name: index for index, client in enumerate(reader.clients())}
     finally:
         reader.close()
     return np.array([index_of[name] for name in names], dtype=np.int64)

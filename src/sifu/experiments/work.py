@@ -74,8 +74,8 @@ class Trajectory:
     @property
     def name(self) -> str:
         """Its folder."""
-        one = self.training
-        return slug(one.dataset, f"seed{one.seed}", one.preset, self.method, self.variant)
+        training = self.training
+        return slug(training.dataset, f"seed{training.seed}", training.preset, self.method, self.variant)
 
     @property
     def spec(self) -> Spec:
@@ -84,12 +84,12 @@ class Trajectory:
 
     def place(self, experiment: str, request: int) -> dict[str, Any]:
         """What names the row of a request."""
-        one = self.training
+        training = self.training
         return {
             "experiment": experiment,
-            "dataset": one.dataset,
-            "seed": one.seed,
-            "preset": one.preset,
+            "dataset": training.dataset,
+            "seed": training.seed,
+            "preset": training.preset,
             "method": self.method,
             "variant": self.variant,
             "request": request,
@@ -106,7 +106,7 @@ class Work:
     @property
     def trainings(self) -> tuple[Training, ...]:
         """The runs the trajectories start from, each once, in order."""
-        return tuple(dict.fromkeys(one.training for one in self.trajectories))
+        return tuple(dict.fromkeys(trajectory.training for trajectory in self.trajectories))
 
 
 def plan_work(
@@ -122,12 +122,12 @@ def plan_work(
     over: Mapping[str, Any] | None = None,
 ) -> Work:
     """The trajectories of an experiment, data set by data set; what cannot run yet is named in the notes."""
-    known = set(known_methods)
+    available = set(known_methods)
     notes: dict[str, None] = {}
     trajectories = []
     for dataset, seed, method in itertools.product(datasets, seeds, methods):
         missing = [key for key in NEEDS.get(method, ()) if not spec_has(key)]
-        if method not in known:
+        if method not in available:
             notes[f"method {method} is not part of this version: left out"] = None
             continue
         if missing:
@@ -140,9 +140,11 @@ def plan_work(
                 if "limit" in variant and not has_time_limit:
                     notes["requests take no max_rounds in this version: limited requests are left out"] = None
                     continue
-                made, found = _trajectory(experiment, dataset, seed, method, preset, variant, scale, over or {})
-                notes |= dict.fromkeys(found)
-                trajectories.append(made)
+                trajectory, adjustments = _trajectory(
+                    experiment, dataset, seed, method, preset, variant, scale, over or {}
+                )
+                notes |= dict.fromkeys(adjustments)
+                trajectories.append(trajectory)
     return Work(tuple(trajectories), tuple(notes))
 
 
@@ -150,10 +152,10 @@ def _variants(experiment: Experiment, method: str) -> list[dict[str, Any]]:
     """Every combination of the grid that makes a difference to the method."""
     grid = experiment.grid or {}
     axes = {key: values for key, values in grid.items() if key not in NOISE_AXES or method in TAKES_SIGMA}
-    made = combinations(axes)
+    variants = combinations(axes)
     if method in experiment.unlimited:
-        made += [{key: value for key, value in one.items() if key != "limit"} for one in made]
-    return list({variant_text(one): one for one in made}.values())
+        variants += [{key: value for key, value in variant.items() if key != "limit"} for variant in variants]
+    return list({variant_text(variant): variant for variant in variants}.values())
 
 
 def combinations(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -205,7 +207,7 @@ def _trajectory(
     requests = experiment.requests
     if "requests" in variant:
         requests = parse_requests(variant["requests"], requests)
-    made = Trajectory(
+    trajectory = Trajectory(
         Training(dataset, seed, preset, kind, variant_text(training_variant), plain),
         method,
         variant_text(variant),
@@ -214,7 +216,7 @@ def _trajectory(
         terms,
         variant.get("limit"),
     )
-    return made, notes
+    return trajectory, notes
 
 
 def parse_requests(text: str, base: Requests) -> Requests:
@@ -223,10 +225,10 @@ def parse_requests(text: str, base: Requests) -> Requests:
     >>> parse_requests("1x10", Requests())
     Requests(count=10, clients=1, choose='random')
     """
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not found:
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match:
         raise InputError(f"requests {text!r} are not understood: write CLIENTS, or CLIENTSxREQUESTS, for example 1x10")
-    return replace(base, clients=int(found[1]), count=int(found[2] or 1))
+    return replace(base, clients=int(match[1]), count=int(match[2] or 1))
 
 
 def variant_text(variant: Variant) -> str:

@@ -36,7 +36,9 @@ MOST_LINES = 40
 @styled
 def draw_before_after(data: ReportData) -> Figure:
     """A dumbbell for each request: forgotten clients at the left, remaining ones at the right."""
-    done = [one for one in data.done if one.forgotten_before is not None or one.remaining_before is not None]
+    done = [
+        request for request in data.done if request.forgotten_before is not None or request.remaining_before is not None
+    ]
     if not done:
         figure = new_figure(1.6)
         headline(figure, before_after_message(data))
@@ -44,12 +46,12 @@ def draw_before_after(data: ReportData) -> Figure:
     shown = done[-MOST_ROWS:]
     figure = new_figure(1.55 + len(shown) * (0.42 if len(shown) <= 12 else 0.27))
     left, right = figure.subplots(1, 2, sharey=True, sharex=True)
-    scratch = any(one.scratch_forgotten is not None for one in shown)
-    for line, one in enumerate(shown):
-        if one.scratch_forgotten is not None:
-            left.plot([100 * one.scratch_forgotten], [-line], "D", ms=11, mfc="none", mec=GREY, mew=1.2, zorder=4)
-        _dumbbell(left, -line, one.forgotten_before, one.forgotten_after, VERMILLION)
-        _dumbbell(right, -line, one.remaining_before, one.remaining_after, BLUE)
+    scratch = any(request.scratch_forgotten is not None for request in shown)
+    for line, request in enumerate(shown):
+        if request.scratch_forgotten is not None:
+            left.plot([100 * request.scratch_forgotten], [-line], "D", ms=11, mfc="none", mec=GREY, mew=1.2, zorder=4)
+        _dumbbell(left, -line, request.forgotten_before, request.forgotten_after, VERMILLION)
+        _dumbbell(right, -line, request.remaining_before, request.remaining_after, BLUE)
     for axes, title in ((left, "Clients that were forgotten"), (right, "Clients that remain")):
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set_xlabel("Accuracy in %")
@@ -58,7 +60,7 @@ def draw_before_after(data: ReportData) -> Figure:
         axes.spines["left"].set_visible(False)
     if data.target > 0:
         right.axvline(100 * data.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-    left.set_yticks([-line for line in range(len(shown))], labels=[plain(one.request) for one in shown])
+    left.set_yticks([-line for line in range(len(shown))], labels=[plain(request.request) for request in shown])
     for text in left.get_yticklabels():
         text.set(parse_math=False, color=INK)
     left.set_ylim(-len(shown) + 0.4, 0.6)
@@ -72,9 +74,9 @@ def draw_before_after(data: ReportData) -> Figure:
 def before_after_message(data: ReportData) -> str:
     """What the dumbbells show, in one sentence."""
     changes = [
-        one.remaining_after - one.remaining_before
-        for one in data.done
-        if one.remaining_after is not None and one.remaining_before is not None
+        request.remaining_after - request.remaining_before
+        for request in data.done
+        if request.remaining_after is not None and request.remaining_before is not None
     ]
     if not changes:
         return "Accuracy before and after each request"
@@ -88,19 +90,19 @@ def before_after_message(data: ReportData) -> str:
 
 
 def _range_of(shown: list[Request], target: float) -> tuple[float, float]:
-    found = [
+    percents = [
         100 * value
-        for one in shown
+        for request in shown
         for value in (
-            one.forgotten_before,
-            one.forgotten_after,
-            one.remaining_before,
-            one.remaining_after,
-            one.scratch_forgotten,
+            request.forgotten_before,
+            request.forgotten_after,
+            request.remaining_before,
+            request.remaining_after,
+            request.scratch_forgotten,
         )
         if value is not None
     ] + ([100 * target] if target > 0 else [])
-    middle, half = (min(found) + max(found)) / 2, max(5.0, 0.58 * (max(found) - min(found)))
+    middle, half = (min(percents) + max(percents)) / 2, max(5.0, 0.58 * (max(percents) - min(percents)))
     return max(-3.0, middle - half), min(103.0, middle + half)
 
 
@@ -218,7 +220,7 @@ def _lower_end(data: ReportData, percent: np.ndarray) -> float:
 
 
 def _mark_requests(axes: Axes, data: ReportData) -> None:
-    names = {one.branch: plain(one.label, 14) for one in data.branches}
+    names = {branch.branch: plain(branch.label, 14) for branch in data.branches}
     width = max(data.rounds_in_all, 1)
     taken_until = -np.inf
     for x, branch in data.trace.starts:

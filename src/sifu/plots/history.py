@@ -32,21 +32,21 @@ def draw_history(data: ReportData) -> Figure:
     """Rounds along x; noise takes a branch up to the next lane; what was cut off is dashed."""
     hidden = max(0, len(data.branches) - MOST_LANES)
     shown = data.branches[:1] + data.branches[1 + hidden :]
-    lane_of = {one.branch: lane + (1 if hidden and lane else 0) for lane, one in enumerate(shown)}
+    lane_of = {branch.branch: lane + (1 if hidden and lane else 0) for lane, branch in enumerate(shown)}
     lanes = 1 + max(lane_of.values())
     figure = new_figure(max(2.3, 1.5 + lanes * (0.5 if lanes <= 12 else 0.3)))
     axes = figure.add_subplot()
-    longest = max(one.start + one.rounds for one in data.branches)
+    longest = max(branch.start + branch.rounds for branch in data.branches)
     step = mark_step(longest)
-    for one in shown:
-        _draw_branch(axes, one, lane_of[one.branch], step)
+    for branch in shown:
+        _draw_branch(axes, branch, lane_of[branch.branch], step)
     crowded = lanes > 14
-    for one in shown:
-        _draw_start(axes, one, lane_of, crowded=crowded)
+    for branch in shown:
+        _draw_start(axes, branch, lane_of, crowded=crowded)
     if not crowded:
         _label_sources(axes, shown, lane_of)
     _draw_current(axes, shown, lane_of)
-    labels = {lane_of[one.branch]: plain(one.label) for one in shown}
+    labels = {lane_of[branch.branch]: plain(branch.label) for branch in shown}
     if hidden:
         labels[1] = f"… {hidden:,} more"
     axes.set_yticks(sorted(labels), labels=[labels[lane] for lane in sorted(labels)])
@@ -66,7 +66,7 @@ def draw_history(data: ReportData) -> Figure:
 
 def history_message(data: ReportData) -> str:
     """What the history shows, in one sentence."""
-    active = sum(max(0, one.active_until) for one in data.branches)
+    active = sum(max(0, branch.active_until) for branch in data.branches)
     cut = data.rounds_in_all - active
     carried_out = len(data.branches) - 1
     rounds = f"{counted(active, 'round')} {'leads' if active == 1 else 'lead'}"
@@ -88,29 +88,29 @@ def mark_step(rounds: int) -> int:
     return step
 
 
-def _draw_branch(axes: Axes, one: Branch, lane: int, step: int) -> None:
-    colour = branch_colour(one.branch)
-    kept, end = one.start + max(0, one.active_until), one.start + one.rounds
-    if one.active_until >= 0:
-        axes.plot([one.start, kept], [lane, lane], color=colour, linewidth=2.2, solid_capstyle="round", zorder=3)
-    if end > kept or one.active_until < 0:
+def _draw_branch(axes: Axes, branch: Branch, lane: int, step: int) -> None:
+    colour = branch_colour(branch.branch)
+    kept, end = branch.start + max(0, branch.active_until), branch.start + branch.rounds
+    if branch.active_until >= 0:
+        axes.plot([branch.start, kept], [lane, lane], color=colour, linewidth=2.2, solid_capstyle="round", zorder=3)
+    if end > kept or branch.active_until < 0:
         axes.plot([kept, end], [lane, lane], color=colour, linewidth=1.1, linestyle=CUT, alpha=0.55, zorder=2)
-    for first, last, alpha in ((one.start, kept, 1.0), (kept, end, 0.4)):
-        if one.active_until < 0 and first == one.start and last == kept:
+    for first, last, alpha in ((branch.start, kept, 1.0), (kept, end, 0.4)):
+        if branch.active_until < 0 and first == branch.start and last == kept:
             continue
-        marks = [x for x in range(first, last + 1) if (x - one.start) % step == 0]
+        marks = [x for x in range(first, last + 1) if (x - branch.start) % step == 0]
         axes.plot(marks, [lane] * len(marks), "s", color=colour, markersize=2.6, alpha=alpha, mew=0, zorder=3)
 
 
-def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], *, crowded: bool) -> None:
-    lane, colour = lane_of[one.branch], branch_colour(one.branch)
-    faded = one.active_until < 0
-    axes.plot([one.start], [lane], "s", color=colour, markersize=5.5, alpha=0.5 if faded else 1.0, mew=0, zorder=4)
-    fresh = one.source is None
-    if not crowded or one.branch == 0:
+def _draw_start(axes: Axes, branch: Branch, lane_of: dict[int, int], *, crowded: bool) -> None:
+    lane, colour = lane_of[branch.branch], branch_colour(branch.branch)
+    faded = branch.active_until < 0
+    axes.plot([branch.start], [lane], "s", color=colour, markersize=5.5, alpha=0.5 if faded else 1.0, mew=0, zorder=4)
+    fresh = branch.source is None
+    if not crowded or branch.branch == 0:
         axes.annotate(
-            rf"$\theta_{{{one.branch}}}^{{0}}$",
-            (one.start, lane),
+            rf"$\theta_{{{branch.branch}}}^{{0}}$",
+            (branch.start, lane),
             xytext=(-5, 0 if fresh else 4),
             textcoords="offset points",
             ha="right",
@@ -118,23 +118,23 @@ def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], *, crowded: bo
             fontsize=9.5,
             color=colour,
         )
-    if one.branch > 0 and not crowded:
-        noise = f"noise σ = {one.noise_std:.3g}" if one.noise_std else "no noise"
+    if branch.branch > 0 and not crowded:
+        noise = f"noise σ = {branch.noise_std:.3g}" if branch.noise_std else "no noise"
         axes.annotate(
             f"fresh start, {noise}" if fresh else noise,
-            (one.start, lane - (0.28 if fresh else 0.66)),
+            (branch.start, lane - (0.28 if fresh else 0.66)),
             xytext=(5, 0),
             textcoords="offset points",
             fontsize=7.5,
             color=GREY,
             va="center",
         )
-    if one.source is None:
+    if branch.source is None:
         return
     axes.annotate(
         "",
-        (one.start, lane),
-        xytext=(one.start, lane_of.get(one.source[0], 1)),
+        (branch.start, lane),
+        xytext=(branch.start, lane_of.get(branch.source[0], 1)),
         arrowprops={
             "arrowstyle": "-|>",
             "color": colour,
@@ -151,8 +151,8 @@ def _draw_start(axes: Axes, one: Branch, lane_of: dict[int, int], *, crowded: bo
 
 def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]) -> None:
     """The models that requests went back to, once each."""
-    starts = {one.branch: one.start for one in shown}
-    for branch, position in sorted({one.source for one in shown if one.source is not None}):
+    starts = {branch.branch: branch.start for branch in shown}
+    for branch, position in sorted({branch.source for branch in shown if branch.source is not None}):
         if branch in lane_of and position > 0:
             axes.annotate(
                 rf"$\theta_{{{branch}}}^{{{position}}}$",

@@ -41,7 +41,7 @@ def draw_rounds(results: Results) -> Figure:
     measures = [f"rounds of {requests} requests" if requests > 1 else "rounds", ON_FORGOTTEN]
     figure, panels = method_grid(results.lines, results.titles, measures)
     for column, dataset in enumerate(results.titles):
-        here = [one for one in courses if one.first["dataset"] == dataset]
+        here = [course for course in courses if course.first["dataset"] == dataset]
         _rounds_panel(panels[0][column], here, results.lines)
         _accuracy_panel(panels[1][column], here, results.lines)
     figure_title(figure, rounds_message(results))
@@ -70,7 +70,7 @@ def draw_watermark(results: Results) -> Figure:
     measures = [f"rounds of {len(courses[0].rows)} requests", ON_FORGOTTEN, "success of the mark"]
     figure, panels = method_grid(lines, results.titles, measures)
     for column, dataset in enumerate(datasets):
-        here = [one for one in courses if one.first["dataset"] == dataset]
+        here = [course for course in courses if course.first["dataset"] == dataset]
         _rounds_panel(panels[0][column], here, lines)
         _accuracy_panel(panels[1][column], here, lines)
         _mark_panel(panels[2][column], here, lines)
@@ -95,12 +95,12 @@ def draw_watermark(results: Results) -> Figure:
 def draw_time_limited(results: Results) -> Figure:
     """|accuracy - accuracy of a full Scratch| on forget and retain sets, for each time limit."""
     courses = results.courses
-    limited = [one for one in courses if "limit" in one.variant]
+    limited = [course for course in courses if "limit" in course.variant]
     if not limited:
         return nothing_yet("no request with a time limit has been carried out yet")
     beside = scratch_beside(courses)
     lines, datasets = lines_of(limited), results.datasets
-    limits = sorted({float(one.variant["limit"]) for one in limited})
+    limits = sorted({float(course.variant["limit"]) for course in limited})
     measures = {
         "forgotten: points from Scratch": "accuracy_forget_after",
         "remaining: points from Scratch": "accuracy_retain_after",
@@ -112,8 +112,8 @@ def draw_time_limited(results: Results) -> Figure:
             percent_axis(axes)
             faint_zero(axes)
             for place, line in enumerate(lines):
-                found = by_line([one for one in limited if one.first["dataset"] == dataset], line)
-                _limit_dots(axes, place, line, found, limits, beside, column_name)
+                matching = by_line([course for course in limited if course.first["dataset"] == dataset], line)
+                _limit_dots(axes, place, line, matching, limits, beside, column_name)
             axes.set_xlim(left=-0.03, right=max(axes.get_xlim()[1], 0.1))
     figure_title(figure, time_limited_message(limited, beside))
     shown = ", ".join(f"{100 * limit:.0f} %" for limit in limits)
@@ -141,13 +141,13 @@ def draw_request_sets(results: Results) -> Figure:
     figure, panels = method_grid(lines, results.titles, ["rounds of one request", ON_FORGOTTEN])
     for column, dataset in enumerate(datasets):
         for place, line in enumerate(lines):
-            found = by_line([one for one in courses if one.first["dataset"] == dataset], line)
+            matching = by_line([course for course in courses if course.first["dataset"] == dataset], line)
             for row, value in enumerate((_total, _forgotten)):
-                _set_dots(panels[row][column], place, line, found, value)
+                _set_dots(panels[row][column], place, line, matching, value)
         panels[0][column].set_xlim(left=0)
         percent_axis(panels[1][column])
         panels[1][column].set_xlim(-0.03, 1.03)
-    sets = len({one.variant.get("set", "0") for one in courses})
+    sets = len({course.variant.get("set", "0") for course in courses})
     figure_title(figure, "Whoever asks: " + rounds_message(results))
     footnote(
         figure,
@@ -171,24 +171,24 @@ def _forgotten(course: Course) -> float | None:
 
 
 def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
-    longest = max((one.total for one in here), default=1)
-    scratch = [one.total for one in here if one.first["method"] == "scratch"]
+    longest = max((course.total for course in here), default=1)
+    scratch = [course.total for course in here if course.first["method"] == "scratch"]
     # Whoever runs into the largest number of rounds would squeeze everyone else into a corner: cut such bars.
     limit = 1.05 * (min(longest, 2.5 * statistics.fmean(scratch)) if scratch else longest)
     for place, line in enumerate(lines):
-        found = by_line(here, line)
-        if not found:
+        matching = by_line(here, line)
+        if not matching:
             continue
         start, colour = 0.0, colour_of(line)
-        mean, low, high = spread([one.total for one in found])
-        for number in range(len(found[0].rows)):
-            part = statistics.fmean(one.rounds[number] for one in found)
+        mean, low, high = spread([course.total for course in matching])
+        for number in range(len(matching[0].rows)):
+            part = statistics.fmean(course.rounds[number] for course in matching)
             shade = 1.0 if mean > limit else SHADES[min(number, len(SHADES) - 1)]
             axes.barh(place, part, left=start, height=0.66, color=colour, alpha=shade, zorder=2)
             start += part
         whisker(axes, place, low, high)
-        missed = sum(not one.reached for one in found)
-        text = f"missed {missed}/{len(found)}" if missed else ""
+        missed = sum(not course.reached for course in matching)
+        text = f"missed {missed}/{len(matching)}" if missed else ""
         if mean > limit:
             text = f"{text + ', ' if text else ''}{mean:,.0f} rounds"
         if text:
@@ -206,13 +206,13 @@ def _thousands() -> Callable[[float, float], str]:
 
 def _accuracy_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
     for place, line in enumerate(lines):
-        found = by_line(here, line)
-        if not found:
+        matching = by_line(here, line)
+        if not matching:
             continue
-        known = [value for one in found if (value := one.forgotten) is not None]
-        if not known:
+        accuracies = [value for course in matching if (value := course.forgotten) is not None]
+        if not accuracies:
             continue
-        mean, low, high = spread(known)
+        mean, low, high = spread(accuracies)
         whisker(axes, place, low, high)
         axes.plot(mean, place, "o", color=colour_of(line), markersize=6, zorder=5)
         if line.method == "scratch":
@@ -225,7 +225,7 @@ def _accuracy_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -
 def _mark_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
     faint_zero(axes)
     for place, line in enumerate(lines):
-        marks = [row for one in by_line(here, line) for row in one.rows if row["mark_after"] is not None]
+        marks = [row for course in by_line(here, line) for row in course.rows if row["mark_after"] is not None]
         if not marks:
             continue
         before = statistics.fmean(row["mark_before"] for row in marks)
@@ -243,7 +243,7 @@ def _limit_dots(
     axes: Axes,
     place: int,
     line: Line,
-    found: Sequence[Course],
+    courses: Sequence[Course],
     limits: Sequence[float],
     beside: Callable[[Course], Course | None],
     column: str,
@@ -251,10 +251,10 @@ def _limit_dots(
     points = []
     for number, limit in enumerate(limits):
         gaps = []
-        for one in found:
-            scratch = beside(one)
-            if float(one.variant["limit"]) == limit and scratch is not None:
-                values = one.rows[-1][column], scratch.rows[-1][column]
+        for course in courses:
+            scratch = beside(course)
+            if float(course.variant["limit"]) == limit and scratch is not None:
+                values = course.rows[-1][column], scratch.rows[-1][column]
                 if None not in values:
                     gaps.append(abs(values[0] - values[1]))
         if gaps:
@@ -262,19 +262,21 @@ def _limit_dots(
             if number == len(limits) - 1 and len(gaps) > 1:
                 whisker(axes, place, min(gaps), max(gaps))
     if points:
-        axes.plot([one[0] for one in points], [place] * len(points), color=colour_of(line), linewidth=1.0, alpha=0.5)
+        axes.plot(
+            [point[0] for point in points], [place] * len(points), color=colour_of(line), linewidth=1.0, alpha=0.5
+        )
     for value, size, shade in points:
         axes.plot(value, place, "o", color=colour_of(line), markersize=size, alpha=shade, zorder=5, markeredgewidth=0)
 
 
 def _set_dots(
-    axes: Axes, place: int, line: Line, found: Sequence[Course], value: Callable[[Course], float | None]
+    axes: Axes, place: int, line: Line, courses: Sequence[Course], value: Callable[[Course], float | None]
 ) -> None:
     by_set: dict[str, list[float]] = {}
-    for one in found:
-        known = value(one)
-        if known is not None:
-            by_set.setdefault(one.variant.get("set", "0"), []).append(known)
+    for course in courses:
+        measured = value(course)
+        if measured is not None:
+            by_set.setdefault(course.variant.get("set", "0"), []).append(measured)
     means = [statistics.fmean(values) for values in by_set.values()]
     if not means:
         return
@@ -287,29 +289,31 @@ def _set_dots(
 
 def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], Course | None]) -> str:
     """How far the least time leaves SIFU and Scratch from a full retraining on the remaining clients."""
-    longest = max(float(one.variant["limit"]) for one in limited)
-    at_longest = [one for one in limited if float(one.variant["limit"]) == longest and beside(one) is not None]
+    longest = max(float(course.variant["limit"]) for course in limited)
+    at_longest = [
+        course for course in limited if float(course.variant["limit"]) == longest and beside(course) is not None
+    ]
     names = {
         Line("sifu", "paper"): "SIFU by the paper's rules",
         Line("sifu", "ours"): "by ours",
         Line("scratch", "paper"): "Scratch",
     }
-    compared = [one for one in at_longest if one.line in names]
+    compared = [course for course in at_longest if course.line in names]
     # A run that diverged has no accuracy: its data set and seed is left out for all, or the lines would not compare.
-    lost = {_world(one) for one in compared if one.first["accuracy_retain_after"] is None}
+    lost = {_world(course) for course in compared if course.first["accuracy_retain_after"] is None}
     parts = []
     for line, name in names.items():
         gaps = [
-            abs(one.first["accuracy_retain_after"] - full.first["accuracy_retain_after"])
-            for one in compared
-            if one.line == line and _world(one) not in lost and (full := beside(one)) is not None
+            abs(course.first["accuracy_retain_after"] - full.first["accuracy_retain_after"])
+            for course in compared
+            if course.line == line and _world(course) not in lost and (full := beside(course)) is not None
         ]
         if gaps:
             parts.append(f"{name} {100 * statistics.fmean(gaps):.0f}")
     if not parts:
         return "Limited time, against a full retraining"
     message = f"With {100 * longest:.0f} % of the time, points below a full retraining: {', '.join(parts)}"
-    worlds = len({_world(one) for one in compared})
+    worlds = len({_world(course) for course in compared})
     return message + (f" (SIFU diverged in {len(lost)} of {worlds} runs, left out)" if lost else "")
 
 
@@ -322,7 +326,7 @@ def rounds_message(results: Results) -> str:
     """How SIFU does against Scratch, in a sentence."""
     parts = []
     for preset, words in (("paper", "by the paper's rules"), ("ours", "by ours")):
-        ratios = fewer_than_scratch(results.courses, lambda one, preset=preset: one.line == Line("sifu", preset))  # type: ignore[misc]
+        ratios = fewer_than_scratch(results.courses, lambda course, preset=preset: course.line == Line("sifu", preset))  # type: ignore[misc]
         if ratios:
             mean = statistics.fmean(ratios.values())
             parts.append(f"{_saved(mean)} {words}")
@@ -343,7 +347,7 @@ def measured_sentence(courses: Sequence[Course]) -> str:
     """What was measured here, in the paper's own measure."""
     parts = []
     for line in lines_of(courses):
-        ratios = fewer_than_scratch(courses, lambda one, line=line: one.line == line)  # type: ignore[misc]
+        ratios = fewer_than_scratch(courses, lambda course, line=line: course.line == line)  # type: ignore[misc]
         if ratios and line.method in ("sifu", "noisy_scratch", "fed_eraser"):
             parts.append(f"{line.label} {_saved(statistics.fmean(ratios.values()))}")
     return f"Here, against Scratch: {'; '.join(parts)} (mean over data sets and seeds)." if parts else ""
@@ -351,7 +355,7 @@ def measured_sentence(courses: Sequence[Course]) -> str:
 
 def seeds_sentence(courses: Sequence[Course]) -> str:
     """Who was run with fewer seeds than others: their bars are means over other worlds than the dashed line."""
-    counts = {line: len({one.first["seed"] for one in by_line(courses, line)}) for line in lines_of(courses)}
+    counts = {line: len({course.first["seed"] for course in by_line(courses, line)}) for line in lines_of(courses)}
     most = max(counts.values())
     fewer = [f"{line.label} {count}" for line, count in counts.items() if count < most]
     if not fewer:
@@ -363,8 +367,8 @@ def missed_sentence(courses: Sequence[Course]) -> str:
     """Who missed the target, and how often."""
     parts = []
     for line in lines_of(courses):
-        found = by_line(courses, line)
-        missed = sum(not one.reached for one in found)
+        matching = by_line(courses, line)
+        missed = sum(not course.reached for course in matching)
         if missed:
-            parts.append(f"{line.label} {missed} of {len(found)}")
+            parts.append(f"{line.label} {missed} of {len(matching)}")
     return f"The target was missed by {', '.join(parts)} runs." if parts else ""

@@ -28,7 +28,7 @@ def draw_sigma(results: Results) -> Figure:
     figure = Figure(figsize=(max(1.0 + 2.1 * len(results.titles), 7.6), 5.2), layout="constrained")
     grid = figure.subplots(2, len(results.titles), squeeze=False, sharex="col")
     for column, (dataset, title) in enumerate(results.titles.items()):
-        here = [one for one in courses if one.first["dataset"] == dataset]
+        here = [course for course in courses if course.first["dataset"] == dataset]
         top, bottom = grid[0][column], grid[1][column]
         for axes in (top, bottom):
             only_ticks(axes, grid="y")
@@ -38,10 +38,12 @@ def draw_sigma(results: Results) -> Figure:
         bottom.set_xlabel(r"$\sigma$")
         table_sigma = results.sigmas[dataset]
         for method, style in (("scratch", (0, (4, 2))), ("last", (0, (1, 1.5)))):
-            for line in dict.fromkeys(one.line for one in here if one.first["method"] == method):
-                _level(top, bottom, [one for one in here if one.line == line], line, style, column == 0)
-        for line in dict.fromkeys(one.line for one in here if one.first["method"] == "sifu"):
-            _along_sigma(top, bottom, [one for one in here if one.line == line], line, table_sigma, column == 0)
+            for line in dict.fromkeys(course.line for course in here if course.first["method"] == method):
+                _level(top, bottom, [course for course in here if course.line == line], line, style, column == 0)
+        for line in dict.fromkeys(course.line for course in here if course.first["method"] == "sifu"):
+            _along_sigma(
+                top, bottom, [course for course in here if course.line == line], line, table_sigma, column == 0
+            )
         top.set_ylim(bottom=0)
         top.locator_params(axis="y", integer=True)
         top.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 10000 else f"{value:,.0f}")
@@ -69,14 +71,14 @@ def _sigma_message(courses: Sequence[Course]) -> str:
     """The gain at the best sigma, mean over data sets, for each preset."""
     beside = scratch_beside(courses)
     parts = []
-    for line in dict.fromkeys(one.line for one in courses if one.first["method"] == "sifu"):
+    for line in dict.fromkeys(course.line for course in courses if course.first["method"] == "sifu"):
         by_sigma: dict[str, dict[str, list[float]]] = {}
-        for one in courses:
-            scratch = beside(one)
-            if one.line == line and scratch is not None:
-                found = by_sigma.setdefault(one.first["dataset"], {})
-                found.setdefault(one.first["variant"], []).append(scratch.total / max(one.total, 1))
-        gains = [max(statistics.fmean(values) for values in found.values()) for found in by_sigma.values()]
+        for course in courses:
+            scratch = beside(course)
+            if course.line == line and scratch is not None:
+                by_variant = by_sigma.setdefault(course.first["dataset"], {})
+                by_variant.setdefault(course.first["variant"], []).append(scratch.total / max(course.total, 1))
+        gains = [max(statistics.fmean(values) for values in by_variant.values()) for by_variant in by_sigma.values()]
         if gains:
             low, high = min(gains), max(gains)
             parts.append(
@@ -86,12 +88,12 @@ def _sigma_message(courses: Sequence[Course]) -> str:
 
 
 def _along_sigma(
-    top: Axes, bottom: Axes, found: Sequence[Course], line: Line, table_sigma: float, labelled: bool
+    top: Axes, bottom: Axes, courses: Sequence[Course], line: Line, table_sigma: float, labelled: bool
 ) -> None:
     by_factor: dict[float, list[Course]] = {}
-    for one in found:
-        if "sigma_factor" in one.variant:
-            by_factor.setdefault(float(one.variant["sigma_factor"]), []).append(one)
+    for course in courses:
+        if "sigma_factor" in course.variant:
+            by_factor.setdefault(float(course.variant["sigma_factor"]), []).append(course)
     factors = sorted(by_factor)
     colour = colour_of(line)
     sigmas = [factor * table_sigma for factor in factors]
@@ -104,10 +106,10 @@ def _along_sigma(
         points = [spread(by_seed) for by_seed in values]
         axes.plot(sigmas, [mean for mean, _, _ in points], "-", color=colour, linewidth=1.8, zorder=4)
         axes.fill_between(
-            sigmas, [one[1] for one in points], [one[2] for one in points], color=colour, alpha=0.15, lw=0
+            sigmas, [point[1] for point in points], [point[2] for point in points], color=colour, alpha=0.15, lw=0
         )
         for sigma, factor, point in zip(sigmas, factors, points, strict=True):
-            missed = not all(one.reached for one in by_factor[factor])
+            missed = not all(course.reached for course in by_factor[factor])
             axes.plot(sigma, point[0], "x" if missed else "o", color=colour, markersize=5, zorder=5)
             if factor == 1.0:
                 axes.plot(sigma, point[0], "o", markersize=10, markerfacecolor="none", markeredgecolor=colour, zorder=5)
@@ -116,20 +118,20 @@ def _along_sigma(
 
 
 def _level(
-    top: Axes, bottom: Axes, found: Sequence[Course], line: Line, style: tuple[int, tuple[float, ...]], labelled: bool
+    top: Axes, bottom: Axes, courses: Sequence[Course], line: Line, style: tuple[int, tuple[float, ...]], labelled: bool
 ) -> None:
-    rounds = statistics.fmean(one.total for one in found)
-    known = [value for one in found if (value := one.forgotten) is not None]
+    rounds = statistics.fmean(course.total for course in courses)
+    accuracies = [value for course in courses if (value := course.forgotten) is not None]
     colour = SCRATCH if line.method == "scratch" else colour_of(line)
     if line.preset == "ours" and line.method == "last":
         return  # the same end of the scale; one line is enough
     name = "Last" if line.method == "last" else line.label
-    missed = "" if all(one.reached for one in found) else " (missed)"
+    missed = "" if all(course.reached for course in courses) else " (missed)"
     top.axhline(
         rounds, color=colour, linestyle=style, linewidth=1.4, label=name + missed if labelled else None, zorder=2
     )
-    if known:
-        bottom.axhline(statistics.fmean(known), color=colour, linestyle=style, linewidth=1.4, zorder=2)
+    if accuracies:
+        bottom.axhline(statistics.fmean(accuracies), color=colour, linestyle=style, linewidth=1.4, zorder=2)
 
 
 @styled
@@ -138,11 +140,11 @@ def draw_scale(results: Results) -> Figure:
     from matplotlib.figure import Figure
 
     courses = results.courses
-    sifu = [one for one in courses if one.first["method"] == "sifu"]
+    sifu = [course for course in courses if course.first["method"] == "sifu"]
     if not sifu:
         return nothing_yet()
     beside = scratch_beside(courses)
-    shapes = list(dict.fromkeys(one.variant["requests"] for one in sifu))
+    shapes = list(dict.fromkeys(course.variant["requests"] for course in sifu))
     figure = Figure(figsize=(max(7.6, 4.3 * len(shapes)), 4.3), layout="constrained")
     panels = figure.subplots(1, len(shapes), squeeze=False, sharey=True)[0]
     largest: tuple[int, float, str] = (0, 0.0, "")
@@ -153,13 +155,15 @@ def draw_scale(results: Results) -> Figure:
         axes.axhline(1.0, color=SCRATCH, linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
         axes.set_title(shape_words(shape), fontweight="bold", loc="left")
         axes.set_xlabel("clients")
-        here = [one for one in sifu if one.variant["requests"] == shape]
+        here = [course for course in sifu if course.variant["requests"] == shape]
         ends: list[tuple[float, str, str]] = []
         drawn: set[int] = set()
-        for epsilon in sorted({one.variant["epsilon"] for one in here}, key=float):
+        for epsilon in sorted({course.variant["epsilon"] for course in here}, key=float):
             colour = EPSILON_COLOURS.get(epsilon, INK)
             for auto in (False, True):
-                points = gains_by_clients([one for one in here if one.variant["epsilon"] == epsilon], beside, auto=auto)
+                points = gains_by_clients(
+                    [course for course in here if course.variant["epsilon"] == epsilon], beside, auto=auto
+                )
                 if not points:
                     continue
                 sizes = sorted(points)
@@ -201,8 +205,8 @@ def draw_scale(results: Results) -> Figure:
         color=GREY,
         fontsize=8,
     )
-    levels = sorted({row["level"] for one in sifu for row in one.rows})
-    seeds = len({one.first["seed"] for one in sifu})
+    levels = sorted({row["level"] for course in sifu for row in course.rows})
+    seeds = len({course.first["seed"] for course in sifu})
     spoken = "Mean over seeds, whiskers: least and largest." if seeds > 1 else "One seed."
     figure_title(figure, f"SIFU against Scratch: {largest[1]:.3g} times fewer rounds {largest[2]}")
     footnote(
@@ -240,7 +244,7 @@ def _client_ticks(axes: Axes, sizes: Sequence[int]) -> None:
 
 def _times_ticks(panels: Sequence[Axes]) -> None:
     low, high = panels[0].get_ylim()
-    ticks = [one for one in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= one <= high]
+    ticks = [tick for tick in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= tick <= high]
     for axes in panels:
-        axes.set_yticks(ticks, [f"{one:g}x" for one in ticks])
+        axes.set_yticks(ticks, [f"{tick:g}x" for tick in ticks])
         axes.minorticks_off()

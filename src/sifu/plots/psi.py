@@ -60,7 +60,7 @@ def psi_message(data: ReportData) -> str:
     panels = data.psi_panels
     if not panels:
         return "Sensitivity of the clients to be forgotten"
-    stayed = sum(1 for one in panels if one.source_x == one.tip_x)
+    stayed = sum(1 for panel in panels if panel.source_x == panel.tip_x)
     if stayed == len(panels):
         return "Noise hides the forgotten clients at the current model: nothing had to be undone"
     return "Training went back to where the noise hides what each client had left in the model"
@@ -138,9 +138,9 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
         Line2D([], [], color=VERMILLION, linewidth=1.6, label="Ψ* = σ/s: what the noise hides"),
         Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.8, ms=8, label="model gone back to"),
     ]
-    if any(one.limit < one.psi_star for one in panels):
+    if any(panel.limit < panel.psi_star for panel in panels):
         handles.append(Line2D([], [], color=VERMILLION, lw=1.0, linestyle=(0, (4, 2)), label="less the reserve"))
-    if any(one.noise_edges for one in panels):
+    if any(panel.noise_edges for panel in panels):
         handles.append(Line2D([], [], color=GREY, lw=0.8, linestyle=(0, (1.2, 1.2)), label="earlier noise"))
     if empty is not None:
         empty.legend(handles=handles, loc="center left", handlelength=1.8, labelspacing=0.9)

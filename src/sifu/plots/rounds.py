@@ -62,16 +62,16 @@ def draw_rounds(data: ReportData) -> Figure:
         axes, total = figure.subplots(2, 1, sharex=True, height_ratios=[len(shown), 1.25])
     else:
         axes, total = figure.subplots(2, 1, height_ratios=[len(shown), 1.6])
-    for line, one in enumerate(shown):
-        words = _comparison(one)
-        _draw_pair(axes, -line, one.rounds, one.scratch_rounds, words, more=not one.scratch_reached)
-    longest = max(max(one.rounds, one.scratch_rounds or 0) for one in shown)
-    _finish(axes, [plain(one.request) for one in shown], longest, bold=False)
+    for line, request in enumerate(shown):
+        words = _comparison(request)
+        _draw_pair(axes, -line, request.rounds, request.scratch_rounds, words, more=not request.scratch_reached)
+    longest = max(max(request.rounds, request.scratch_rounds or 0) for request in shown)
+    _finish(axes, [plain(request.request) for request in shown], longest, bold=False)
     if len(done) > 1:
         compared = data.compared
-        rounds = sum(one.rounds for one in compared or done)
-        scratch = sum(one.scratch_rounds or 0 for one in compared) if compared else None
-        more = not all(one.scratch_reached for one in compared)
+        rounds = sum(request.rounds for request in compared or done)
+        scratch = sum(request.scratch_rounds or 0 for request in compared) if compared else None
+        more = not all(request.scratch_reached for request in compared)
         ratio = fewer(rounds, scratch, at_least=more) if scratch is not None else ""
         _draw_pair(total, 0, rounds, scratch, ratio, more=more, many=True)
         words = "total" if not compared or len(compared) == len(done) else f"total of {len(compared):,}\ncompared"
@@ -103,23 +103,26 @@ def rounds_message(data: ReportData) -> str:
     if not done:
         return "Rounds spent on forgetting"
     if not compared:
-        total = sum(one.rounds for one in done)
+        total = sum(request.rounds for request in done)
         if data.target <= 0:
             return f"Forgetting took {counted(total, 'round')}, a fixed number for each request: no target was set"
         return f"Forgetting took {counted(total, 'round')}; there is no training from scratch to compare with"
-    rounds, scratch = sum(one.rounds for one in compared), sum(one.scratch_rounds or 0 for one in compared)
-    at_least = not all(one.scratch_reached for one in compared)
+    rounds, scratch = (
+        sum(request.rounds for request in compared),
+        sum(request.scratch_rounds or 0 for request in compared),
+    )
+    at_least = not all(request.scratch_reached for request in compared)
     ratio = fewer(rounds, scratch, at_least=at_least)
     return f"Forgetting took {counted(rounds, 'round')}, from scratch it takes {scratch:,}: {ratio}"
 
 
-def _comparison(one: Request) -> str:
+def _comparison(request: Request) -> str:
     """How a request's rounds stand against Scratch's, where that says something."""
-    if one.reached is False:
+    if request.reached is False:
         return "target not reached"
-    if not one.compared or one.scratch_rounds is None:
+    if not request.compared or request.scratch_rounds is None:
         return ""
-    return fewer(one.rounds, one.scratch_rounds, at_least=not one.scratch_reached)
+    return fewer(request.rounds, request.scratch_rounds, at_least=not request.scratch_reached)
 
 
 def _draw_pair(
@@ -155,6 +158,6 @@ def _legend(figure: Figure, done: tuple[Request, ...]) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=BLUE, label="as it was done")]
-    if any(one.scratch_rounds is not None for one in done):
+    if any(request.scratch_rounds is not None for request in done):
         handles.append(Patch(color=SCRATCH_COLOUR, label="training again from scratch"))
     figure.legend(handles=handles, loc="outside lower left", ncols=2, handlelength=1.2, columnspacing=1.8)

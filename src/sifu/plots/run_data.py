@@ -152,14 +152,14 @@ class ReportData:
     @property
     def forgotten_count(self) -> int:
         """Clients whose forgetting is certified, at whatever level but none."""
-        return sum(len(one.clients) for one in self.done if one.level not in (None, "none"))
+        return sum(len(request.clients) for request in self.done if request.level not in (None, "none"))
 
     @property
     def done(self) -> tuple[Request, ...]:
         """Requests that were carried out and certified."""
-        return tuple(one for one in self.requests if one.done)
+        return tuple(request for request in self.requests if request.done)
 
     @property
     def compared(self) -> tuple[Request, ...]:
         """Requests whose rounds can be set against Scratch's."""
-        return tuple(one for one in self.requests if one.compared)
+        return tuple(request for request in self.requests if request.compared)

@@ -100,6 +100,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def byte_size(count: float) -> str:
+    """Bytes for people.
+
+    >>> byte_size(900), byte_size(5200), byte_size(31_000_000), byte_size(2.5e10)
+    ('900 B', '5.2 kB', '31.0 MB', '25.0 GB')
+    """
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
 def whole_numbers(axes: Axes, most: int = 9) -> None:
     """Round counts along x: whole, with commas."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -129,7 +141,7 @@ def _has_glyph() -> Callable[[int], int]:
 
 def plain(name: str, length: int = 18) -> str:
     """A name from the run as a figure can show it: on one line, short, and only letters the font has."""
-    shown = "".join(one if one.isprintable() and _has_glyph()(ord(one)) else "?" for one in name)
+    shown = "".join(letter if letter.isprintable() and _has_glyph()(ord(letter)) else "?" for letter in name)
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 

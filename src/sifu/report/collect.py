@@ -57,7 +57,7 @@ def _collect(reader: _RememberingReader) -> ReportData:
     view = RunView(reader)
     nodes = {row.node.node: row.node for row in reader.node_rows()}
     on_path = {row.node.node for row in view.rows}
-    evaluations = {(one.node, one.subset): one for one in reader.evaluations()}
+    evaluations = {(evaluation.node, evaluation.subset): evaluation for evaluation in reader.evaluations()}
     rounds_before = _rounds_before(nodes)
     tip = nodes[reader.tip]
     at_tip = evaluations.get((tip.node, "active"))
@@ -72,8 +72,8 @@ def _collect(reader: _RememberingReader) -> ReportData:
         client_count=len(view.clients),
         sample_count=view.population_samples,
         active_count=int(view.active.size),
-        training_rounds=max(one.position for one in nodes.values() if one.branch == 0),
-        rounds_in_all=sum(1 for one in nodes.values() if one.kind == "round"),
+        training_rounds=max(node.position for node in nodes.values() if node.branch == 0),
+        rounds_in_all=sum(1 for node in nodes.values() if node.kind == "round"),
         target=view.spec.stop.target,
         accuracy=at_tip.accuracy if at_tip else None,
         branches=_branches(nodes, on_path, rounds_before, view.requests),
@@ -115,14 +115,14 @@ def _branches(
     rounds_before: Mapping[int, int],
     requests: Sequence[RequestRow],
 ) -> tuple[Branch, ...]:
-    labels = {one.request_order: one.request for one in requests if one.request_order is not None}
-    starts = {one.branch: one for one in nodes.values() if one.kind != "round"}
+    labels = {request.request_order: request.request for request in requests if request.request_order is not None}
+    starts = {node.branch: node for node in nodes.values() if node.kind != "round"}
     rounds = dict.fromkeys(starts, 0)
     active = dict.fromkeys(starts, -1)
-    for one in nodes.values():
-        rounds[one.branch] = max(rounds[one.branch], one.position)
-        if one.node in on_path:
-            active[one.branch] = max(active[one.branch], one.position)
+    for node in nodes.values():
+        rounds[node.branch] = max(rounds[node.branch], node.position)
+        if node.node in on_path:
+            active[node.branch] = max(active[node.branch], node.position)
     return tuple(
         Branch(
             branch,
@@ -143,10 +143,10 @@ def _trace(nodes: Mapping[int, PathNode], evaluations: Evaluations) -> AccuracyT
         run += 1 if node.kind == "round" else 0
         if node.kind != "round" and node.branch > 0:
             starts.append((run, node.branch))
-        found = evaluations.get((number, "active"))
-        if found is not None:
+        evaluation = evaluations.get((number, "active"))
+        if evaluation is not None:
             x.append(run)
-            accuracy.append(found.accuracy)
+            accuracy.append(evaluation.accuracy)
             branch.append(node.branch)
     return AccuracyTrace(
         np.array(x, dtype=np.int64), np.array(accuracy), np.array(branch, dtype=np.int64), tuple(starts)
@@ -168,9 +168,9 @@ def _requests(
     rounds_before: Mapping[int, int],
     evaluations: Evaluations,
 ) -> tuple[Request, ...]:
-    scratch = {one.request: one for one in reader.comparisons() if one.method == "scratch"}
+    scratch = {comparison.request: comparison for comparison in reader.comparisons() if comparison.method == "scratch"}
     certificates = {key: json.loads(text) for key, text in reader.certificates().items()}
-    last = {one.branch: one.position for one in nodes.values()}
+    last = {node.branch: node.position for node in nodes.values()}
     stop = view.spec.stop
     result = []
     for row in view.requests:
@@ -234,16 +234,18 @@ def _attacker(row: RequestRow, certificate: Mapping[str, Any] | None) -> float:
 def _psi_panels(reader: _RememberingReader, view: RunView, evaluations: Evaluations) -> tuple[PsiPanel, ...]:
     """The latest requests that put noise on a model of the history; everyone drawn is read at once."""
     rows = [
-        one
-        for one in view.requests
-        if one.noise_node is not None and one.source_node is not None and method_info(one.method).protection == "noise"
+        request
+        for request in view.requests
+        if request.noise_node is not None
+        and request.source_node is not None
+        and method_info(request.method).protection == "noise"
     ]
-    rows = sorted(rows, key=lambda one: one.request_order or 0)[-MOST_PANELS:]
-    charged = {(one.noise_node, one.subject): float(one.psi.strip("'")) for one in reader.charges()}
+    rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]
+    charged = {(charge.noise_node, charge.subject): float(charge.psi.strip("'")) for charge in reader.charges()}
     subjects = {}
     for row in rows:
-        own = [one for one in reader.subjects() if one.request == row.request]
-        own.sort(key=lambda one: -charged.get((row.noise_node or 0, one.subject), 0.0))
+        own = [subject for subject in reader.subjects() if subject.request == row.request]
+        own.sort(key=lambda subject: -charged.get((row.noise_node or 0, subject.subject), 0.0))
         subjects[row.request] = (own[:MOST_SUBJECTS], len(own))
-    reader.remember(sorted({index for shown, _ in subjects.values() for one in shown for index in one.clients}))
+    reader.remember(sorted({index for shown, _ in subjects.values() for subject in shown for index in subject.clients}))
     return tuple(psi_panel(reader, row, *subjects[row.request], _tip_before(row, evaluations)) for row in rows)

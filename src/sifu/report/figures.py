@@ -35,7 +35,7 @@ class FigureKind:
 
     def explained(self, data: ReportData) -> str:
         """The caption that fits what was recorded."""
-        scratch = any(one.scratch_rounds is not None for one in data.done)
+        scratch = any(request.scratch_rounds is not None for request in data.done)
         return self.caption if scratch or not self.caption_without_scratch else self.caption_without_scratch
 
 

@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sifu.plots.run_data import ReportData, Request
-from sifu.plots.style import counted, inline_svg
+from sifu.plots.style import byte_size, counted, inline_svg
 from sifu.report.certificates import certificate_article
 from sifu.report.figures import FIGURES
-from sifu.report.words import moment, percent, rounds_words, size, verdict
+from sifu.report.words import moment, percent, rounds_words, verdict
 from sifu.version import __version__
 
 OPEN_UP_TO = 3  # with more requests, what every certificate repeats is folded
@@ -82,7 +82,7 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
         ("Accuracy now", percent(data.accuracy), target),
         ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting"),
         ("Model", data.model_kind, counted(data.parameters, "parameter")),
-        ("Models kept", f"{len(data.models):,}", size(stored)),
+        ("Models kept", f"{len(data.models):,}", byte_size(stored)),
     ]
 
 
@@ -118,7 +118,7 @@ def _model_rows(data: ReportData) -> list[tuple[str, ...]]:
             f"{model.node:,}",
             "current model" if model.current else ("kept to go back to" if model.on_path else "not in use"),
             f"{model.psi_max:.4g}",
-            size(model.bytes),
+            byte_size(model.bytes),
         )
         for model in data.models
     ]

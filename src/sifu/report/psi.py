@@ -29,14 +29,14 @@ def psi_panel(
     source = path.depth_of[row.source_node or 0]
     depths = _some_depths(path.tip, source)
     drawn = [
-        Subject(one.subject, one.clients, multiplier, row.scope, row.request_order or 0, 0.0, row.reserve)
-        for one in subjects
+        Subject(subject.subject, subject.clients, multiplier, row.scope, row.request_order or 0, 0.0, row.reserve)
+        for subject in subjects
     ]
-    found = [view.curve(one) for one in drawn]
-    at_source = np.array([curve.one(source) for curve in found])
+    psi_curves = [view.curve(subject) for subject in drawn]
+    at_source = np.array([curve.one(source) for curve in psi_curves])
     by_size = np.argsort(-at_source, kind="stable")
     limit = psi_star * np.sqrt(1.0 - row.reserve)
-    next_psi = max((curve.one(min(source + 1, path.tip)) for curve in found), default=0.0)
+    next_psi = max((curve.one(min(source + 1, path.tip)) for curve in psi_curves), default=0.0)
     held_back = ""
     if row.wanted_node is not None and row.wanted_node != row.source_node:
         held_back = "the latest allowed model was not kept"
@@ -49,7 +49,7 @@ def psi_panel(
         subjects=subject_count,
         joint=row.unit == "joint",
         x=rounds[depths].astype(np.int64),
-        curves=np.array([found[int(index)].at(depths) for index in by_size]),
+        curves=np.array([psi_curves[int(index)].at(depths) for index in by_size]),
         largest="" if row.unit == "joint" else view.clients[largest[0]].name,
         psi_star=psi_star,
         limit=float(limit),

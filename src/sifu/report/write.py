@@ -30,12 +30,12 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     try:
         private_folder(page.parent, parents=True)
         drawings = {}
-        for one in FIGURES:
-            figure = one.draw(data)
+        for kind in FIGURES:
+            figure = kind.draw(data)
             svg = figure_bytes(figure, "svg")
-            drawings[one.name] = svg.decode()
-            _replace(page.parent / f"{prefix}{one.name}.svg", svg)
-            _replace(page.parent / f"{prefix}{one.name}.png", figure_bytes(figure, "png"))
+            drawings[kind.name] = svg.decode()
+            _replace(page.parent / f"{prefix}{kind.name}.svg", svg)
+            _replace(page.parent / f"{prefix}{kind.name}.png", figure_bytes(figure, "png"))
         _replace(page, render_page(data, drawings).encode("utf-8", "xmlcharrefreplace"))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
