@@ -17,6 +17,7 @@ from run_tools import query, small_spec
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout
 from sifu.core.replies import Reply, ReplyGate, ReplyRules, largest_increment
+from sifu.core.round import RoundSetup
 from sifu.core.spec import Spec
 from sifu.engines.sim import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
@@ -118,9 +119,9 @@ class HostileFederation(SimulatedFederation):
 
     corrupt: Corruption
 
-    def replies(self, start: Any, position: Position, participants: Any) -> list[Reply]:
-        honest = super().replies(start, position, participants)
-        if position.round < 2:
+    def collect(self, setup: RoundSetup, drawn: Any) -> list[Reply]:
+        honest = self.replies(setup, drawn)
+        if setup.position.round < 2:
             return honest
         return [bad for one in honest for bad in (self.corrupt(one) if one.client == VICTIM else [one])]
 
@@ -274,12 +275,12 @@ def test_a_bound_on_updates_bounds_every_psi_beforehand(bound: float, rate: floa
     rng = np.random.default_rng(seed)
 
     class Liars(HostileFederation):
-        def replies(self, start: Any, position: Position, participants: Any) -> list[Reply]:
-            directions = rng.normal(size=(participants.size, start.size))
-            lengths = rng.uniform(0.0, 2.0 * bound, participants.size) / np.linalg.norm(directions, axis=1)
-            moved = start + directions * lengths[:, None]
-            counts = [self.clients[c].samples for c in participants]
-            return [Reply(c, position, n, v) for c, n, v in zip(participants.tolist(), counts, moved, strict=True)]
+        def collect(self, setup: RoundSetup, drawn: Any) -> list[Reply]:
+            directions = rng.normal(size=(drawn.size, setup.start.size))
+            lengths = rng.uniform(0.0, 2.0 * bound, drawn.size) / np.linalg.norm(directions, axis=1)
+            moved = setup.start + directions * lengths[:, None]
+            counts = [self.clients[c].samples for c in drawn]
+            return [Reply(c, setup.position, n, v) for c, n, v in zip(drawn.tolist(), counts, moved, strict=True)]
 
     engine = federation(Liars, ReplyRules("reply", bound), server_rate=rate)
     found = engine.run_round(engine.initial_model(0), PLACE, ACTIVE)

@@ -31,6 +31,12 @@ class ModelLayout:
         """The number of parameters, d."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    def own_copy(self, model: Vector) -> Vector:
+        """A copy of a flat model in the element type of this layout; another size is refused."""
+        vector: Vector = np.array(model, dtype=self.dtype)
+        self._check_size(vector)
+        return vector
+
     def flatten(self, arrays: Mapping[str, NDArray[np.floating]]) -> Vector:
         """One vector of all arrays, in order; a missing name or another shape is refused."""
         parts = []
@@ -44,11 +50,14 @@ class ModelLayout:
 
     def unflatten(self, vector: Vector) -> dict[str, Vector]:
         """The named arrays of a flat vector (views where possible)."""
-        if vector.shape != (self.size,):
-            raise InputError(f"a model of {self.size} parameters was expected, found shape {vector.shape}")
+        self._check_size(vector)
         arrays, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             stop = start + math.prod(shape)
             arrays[name] = vector[start:stop].reshape(shape)
             start = stop
         return arrays
+
+    def _check_size(self, vector: Vector) -> None:
+        if vector.shape != (self.size,):
+            raise InputError(f"a model of {self.size} parameters was expected, found shape {vector.shape}")

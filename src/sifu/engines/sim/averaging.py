@@ -39,13 +39,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sifu.core.round import Average
 from sifu.engines.sim.client_blocks import Part, PartPlaces
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, up
@@ -57,21 +57,6 @@ KEEP_BYTES = 2**30
 """Local models are kept between the two passes up to this size, and trained again beyond it."""
 TOLERATED_EXCESS = 1e-6
 """A drift found without building models exceeds the computed value by no more than this, relatively."""
-
-
-@dataclass(frozen=True)
-class Average:
-    """The mean of a round less the model it started from, and every participant's distance to it, rounded up.
-
-    `not_finite` lists the places of participants whose model has a NaN or an Inf; if it is not empty, or if
-    the mean overflowed, nothing else means anything.
-    """
-
-    step: Floats
-    drifts: Floats
-    mean_shift: float
-    gram: Floats | None
-    not_finite: tuple[int, ...]
 
 
 class LocalUpdates(Protocol):
@@ -221,7 +206,7 @@ def average(
     sums = [one.weighted_sum(shares) for one in updates]
     mean = sum(sums[1:], start=sums[0])
     step = mean.numpy() if offset is None else offset + mean.numpy()
-    mean_norm = _norm_up(mean.numpy())
+    mean_norm = norm_up(mean.numpy())
     if not (math.isfinite(mean_norm) or np.isfinite(mean.numpy()).all()):
         return Average(step, np.zeros(count), 0.0, None, _not_finite(updates))
     drifts = np.zeros(count)
@@ -233,7 +218,7 @@ def average(
         drifts += mean_error
         drifts = np.where(drifts == 0.0, 0.0, np.nextafter(drifts, np.inf))
         drifts[np.isnan(drifts)] = np.inf  # what overflowed on the way bounds nothing
-    shift = mean_norm if offset is None else _norm_up(step)
+    shift = mean_norm if offset is None else norm_up(step)
     if mean_error or offset_error:
         shift = up(shift + mean_error + offset_error)
     return Average(step, drifts, shift, _gram(updates, mean, count) if want_gram else None, ())
@@ -265,17 +250,8 @@ def _repaired(norms: Floats, rows: Floats) -> Floats:
     trusted = (norms > 1e-140) & (norms < 1e140)
     if not trusted.all():
         for place in np.flatnonzero(~trusted):
-            norms[place] = _norm_up(rows[place])
+            norms[place] = norm_up(rows[place])
     return norms
-
-
-def _norm_up(vector: Floats) -> float:
-    """`norm_up`, also where every square underflows to zero."""
-    length = norm_up(vector)
-    if length != 0.0:
-        return length
-    largest = float(np.max(np.abs(vector), initial=0.0))
-    return up(norm_up(vector / largest) * largest) if largest > 0.0 else 0.0
 
 
 def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sifu.core.engine import Position
 from sifu.core.noise import NoiseSource, NormalSource, SystemNormals
 from sifu.core.randomness import keyed_generator
+from sifu.core.round import Average
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, UNIT_ROUNDOFF, enlargement, norm_up
@@ -41,22 +42,6 @@ def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class ClippedAverage:
-    """What the server takes of a round: `step` = sum_i w_i (c_i + noise_i), and each participant's distance to it.
-
-    Norms are rounded up. `updates` are the c_i + noise_i as they were sent, `not_finite` the places of participants
-    whose update has a NaN or an Inf; if there are any, nothing else means anything.
-    """
-
-    step: Floats
-    updates: Floats
-    drifts: Floats
-    mean_shift: float
-    gram: Floats | None
-    not_finite: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Clipping:
     """Clipping to `clip`, and noise of `noise` times that, from the operating system or keyed by place."""
 
@@ -72,13 +57,13 @@ class Clipping:
         participants: ClientIndices,
         samples: Integers,
         want_gram: bool,
-    ) -> ClippedAverage:
-        """Clip, add noise, average."""
+    ) -> Average:
+        """Clip, add noise, average: `updates` are the c_i + noise_i as they were sent, `step` is their mean."""
         sent = clip_rows(updates, self.clip)
         count, size = sent.shape
         bad = tuple(int(place) for place in np.flatnonzero(~np.isfinite(sent).all(axis=1)))
         if bad:
-            return ClippedAverage(np.zeros(size), sent, np.zeros(count), 0.0, None, bad)
+            return Average(np.zeros(size), np.zeros(count), 0.0, None, bad, updates=sent)
         weights = samples / samples.sum()
         step = weights @ sent
         if self.noise > 0.0:
@@ -90,7 +75,8 @@ class Clipping:
         largest = float(drifts.max()) + norm_up(step)
         error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # of the two weighted sums and what joins them
         gram = differences @ differences.T if want_gram else None
-        return ClippedAverage(step, sent, (drifts + error) * ROUNDED_UP, norm_up(step) + error, gram, ())
+        drifts = (drifts + error) * ROUNDED_UP
+        return Average(step, drifts, norm_up(step) + error, gram, (), updates=sent)
 
     def _draw(self, position: Position, client: int, size: int) -> Floats:
         normals: NormalSource = SystemNormals()

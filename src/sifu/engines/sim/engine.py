@@ -1,7 +1,8 @@
 """The embedded simulator: FedAvg over clients that live in this process.
 
-One round (eq. 5 of the paper): draw the participants, train each from the same model, average, step with the server
-rate. Same model, position and active clients give the same bits on one machine with one number of threads.
+A round is `sifu.core.round`: this engine trains the participants, averages them in the same pass where it can, and
+looks at every model by itself where it must. Same model, position and active clients give the same bits on one machine
+with one number of threads.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sifu.core.engine import Evaluation, Position, RoundResult
+from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.noise import NoiseSource
-from sifu.core.replies import Reply, ReplyGate, ReplyRules
-from sifu.engines.sim.averaging import Average, average_models
+from sifu.core.replies import Reply, ReplyRules
+from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
+from sifu.engines.sim.averaging import average_models
 from sifu.engines.sim.clients import ClientData, check_clients, count_outputs, input_shape
-from sifu.engines.sim.clipping import OUTSIDE, ClippedAverage, Clipping
+from sifu.engines.sim.clipping import OUTSIDE, Clipping
 from sifu.engines.sim.cpu_conv.conv_trainer import ConvTrainer
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.engines.sim.linear import VectorisedTrainer
@@ -31,13 +34,30 @@ from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, make_model
 from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.engines.sim.smoothness import linear_curvature
 from sifu.engines.sim.threads import one_thread
-from sifu.errors import InputError, RoundRejectedError
-from sifu.theory.draws import Places, base_key, place_key
+from sifu.errors import InputError
+from sifu.theory.draws import Places, base_key
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.rounding import norm_up
 
 Strategy = Literal["auto", "loop", "vectorised"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of local training: the mean of all models, or the models themselves as rows."""
+
+    participants: ClientIndices
+    mean: Average | None = None
+    models: NDArray[np.floating] | None = None
+
+    def usable(self, start: Vector, limit: float) -> bool:
+        """Whether no client's model has to be refused, as far as this can be seen without looking at each of them."""
+        if self.mean is not None:
+            # No client moved further than the largest drift and the shift of the mean together.
+            reach = float(self.mean.drifts.max(initial=0.0)) + self.mean.mean_shift
+            return not self.mean.not_finite and reach <= limit
+        return self.models is not None and bool(np.isfinite(self.models - start).all())
 
 
 class SimulatedFederation:
@@ -184,6 +204,16 @@ class SimulatedFederation:
         return self._facts
 
     @property
+    def samples(self) -> NDArray[np.int64]:
+        """|D_i| of every known client."""
+        return self._samples
+
+    @property
+    def participation_key(self) -> int:
+        """What draws of participants are keyed by."""
+        return self._participation_key
+
+    @property
     def sizes(self) -> ClientSizes | None:
         """What rounding of a linear model depends on, client by client."""
         return self._sizes
@@ -208,165 +238,94 @@ class SimulatedFederation:
     ) -> RoundResult:
         """One round of FedAvg; drifts and shift are to the float64 mean, before it is rounded to float32.
 
-        `absent` clients are drawn like everyone and then left out, their slots not refilled: the counterfactual
-        that Psi bounds the distance to.
+        `absent` clients are drawn and then left out (`RoundSetup`). Noise that is not seeded is drawn anew when a
+        round is run again.
         """
-        start = self._checked_model(model)
+        start = self._layout.own_copy(model)
         chosen = self._checked_clients(active, "active")
-        participants = self._facts.participation.draw(
-            self._last_checked if chosen is self._last_checked.index else chosen,
-            place_key(self._participation_key, position.branch, position.round),
-        )
-        if absent is not None:
-            participants = np.setdiff1d(participants, absent)
-        samples = self._samples[participants]
-        if participants.size == 0:
-            gram = np.zeros((0, 0)) if want_gram else None
-            return RoundResult(start, participants, samples, np.zeros(0), 0.0, 0.0, gram)
-        if self._reply_rules.update_bound or type(self).replies is not SimulatedFederation.replies:
-            return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
+        places = self._last_checked if chosen is self._last_checked.index else chosen
+        return run_round(self, RoundSetup(start, position, places, want_gram, want_updates, absent))
+
+    def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Trained | Sequence[Reply]:
+        """Train the clients that were drawn: only the mean of their models, where nobody has to see each of them."""
+        if self._reply_rules.update_bound:
+            return self.replies(setup, drawn)
         if self._clipping:
-            return self._clipped_round(self._clipping, start, position, active, participants, want_gram, want_updates)
-        found = self._trainer.average(start, position, participants, samples, want_gram)
-        # No client moved further than the largest drift and the shift of the mean together.
-        reach = float(found.drifts.max(initial=0.0)) + found.mean_shift
-        if self._reply_rules.on_rejection != "stop" and (found.not_finite or not reach <= self._reply_rules.limit):
-            return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
-        exact_start = start.astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            rate = self._facts.server_rate
-            new = (exact_start + (found.step if rate == 1.0 else rate * found.step)).astype(self._layout.dtype)
-        self._reject_not_finite(found, new, position, participants)
-        rounding = self.rounding_allowance(norm_up(exact_start), participants) if self._rounding else 0.0
-        updates = None
-        if want_updates:
-            updates = self.local_updates(start, position, participants, self._training.steps)
-        return RoundResult(new, participants, samples, found.drifts, found.mean_shift, rounding, found.gram, updates)
+            return Trained(drawn, models=self._train(setup.start, setup.position, drawn, self._training.steps))
+        samples = self._samples[drawn]
+        return Trained(drawn, mean=self._trainer.average(setup.start, setup.position, drawn, samples, setup.want_gram))
 
-    def _clipped_round(
-        self,
-        clipping: Clipping,
-        start: Vector,
-        position: Position,
-        active: ClientIndices,
-        participants: ClientIndices,
-        want_gram: bool,
-        want_updates: bool,
-    ) -> RoundResult:
-        """A round of clipped, perhaps noised updates; its noise is drawn anew if it is run again (unless seeded)."""
-        updates = self.local_updates(start, position, participants, self._training.steps)
-        if self._reply_rules.on_rejection != "stop" and not bool(np.isfinite(updates).all()):
-            return self._round_of_replies(start, position, active, participants, want_gram, want_updates)
-        samples = self._samples[participants]
-        found = clipping.average(updates, position, participants, samples, want_gram)
-        new = (start.astype(np.float64) + self._facts.server_rate * found.step).astype(self._layout.dtype)
-        self._reject_not_finite(found, new, position, participants)
-        sent = found.updates.astype(self._layout.dtype) if want_updates else None
-        return RoundResult(new, participants, samples, found.drifts, found.mean_shift, 0.0, found.gram, sent)
-
-    def replies(self, start: Vector, position: Position, participants: ClientIndices) -> list[Reply]:
-        """What the participants send back: their models. An engine of less honest clients says something else."""
-        models = np.zeros((participants.size, start.size), dtype=self._layout.dtype)
-        for places, rows in self._trainer.train(start, position, participants, self._training.steps):
-            models[places] = rows.numpy()
-        samples = self._samples[participants].tolist()
+    def replies(self, setup: RoundSetup, participants: ClientIndices) -> list[Reply]:
+        """What the participants send back: their models."""
+        models = self._train(setup.start, setup.position, participants, self._training.steps)
         return [
-            Reply(client, position, count, model)
-            for client, count, model in zip(participants.tolist(), samples, models, strict=True)
+            Reply(client, setup.position, count, model)
+            for client, count, model in zip(
+                participants.tolist(), self._samples[participants].tolist(), models, strict=True
+            )
         ]
 
-    def _round_of_replies(
-        self,
-        start: Vector,
-        position: Position,
-        active: ClientIndices,
-        participants: ClientIndices,
-        want_gram: bool,
-        want_updates: bool,
-    ) -> RoundResult:
-        """A round in which every reply is looked at by itself, and only those that can be used are averaged."""
+    def gate(
+        self, setup: RoundSetup, drawn: ClientIndices, collected: Trained | Sequence[Reply]
+    ) -> tuple[Trained | AcceptedModels | None, tuple[Rejection, ...]]:
+        """Look at every reply by itself where there is a reason to; otherwise all that was collected may be used."""
         rules = self._reply_rules
-        gone = set(range(len(self._clients))) - set(np.asarray(active).tolist())
-        asked = participants.tolist()
-        gate = ReplyGate(start, position, asked, self._layout, self._clients, rules, forgotten=gone)
-        for reply in self.replies(start, position, participants):
-            gate.take(reply)
-        rejections = gate.finish()
-        if rules.on_rejection == "stop" and any(one.left_out for one in rejections):
-            names = [f"{one.client!r}: {one.reason}" for one in rejections if one.left_out]
-            listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise RoundRejectedError(
-                f"round {position.round} of branch {position.branch} was rejected and changed nothing: {len(names)} of "
-                f"{participants.size} replies cannot be used ({listed}). See server.rejected"
-            )
-        taken = np.array(sorted(gate.accepted), dtype=np.int64)
-        samples = self._samples[taken]
-        if taken.size == 0:
-            gram = np.zeros((0, 0)) if want_gram else None
-            return RoundResult(start, taken, samples, np.zeros(0), 0.0, 0.0, gram, rejections=rejections)
-        models = np.stack([gate.accepted[int(client)] for client in taken])
-        updates = models - start
-        found: Average | ClippedAverage
-        if self._clipping:
-            found = self._clipping.average(updates, position, taken, samples, want_gram)
-            updates = found.updates.astype(self._layout.dtype)
+        if isinstance(collected, Trained):
+            if rules.on_rejection == "stop" or collected.usable(setup.start, rules.limit):
+                return collected, ()  # `step` stops the training if a model is not finite
+            collected = self.replies(setup, drawn)
+        active = setup.active.index if isinstance(setup.active, Places) else setup.active
+        forgotten = set(range(len(self._clients))) - set(active.tolist())
+        return gate_replies(self, setup, drawn, collected, rules, forgotten)
+
+    def average(self, setup: RoundSetup, accepted: Trained | AcceptedModels) -> Average:
+        """The mean that training brought along, or that of the models one by one."""
+        start, position, participants = setup.start, setup.position, accepted.participants
+        samples = self._samples[participants]
+        if isinstance(accepted, Trained) and accepted.mean is not None:
+            average = accepted.mean
+            if setup.want_updates:
+                updates = self.local_updates(start, position, participants, self._training.steps)
+                average = replace(average, updates=updates)
         else:
-            rows = [(slice(0, taken.size), torch.from_numpy(models))]
+            models = np.asarray(accepted.models)
+            updates = models - start  # averaging works on the rows in place, so this comes first
+            if self._clipping:
+                return self._clipping.average(updates, position, participants, samples, setup.want_gram)
+            rows = [(slice(0, participants.size), torch.from_numpy(models))]
             # As in `ConvTrainer.average`: no thread is left spinning on the cores that train.
             with one_thread() if isinstance(self._trainer, ConvTrainer) else nullcontext():
-                found = average_models(lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, want_gram)
-        new = (start.astype(np.float64) + self._facts.server_rate * found.step).astype(self._layout.dtype)
-        self._reject_not_finite(found, new, position, taken)
-        rounding = 0.0 if self._clipping else self.rounding_allowance(norm_up(start.astype(np.float64)), taken)
-        sent = updates if want_updates else None
-        return RoundResult(new, taken, samples, found.drifts, found.mean_shift, rounding, found.gram, sent, rejections)
+                average = average_models(
+                    lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, setup.want_gram
+                )
+            average = replace(average, updates=updates)
+        if self._rounding is None:
+            return average
+        return replace(average, rounding=self._rounding.of_round(norm_up(start), participants))
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i - model of each client after its first `steps` local steps of this position."""
-        return self.local_models(model, position, clients, steps) - self._checked_model(model)
+        return self.local_models(model, position, clients, steps) - self._layout.own_copy(model)
 
     def local_models(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i of each client after its first `steps` local steps of this position."""
-        start = self._checked_model(model)
-        chosen = self._checked_clients(clients, "trained")
-        found = np.zeros((chosen.size, start.size), dtype=self._layout.dtype)
-        for places, models in self._trainer.train(start, position, chosen, steps):
-            found[places] = models.numpy()
-        return found
+        return self._train(self._layout.own_copy(model), position, self._checked_clients(clients, "trained"), steps)
+
+    def _train(self, start: Vector, position: Position, clients: ClientIndices, steps: int) -> NDArray[np.floating]:
+        trained = np.zeros((clients.size, start.size), dtype=self._layout.dtype)
+        for places, models in self._trainer.train(start, position, clients, steps):
+            trained[places] = models.numpy()
+        return trained
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Samples, correct predictions (0 for regression) and sum of losses of each of `clients`, in their order."""
         chosen = self._checked_clients(clients, "evaluated")
-        correct, loss_sum = self._trainer.evaluate(self._checked_model(model), chosen)
+        correct, loss_sum = self._trainer.evaluate(self._layout.own_copy(model), chosen)
         return Evaluation(chosen.copy(), self._samples[chosen], correct, loss_sum)
-
-    def _reject_not_finite(
-        self, found: Average | ClippedAverage, new: Vector, position: Position, participants: ClientIndices
-    ) -> None:
-        if bool(np.isfinite(new).all()) and not found.not_finite:
-            return
-        where = f"round {position.round} of branch {position.branch} was rejected and changed nothing: "
-        advice = f"; lower the local rate ({self._training.rate:g}) or look at the data"
-        if not found.not_finite:
-            raise RoundRejectedError(
-                f"{where}every client's model is finite but the averaged model overflows {self._layout.dtype}{advice}"
-            )
-        names = [repr(self._clients[participants[place]].name) for place in found.not_finite]
-        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise RoundRejectedError(
-            f"{where}{len(names)} of {participants.size} clients returned a model with NaN or Inf ({listed}){advice}"
-        )
-
-    def _checked_model(self, model: Vector) -> Vector:
-        """A copy of `model` in the training type."""
-        vector = np.array(model, dtype=self._layout.dtype)
-        if vector.shape != (self._layout.size,):
-            raise InputError(f"a model of {self._layout.size} parameters was expected, found shape {vector.shape}")
-        return vector
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """`clients` as indices of known clients, none of them twice; an argument that may change is never kept."""

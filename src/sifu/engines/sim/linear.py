@@ -25,7 +25,8 @@ from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
-from sifu.engines.sim.averaging import Average, DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
+from sifu.core.round import Average
+from sifu.engines.sim.averaging import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
 from sifu.engines.sim.batches import draw_batches
 from sifu.engines.sim.client_blocks import Part, PartPlaces, RowWeights, cut_into_groups, make_block
 from sifu.engines.sim.clients import CheckedClient

@@ -16,7 +16,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
-from sifu.engines.sim.averaging import Average, average_models
+from sifu.core.round import Average
+from sifu.engines.sim.averaging import average_models
 from sifu.engines.sim.batches import batch_sequence
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.dropout import KeyedDropout, dropout_key

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
-from sifu.engines.sim.averaging import Average, average_models
+from sifu.core.round import Average
+from sifu.engines.sim.averaging import average_models
 from sifu.engines.sim.batches import batch_sequence
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.cpu_conv.conv_pass import (

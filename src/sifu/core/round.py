@@ -1,0 +1,214 @@
+"""One round of federated averaging in five named steps, written once for every engine.
+
+    draw      who takes part: keyed by the place, the same on every engine
+    collect   what the participants make of the model they are handed
+    gate      what of it may be used; a reply is not trusted, and a refusal is recorded
+    average   mean = sum_i w_i theta_i with w_i = |D_i| / sum_j |D_j|, and every drift ||theta_i - mean||
+    step      theta + g (mean - theta), in float64, then rounded to the model's own type (eq. 4)
+
+Drawing and stepping are the same everywhere and are done here. An engine brings the three steps between them
+(`RoundSteps`). It may train and average in one pass where no single model has to be looked at; a batched program on
+a GPU runs all five at once and is held to the same results by its tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Position, Rejection, RoundResult
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.replies import Reply, ReplyGate, ReplyRules
+from sifu.errors import RoundRejectedError
+from sifu.theory.draws import Places, place_key
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices, Participation
+
+LISTED = 5
+"""How many clients an error names."""
+
+
+@dataclass(frozen=True)
+class RoundSetup:
+    """What a round is asked to do: from which model, where, among whom, and what it brings along.
+
+    `start` is a copy in the model's own type. `absent` clients are drawn like everyone and then left out, their slots
+    not refilled: the counterfactual that Psi bounds the distance to.
+    """
+
+    start: Vector
+    position: Position
+    active: ClientIndices | Places
+    want_gram: bool = False
+    want_updates: bool = False
+    absent: ClientIndices | None = None
+
+
+@dataclass(frozen=True)
+class Average:
+    """The mean of a round less the model it started from, and every participant's distance to it, rounded up.
+
+    `rounding` bounds floating point (see `RoundResult`), `updates` are those that were averaged, where known.
+    `not_finite` lists the places of participants whose model has a NaN or an Inf; if it is not empty, or if the
+    mean overflowed, nothing else means anything.
+    """
+
+    step: NDArray[np.float64]
+    drifts: NDArray[np.float64]
+    mean_shift: float
+    gram: NDArray[np.float64] | None
+    not_finite: tuple[int, ...]
+    rounding: float = 0.0
+    updates: NDArray[np.floating] | None = None
+
+
+@dataclass(frozen=True)
+class AcceptedModels:
+    """The models of a round that may be averaged, one by one, in the order of their clients' indices."""
+
+    participants: ClientIndices
+    models: Sequence[Vector]
+
+
+class HasParticipants(Protocol):
+    """What a gate lets through: whose it is."""
+
+    @property
+    def participants(self) -> ClientIndices: ...
+
+
+Collected = TypeVar("Collected")
+Accepted = TypeVar("Accepted", bound=HasParticipants)
+
+
+class RoundSteps(Protocol[Collected, Accepted]):
+    """What an engine brings to a round."""
+
+    @property
+    def layout(self) -> ModelLayout: ...
+
+    @property
+    def clients(self) -> tuple[ClientProfile, ...]: ...
+
+    @property
+    def facts(self) -> TrainingFacts: ...
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """|D_i| of every known client."""
+        ...
+
+    @property
+    def participation_key(self) -> int:
+        """What draws of participants are keyed by: `base_key(seed, "participation")`."""
+        ...
+
+    def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Collected:
+        """What comes back from the clients that were drawn (at least one), by whatever road."""
+        ...
+
+    def gate(
+        self, setup: RoundSetup, drawn: ClientIndices, collected: Collected
+    ) -> tuple[Accepted | None, tuple[Rejection, ...]]:
+        """What of it may be used, None for a round that does not count, and every reply that was refused."""
+        ...
+
+    def average(self, setup: RoundSetup, accepted: Accepted) -> Average | None:
+        """The mean and the drifts of what was let through; None if the round turns out not to count."""
+        ...
+
+
+def run_round(steps: RoundSteps[Collected, Accepted], setup: RoundSetup) -> RoundResult:
+    """Draw, collect, gate, average, step. A round that nobody takes part in leaves the model as it was."""
+    drawn = draw(steps.facts.participation, steps.participation_key, setup)
+    if drawn.size == 0:
+        return _empty(setup)
+    collected = steps.collect(setup, drawn)
+    accepted, rejections = steps.gate(setup, drawn, collected)
+    average = None if accepted is None else steps.average(setup, accepted)
+    if accepted is None or average is None:
+        return _empty(setup, rejections)
+    participants, updates = accepted.participants, average.updates if setup.want_updates else None
+    return RoundResult(
+        step(steps, setup, participants, average),
+        participants,
+        steps.samples[participants],
+        average.drifts,
+        average.mean_shift,
+        average.rounding,
+        average.gram,
+        None if updates is None else updates.astype(steps.layout.dtype, copy=False),
+        rejections,
+    )
+
+
+def draw(participation: Participation, key: int, setup: RoundSetup) -> ClientIndices:
+    """The participants of a round, sorted."""
+    drawn = participation.draw(setup.active, place_key(key, setup.position.branch, setup.position.round))
+    return drawn if setup.absent is None else np.setdiff1d(drawn, setup.absent)
+
+
+def gate_replies(
+    steps: RoundSteps[Collected, Accepted],
+    setup: RoundSetup,
+    drawn: ClientIndices,
+    replies: Iterable[Reply],
+    rules: ReplyRules,
+    forgotten: Iterable[int],
+) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
+    """Check replies one by one; where the rules say so, one that cannot be used stops the training with a sentence."""
+    asked, position = drawn.tolist(), setup.position
+    gate = ReplyGate(setup.start, position, asked, steps.layout, steps.clients, rules, forgotten=set(forgotten))
+    for reply in replies:
+        gate.take(reply)
+    rejections = gate.finish()
+    left_out = [f"{rejection.client!r}: {rejection.reason}" for rejection in rejections if rejection.left_out]
+    if left_out and rules.on_rejection == "stop":
+        raise RoundRejectedError(
+            f"{_rejected(position)}{len(left_out)} of {len(asked)} replies cannot be used ({_listed(left_out)}). "
+            "See server.rejected"
+        )
+    if not gate.accepted:
+        return None, rejections
+    participants = np.array(sorted(gate.accepted), dtype=np.int64)
+    return AcceptedModels(participants, [gate.accepted[client] for client in participants.tolist()]), rejections
+
+
+def step(
+    steps: RoundSteps[Collected, Accepted], setup: RoundSetup, participants: ClientIndices, average: Average
+) -> Vector:
+    """theta + g (mean - theta); a model with a NaN or an Inf is refused, and its clients are named."""
+    rate, dtype = steps.facts.server_rate, steps.layout.dtype
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = average.step if rate == 1.0 else rate * average.step
+        new: Vector = (setup.start.astype(np.float64) + moved).astype(dtype)
+    if bool(np.isfinite(new).all()) and not average.not_finite:
+        return new
+    where = _rejected(setup.position)
+    advice = f"; lower the local rate ({steps.facts.local_rate:g}) or look at the data"
+    if not average.not_finite:
+        raise RoundRejectedError(
+            f"{where}every client's model is finite but the averaged model overflows {dtype}{advice}"
+        )
+    names = [repr(steps.clients[participants[place]].name) for place in average.not_finite]
+    raise RoundRejectedError(
+        f"{where}{len(names)} of {participants.size} clients returned a model with NaN or Inf "
+        f"({_listed(names)}){advice}"
+    )
+
+
+def _empty(setup: RoundSetup, rejections: tuple[Rejection, ...] = ()) -> RoundResult:
+    nobody, gram = np.zeros(0, dtype=np.int64), np.zeros((0, 0)) if setup.want_gram else None
+    return RoundResult(setup.start, nobody, nobody, np.zeros(0), 0.0, 0.0, gram, rejections=rejections)
+
+
+def _rejected(position: Position) -> str:
+    return f"round {position.round} of branch {position.branch} was rejected and changed nothing: "
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
