@@ -1,10 +1,10 @@
-"""One round of federated averaging in five named steps, written once for every engine.
+"""One round of federated averaging in five named steps, written once for every engine (docs/theory.md, section 2.1).
 
     draw      who takes part: keyed by the place, the same on every engine
     collect   what the participants make of the model they are handed
     gate      what of it may be used; a reply is not trusted, and a refusal is recorded
     average   mean = sum_i w_i theta_i with w_i = |D_i| / sum_j |D_j|, and every drift ||theta_i - mean||
-    step      theta + g (mean - theta), in float64, then rounded to the model's own type (eq. 4)
+    step      theta + g (mean - theta), in float64, then rounded to the model's own type (eq. 5)
 
 Drawing and stepping are the same everywhere and are done here. An engine brings the three steps between them
 (`RoundSteps`). It may train and average in one pass where no single model has to be looked at; a batched program on
@@ -24,6 +24,7 @@ from sifu.core.engine import Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import Reply, ReplyGate, ReplyRules
 from sifu.errors import RoundRejectedError
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.draws import Places, place_key
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices, Participation
@@ -57,10 +58,10 @@ class Average:
     mean overflowed, nothing else means anything.
     """
 
-    step: NDArray[np.float64]
-    drifts: NDArray[np.float64]
+    step: Floats
+    drifts: Floats
     mean_shift: float
-    gram: NDArray[np.float64] | None
+    gram: Floats | None
     not_finite: tuple[int, ...]
     rounding: float = 0.0
     updates: NDArray[np.floating] | None = None
@@ -98,7 +99,7 @@ class RoundSteps(Protocol[Collected, Accepted]):
     def facts(self) -> TrainingFacts: ...
 
     @property
-    def samples(self) -> NDArray[np.int64]:
+    def samples(self) -> Integers:
         """|D_i| of every known client."""
         ...
 
@@ -127,8 +128,8 @@ def run_round(steps: RoundSteps[Collected, Accepted], setup: RoundSetup) -> Roun
     drawn = draw(steps.facts.participation, steps.participation_key, setup)
     if drawn.size == 0:
         return _empty(setup)
-    collected = steps.collect(setup, drawn)
-    accepted, rejections = steps.gate(setup, drawn, collected)
+    # Nothing here holds on to what was collected: a gate keeps copies, and replies of large models fill the memory.
+    accepted, rejections = steps.gate(setup, drawn, steps.collect(setup, drawn))
     average = None if accepted is None else steps.average(setup, accepted)
     if accepted is None or average is None:
         return _empty(setup, rejections)
@@ -166,7 +167,7 @@ def gate_replies(
     for reply in replies:
         gate.take(reply)
     rejections = gate.finish()
-    left_out = [f"{rejection.client!r}: {rejection.reason}" for rejection in rejections if rejection.left_out]
+    left_out = [f"{rejection.client}: {rejection.reason}" for rejection in rejections if rejection.left_out]
     if left_out and rules.on_rejection == "stop":
         raise RoundRejectedError(
             f"{_rejected(position)}{len(left_out)} of {len(asked)} replies cannot be used ({_listed(left_out)}). "

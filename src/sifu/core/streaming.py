@@ -89,8 +89,19 @@ def stream_rounds(
 ) -> Iterator[StreamedRound]:
     """Rounds of any engine from `model`, each checked to be finite."""
     if isinstance(engine, StreamingEngine):
-        yield from engine.run_rounds(model, position, active, wanted)
-        return
+        return engine.run_rounds(model, position, active, wanted)
+    return rounds_one_by_one(engine, model, position, active, wanted, engine.evaluate)
+
+
+def rounds_one_by_one(
+    engine: Engine,
+    model: Vector,
+    position: Position,
+    active: ClientIndices,
+    wanted: RoundsWanted,
+    evaluate: Callable[[Vector, ClientIndices], Evaluation | None],
+) -> Iterator[StreamedRound]:
+    """Rounds of an engine that runs each when it is taken; `evaluate` may find that nobody answers (None)."""
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on it from round to round
     for start in range(position.round, wanted.stop.max_rounds):
@@ -115,7 +126,7 @@ def stream_rounds(
             result.rounding,
             norm(model.astype(np.float64) - wanted.origin),
             lambda model=model: model,  # type: ignore[misc]
-            engine.evaluate(model, active) if is_evaluated(wanted.stop, start + 1) else None,
+            evaluate(model, active) if is_evaluated(wanted.stop, start + 1) else None,
             result.gram,
             result.updates,
             result.rejections,

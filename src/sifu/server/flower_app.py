@@ -19,7 +19,8 @@ from sifu.api.start_run import check_same_spec, create_run, open_run
 from sifu.choices import Level
 from sifu.core.identity import Admitted, plain
 from sifu.core.spec import Spec
-from sifu.engines.flower.engine import Blueprint, FlowerFederation, Patience
+from sifu.engines.flower.blueprint import Blueprint, Patience
+from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster, KeyRoster, Roster

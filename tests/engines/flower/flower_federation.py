@@ -9,8 +9,9 @@ from flwr.app import Context
 from memory_grid import MemoryGrid
 
 from sifu.core.spec import Spec
+from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.engine import FlowerFederation, Patience
+from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster
 from sifu.engines.flower.wire import profile_message, read_profile

@@ -14,7 +14,7 @@ from memory_grid import lost
 from sifu.core.engine import Position
 from sifu.core.streaming import RoundsWanted
 from sifu.engines.flower.averaging import average_replies
-from sifu.engines.flower.engine import Patience
+from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN, arrays_of
 from sifu.engines.sim.averaging import average_models
 from sifu.errors import NobodyAnsweredError, RoundRejectedError

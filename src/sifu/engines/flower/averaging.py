@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sifu.core.layout import Vector
-from sifu.engines.sim.averaging import Average
+from sifu.core.round import Average
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, up
 
@@ -44,7 +44,8 @@ def average_replies(rows: Sequence[Vector], start: Floats, samples: Integers, wa
     bad = tuple(place for place in np.flatnonzero(~np.isfinite(norms)).tolist() if not np.isfinite(rows[place]).all())
     if bad or not np.isfinite(mean).all():
         return Average(mean - start, np.zeros(count), 0.0, None, bad)
-    for place in np.flatnonzero(~((norms > 1e-140) & (norms < 1e140))):  # its squares over- or underflowed
+    trusted = (norms > 1e-140) & (norms < 1e140)
+    for place in np.flatnonzero(~trusted).tolist():  # its squares over- or underflowed
         norms[place] = norm_up(rows[place].astype(np.float64) - mean)
     # A float64 sum of M weighted rows is off by at most (M + 2) u max ||row||.
     error = (count + 2) * UNIT_ROUNDOFF * (norm_up(mean) + float(norms.max())) * 1.001 if count > 1 else 0.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from flwr.app import Message
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 LONGEST_REASON = 200
-
-
-@dataclass(frozen=True)
-class Incident:
-    """Something that went otherwise than asked: of a client, or of a whole round (then without a name)."""
-
-    branch: int
-    round: int
-    client: str
-    what: str
 
 
 class Exchange:

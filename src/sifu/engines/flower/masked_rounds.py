@@ -1,4 +1,4 @@
-"""The server's side of a masked round: it learns who took part, the mean, and one number of each client.
+"""The steps of a masked round on the server: it learns who took part, the mean, and one number of each client.
 
 Whoever is not ready in time was absent from the round. From then on everybody is needed: the masks of those who are
 ready cancel only in the sum over all of them, so a round in which one masked update is missing is dropped whole, and so
@@ -9,16 +9,17 @@ its drift is recorded as infinite: Psi unbounded, never zero.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.core.engine import Position
-from sifu.core.layout import ModelLayout, Vector
-from sifu.engines.flower.exchange import Exchange
+from sifu.core.engine import Rejection
+from sifu.core.layout import ModelLayout
+from sifu.core.round import Average, RoundSetup
 from sifu.engines.flower.masking import LEAST_PARTICIPANTS, FixedPoint
+from sifu.engines.flower.rounds import FlowerRound
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
     MASKED_TRAIN,
@@ -29,7 +30,10 @@ from sifu.engines.flower.wire import (
     read_masked,
     read_ready,
 )
-from sifu.theory.arrays import Floats, Integers, Words
+from sifu.errors import InputError
+from sifu.theory.arrays import Floats, Words
+from sifu.theory.participation import ClientIndices
+from sifu.theory.rounding import norm_up, up
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
@@ -39,122 +43,137 @@ OUTSIDE = "dropping a masked round in which one client fails"
 ATTEMPTS = 3
 """How often a client is asked for its drift."""
 
-Compose = Callable[["ArrayRecord | None", int, str, Mapping[str, Any]], "Message"]
-"""Makes the message of a kind for a client: model, client, kind, more of its config."""
-Note = Callable[[int | None, str], None]
-"""Records what went wrong with a client, or with the round."""
-
 
 @dataclass(frozen=True)
-class MaskedRound:
-    """What came of a round: the mean update, and every participant's drift (infinite where unknown)."""
+class Prepared:
+    """Who has trained and is ready to send a masked update, at which of the nodes that were asked."""
 
-    participants: Integers
-    step: Floats
-    drifts: Floats
-    error: float
+    nodes: Mapping[int, int]
+    fixed: FixedPoint
+    ready: Mapping[int, Ready]
 
+    @property
+    def participants(self) -> ClientIndices:
+        """The clients that are ready, sorted."""
+        return np.array(sorted(self.ready), dtype=np.int64)
 
-def masked_round(
-    exchange: Exchange,
-    layout: ModelLayout,
-    start: Vector,
-    position: Position,
-    clients: Mapping[int, int],
-    compose: Compose,
-    note: Note,
-    *,
-    timeout: float,
-    pause: float,
-    least: int,
-) -> MaskedRound | None:
-    """One masked round among `clients` (their samples by number); None if it was dropped."""
-    fixed = FixedPoint.of(start, max(1, sum(clients.values())))
-    numbers = {"reach-bits": fixed.reach_bits, "scale-bits": fixed.scale_bits}
-    model = arrays_record(layout, start)
-    asked = {one: compose(model, one, PREPARE, numbers) for one in sorted(clients)}
-    ready, failed = exchange.ask(asked, timeout, read_ready)
-    for client, why in sorted(failed.items()):
-        note(client, why)
-    for client, one in sorted(ready.items()):
-        if one.samples != clients[client]:  # weights and all that is certified rest on the count of the profile
-            note(client, f"it trained on {one.samples} samples, not on {clients[client]}")
-    ready = {client: one for client, one in ready.items() if one.samples == clients[client]}
-    too_large = sorted(client for client, one in ready.items() if not one.fits)
-    for client in too_large:
-        note(client, f"its update has entries beyond 2^{fixed.reach_bits}, or NaN")
-    needed = max(least, LEAST_PARTICIPANTS)
-    if too_large or len(ready) < needed:
-        reason = "one update does not fit the range" if too_large else f"{needed} are needed"
-        note(None, f"{len(ready)} of {len(clients)} were ready, {reason}: the round was dropped")
-        return None
-    total = _sum(exchange, layout, ready, compose, note, numbers, timeout)
-    if total is None:
-        return None
-    participants = np.array(sorted(ready), dtype=np.int64)
-    samples = sum(ready[int(one)].samples for one in participants)
-    mean = fixed.mean(total, samples, participants.size)
-    if mean is None:
-        note(None, "the masks do not cancel, or the sum is out of range: the round was dropped")
-        return None
-    step = _in_layout(mean, layout)
-    drifts = _drifts(exchange, layout, start.astype(np.float64) + step, position, participants, compose, note, timeout,
-                     pause)  # fmt: skip
-    return MaskedRound(participants, step, drifts, fixed.error(layout.size, samples, participants.size))
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The range of fixed-point numbers, as every message says it."""
+        return {"reach-bits": self.fixed.reach_bits, "scale-bits": self.fixed.scale_bits}
 
 
-def _sum(
-    exchange: Exchange,
-    layout: ModelLayout,
-    ready: Mapping[int, Ready],
-    compose: Compose,
-    note: Note,
-    numbers: Mapping[str, Any],
-    timeout: float,
-) -> Words | None:
-    """The sum of everybody's masked update; None if one is missing."""
-    order = sorted(ready)
-    more = {**numbers, "clients": order, "keys": [ready[one].key for one in order]}
-    messages = {one: compose(None, one, MASKED_TRAIN, more) for one in order}
-    answers, failed = exchange.ask(messages, timeout, lambda reply: read_masked(reply, layout.size + 1))
-    for client, why in sorted(failed.items()):
-        note(client, why)
-    if failed:
-        note(None, f"{len(answers)} of {len(order)} masked updates came: the round was dropped")
-        return None
-    total = np.zeros(layout.size + 1, dtype=np.uint64)
-    for words in answers.values():
-        total += words
-    return total
+class MaskedRound(FlowerRound):
+    """A round of masked updates: the server sees their sum."""
 
+    @property
+    def least(self) -> int:
+        """How many answers a round needs to count."""
+        return max(super().least, LEAST_PARTICIPANTS)
 
-def _drifts(
-    exchange: Exchange,
-    layout: ModelLayout,
-    mean: Floats,
-    position: Position,
-    participants: Integers,
-    compose: Compose,
-    note: Note,
-    timeout: float,
-    pause: float,
-) -> Floats:
-    """What each participant says of its distance to the mean; infinite for whoever does not say."""
-    # In float64 whatever the model is: rounded to float32 it would be another mean than the one that was added.
-    record = arrays_record(ModelLayout(layout.names, layout.shapes, "float64"), mean)
-    found: dict[int, float] = {}
-    why: dict[int, str] = {}
-    for attempt in range(ATTEMPTS):
-        missing = [int(one) for one in participants if int(one) not in found]
-        if missing:
-            if attempt:
-                time.sleep(pause)
-            messages = {one: compose(record, one, DRIFT_QUERY, {}) for one in missing}
-            answers, why = exchange.ask(messages, timeout, lambda reply: read_drift(reply, position))
-            found |= answers
-    for client in (int(one) for one in participants if int(one) not in found):
-        note(client, f"its drift is unknown ({why.get(client, 'no answer')}): its Psi is unbounded from here on")
-    return np.array([found.get(int(one), np.inf) for one in participants], dtype=np.float64)
+    def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Prepared:
+        """Let everybody train, who then says how many samples it has and whether its update fits the range."""
+        if setup.want_gram or setup.want_updates:
+            raise InputError(
+                "masked updates are not seen by the server: keep.gram_clients and keep.updates_every must be 0"
+            )
+        nodes = self._messenger.online(setup.position, drawn)
+        samples = sum(int(self.samples[client]) for client in nodes)
+        asked = Prepared(nodes, FixedPoint.of(setup.start, max(1, samples)), {})
+        model = arrays_record(self.layout, setup.start)
+        messages = {client: self._message(model, setup, asked, client, PREPARE, asked.numbers) for client in nodes}
+        return replace(asked, ready=self._messenger.ask(messages, read_ready, setup.position))
+
+    def gate(
+        self, setup: RoundSetup, drawn: ClientIndices, collected: Prepared
+    ) -> tuple[Prepared | None, tuple[Rejection, ...]]:
+        """Only those count whose samples are those of their profile; an update that does not fit drops the round."""
+        note, position = self._messenger.note, setup.position
+        ready: dict[int, Ready] = {}
+        for client, said in sorted(collected.ready.items()):
+            # Weights and all that is certified rest on the count of the profile.
+            if said.samples == self.samples[client]:
+                ready[client] = said
+            else:
+                note(position, client, f"it trained on {said.samples} samples, not on {self.samples[client]}")
+        too_large = [client for client, said in ready.items() if not said.fits]
+        for client in too_large:
+            note(position, client, f"its update has entries beyond 2^{collected.fixed.reach_bits}, or NaN")
+        if too_large or len(ready) < self.least:
+            reason = "one update does not fit the range" if too_large else f"{self.least} are needed"
+            note(position, None, f"{len(ready)} of {len(collected.nodes)} were ready, {reason}: the round was dropped")
+            return None, ()
+        return replace(collected, ready=ready), ()
+
+    def average(self, setup: RoundSetup, accepted: Prepared) -> Average | None:
+        """The mean of the masked updates, and every participant's own word for its drift."""
+        total = self._sum(setup, accepted)
+        if total is None:
+            return None
+        participants, fixed = accepted.participants, accepted.fixed
+        samples = self.samples[participants]
+        mean = fixed.mean(total, int(samples.sum()), participants.size)
+        if mean is None:
+            dropped = "the masks do not cancel, or the sum is out of range: the round was dropped"
+            self._messenger.note(setup.position, None, dropped)
+            return None
+        step = _in_layout(mean, self.layout)
+        drifts = self._drifts(setup, accepted, setup.start.astype(np.float64) + step)
+        error = fixed.error(self.layout.size, int(samples.sum()), participants.size)
+        # Both worlds round to fixed point; the other one has fewer samples, and its range may be twice as wide.
+        others = samples.sum() / (samples.sum() - samples.max())
+        rounding = up(self.facts.server_rate * error * (1.0 + 2.0 * float(others)))
+        return Average(step, drifts, up(norm_up(step) + error), None, (), rounding)
+
+    def _sum(self, setup: RoundSetup, accepted: Prepared) -> Words | None:
+        """The sum of everybody's masked update; None if one is missing."""
+        clients = sorted(accepted.ready)
+        more = {**accepted.numbers, "clients": clients, "keys": [accepted.ready[client].key for client in clients]}
+        messages = {client: self._message(None, setup, accepted, client, MASKED_TRAIN, more) for client in clients}
+        size = self.layout.size + 1
+        answers = self._messenger.ask(messages, lambda reply: read_masked(reply, size), setup.position)
+        if len(answers) < len(clients):
+            dropped = f"{len(answers)} of {len(clients)} masked updates came: the round was dropped"
+            self._messenger.note(setup.position, None, dropped)
+            return None
+        total = np.zeros(size, dtype=np.uint64)
+        for words in answers.values():
+            total += words
+        return total
+
+    def _drifts(self, setup: RoundSetup, accepted: Prepared, mean: Floats) -> Floats:
+        """What each participant says of its distance to the mean; infinite for whoever does not say."""
+        # In float64 whatever the model is: rounded to float32 it would be another mean than the one that was added.
+        record = arrays_record(ModelLayout(self.layout.names, self.layout.shapes, "float64"), mean)
+        clients, position = sorted(accepted.ready), setup.position
+        drifts: dict[int, float] = {}
+        why: dict[int, str] = {}
+        for attempt in range(ATTEMPTS):
+            missing = [client for client in clients if client not in drifts]
+            if missing:
+                if attempt:
+                    time.sleep(self._messenger.patience.pause)
+                messages = {
+                    client: self._message(record, setup, accepted, client, DRIFT_QUERY, {}) for client in missing
+                }
+                answers, why = self._messenger.try_to_ask(messages, lambda reply: read_drift(reply, position))
+                drifts |= answers
+        for client in clients:
+            if client not in drifts:
+                unknown = f"its drift is unknown ({why.get(client, 'no answer')}): its Psi is unbounded from here on"
+                self._messenger.note(position, client, unknown)
+        return np.array([drifts.get(client, np.inf) for client in clients], dtype=np.float64)
+
+    def _message(
+        self,
+        record: ArrayRecord | None,
+        setup: RoundSetup,
+        prepared: Prepared,
+        client: int,
+        kind: str,
+        more: Mapping[str, Any],
+    ) -> Message:
+        return self._messenger.message(record, setup.position, client, prepared.nodes[client], kind, more=more)
 
 
 def _in_layout(vector: Floats, layout: ModelLayout) -> Floats:

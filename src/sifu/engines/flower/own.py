@@ -9,7 +9,7 @@ import numpy as np
 from sifu.core.layout import ModelLayout
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
-from sifu.engines.flower.engine import Blueprint
+from sifu.engines.flower.blueprint import Blueprint
 from sifu.engines.flower.wire import Arrays, WireProfile
 from sifu.errors import InputError
 from sifu.theory.facts import TrainingFacts

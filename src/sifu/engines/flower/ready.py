@@ -15,7 +15,7 @@ import numpy as np
 
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
-from sifu.engines.flower.engine import Blueprint
+from sifu.engines.flower.blueprint import Blueprint
 from sifu.engines.flower.wire import Arrays, Asked, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.clients import count_outputs, input_shape

@@ -21,8 +21,9 @@ import numpy as np
 
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
+from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.engine import FlowerFederation, Patience
+from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster

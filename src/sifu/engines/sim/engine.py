@@ -35,6 +35,7 @@ from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.engines.sim.smoothness import linear_curvature
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 from sifu.theory.draws import Places, base_key
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices, Participation
@@ -204,7 +205,7 @@ class SimulatedFederation:
         return self._facts
 
     @property
-    def samples(self) -> NDArray[np.int64]:
+    def samples(self) -> Integers:
         """|D_i| of every known client."""
         return self._samples
 

@@ -1,0 +1,56 @@
+"""What a server on Flower knows of the training it runs, and how long it waits for its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.replies import ReplyRules
+from sifu.engines.sim.clipping import Clipping
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.participation import ClientIndices
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a server knows of the training it runs: everything of an engine but the clients' nodes.
+
+    `rounding` bounds floating point in a round of some participants from a model of a norm (0.0: nothing is proven).
+    `plan` travels in every message. `several`: all clients evaluate several models at once.
+    """
+
+    layout: ModelLayout
+    clients: tuple[ClientProfile, ...]
+    facts: TrainingFacts
+    initial_model: Callable[[int], Vector]
+    seed: int
+    plan: str = ""
+    rounding: Callable[[float, ClientIndices], float] = lambda norm, participants: 0.0
+    clipping: Clipping | None = None
+    replies: ReplyRules = ReplyRules()
+    several: bool = False
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, and how few answers are enough.
+
+    `timeout` seconds for the answers of a round or an evaluation; `min_replies` answers make a round (more than one
+    couples clients to each other, which certificates then name as assumed harmless); after `rounds_without_answer`
+    empty rounds in a row training stops, to be continued later; `pause` seconds pass before the next try; replies are
+    looked for every `poll` seconds.
+    """
+
+    timeout: float = 600.0
+    min_replies: int = 1
+    rounds_without_answer: int = 5
+    pause: float = 5.0
+    poll: float = 0.5
+
+
+def with_minimum(facts: TrainingFacts, patience: Patience) -> TrainingFacts:
+    """The facts of a training whose rounds need several answers: without one client a round might not have counted."""
+    if patience.min_replies <= 1:
+        return facts
+    return replace(facts, outside=(*facts.outside, f"a minimum of {patience.min_replies} answers a round"))

@@ -1,0 +1,138 @@
+"""Speaks with the clients: finds their nodes, sends, waits for answers, and notes what went wrong.
+
+Whoever is offline, late or fails is noted as an `Incident` and has no answer. Clients that are left out are not spoken
+to, whatever is asked of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from sifu.core.engine import Position
+from sifu.core.layout import ModelLayout, Vector
+from sifu.engines.flower.blueprint import Blueprint, Patience
+from sifu.engines.flower.exchange import Exchange
+from sifu.engines.flower.roster import Roster
+from sifu.engines.flower.wire import TRAIN, Asked, arrays_record, model_message, read_model
+from sifu.theory.arrays import Integers
+from sifu.theory.facts import ClientProfile
+from sifu.theory.participation import ClientIndices
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, Message
+
+Answer = TypeVar("Answer")
+NOWHERE = Position(0, 0)
+"""The position of what belongs to no round, such as an evaluation."""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that went otherwise than asked: of a client, or of a whole round (then without a name)."""
+
+    branch: int
+    round: int
+    client: str
+    what: str
+
+
+class Messenger:
+    """Messages to the clients of a blueprint by their indices, and the answers of those who give one."""
+
+    def __init__(self, exchange: Exchange, roster: Roster, blueprint: Blueprint, patience: Patience) -> None:
+        self._exchange, self._roster, self.patience = exchange, roster, patience
+        self.left_out: frozenset[int] = frozenset()
+        self.incidents: list[Incident] = []
+        self.renew(blueprint)
+
+    def renew(self, blueprint: Blueprint) -> None:
+        """From now on speak with the clients of this blueprint."""
+        self.blueprint = blueprint
+        self.samples: Integers = np.array([client.samples for client in blueprint.clients], dtype=np.int64)
+
+    @property
+    def layout(self) -> ModelLayout:
+        """Names and shapes of the parameters."""
+        return self.blueprint.layout
+
+    @property
+    def clients(self) -> tuple[ClientProfile, ...]:
+        """Every known client; indices elsewhere point into this tuple."""
+        return self.blueprint.clients
+
+    def note(self, position: Position, client: int | None, what: str) -> None:
+        """Record an incident of a client, or of a whole round."""
+        name = "" if client is None else self.clients[client].name
+        self.incidents.append(Incident(position.branch, position.round, name, what))
+
+    def take_incidents(self) -> list[Incident]:
+        """What went otherwise than asked since this was last called."""
+        taken, self.incidents = self.incidents, []
+        return taken
+
+    def may_ask(self, clients: Iterable[int] | ClientIndices) -> list[int]:
+        """Those of `clients` that are not left out."""
+        return [int(client) for client in clients if int(client) not in self.left_out]
+
+    def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
+        """The nodes of those of `clients` that may be asked and are there."""
+        names = {client: self.clients[client].name for client in self.may_ask(clients)}
+        nodes = self._roster.nodes(list(names.values()))
+        return {client: nodes[name] for client, name in names.items() if name in nodes}
+
+    def online(self, position: Position, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
+        """As `nodes`, sorted by client; who is not there is noted."""
+        asked = self.may_ask(clients)
+        nodes = self.nodes(asked)
+        for client in asked:
+            if client not in nodes:
+                self.note(position, client, "its node is not there")
+        return dict(sorted(nodes.items()))
+
+    def message(
+        self,
+        record: ArrayRecord | Sequence[ArrayRecord] | None,
+        position: Position,
+        client: int,
+        node: int,
+        kind: str,
+        steps: int | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Message:
+        """A message of a kind to a client, mostly with a model; `more` goes into its configuration."""
+        asked = Asked(position, client, steps or self.clients[client].local_steps, self.blueprint.plan)
+        return model_message(record, asked, node, kind, self.patience.timeout, more)
+
+    def ask(
+        self,
+        messages: Mapping[int, Message],
+        read: Callable[[Message], Answer],
+        position: Position = NOWHERE,
+        doing: str = "",
+    ) -> dict[int, Answer]:
+        """The answers by client, as `read` makes them out; a client without one is noted, with what it was `doing`."""
+        answers, failed = self.try_to_ask(messages, read)
+        for client, why in sorted(failed.items()):
+            self.note(position, client, f"{doing}{why}")
+        return answers
+
+    def try_to_ask(
+        self, messages: Mapping[int, Message], read: Callable[[Message], Answer]
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
+        """As `ask`; why a client gave no answer is handed back instead of noted."""
+        return self._exchange.ask(messages, self.patience.timeout, read)
+
+    def train(
+        self, start: Vector, position: Position, clients: Iterable[int] | ClientIndices, steps: int | None = None
+    ) -> dict[int, tuple[Vector, int]]:
+        """The models and counts of samples that clients answer with, not yet checked."""
+        record = arrays_record(self.layout, start)
+        messages = {
+            client: self.message(record, position, client, node, TRAIN, steps)
+            for client, node in self.online(position, clients).items()
+        }
+        return self.ask(messages, lambda reply: read_model(reply, self.layout), position)
