@@ -13,6 +13,7 @@ import math
 import sqlite3
 import struct
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,33 @@ COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level
 
 
 def canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """RFC 8785, from its text."""
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
+        return "{" + ",".join(f"{canonical(key)}:{canonical(value[key])}" for key in keys) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(canonical, value)) + "]"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def number(value: float) -> str:
+    """As ECMAScript writes it (ECMA-262, Number::toString); JSON has no integers beyond 2^53, only float64."""
+    if abs(value) < 2**53 and value == int(value):
+        return str(int(value))
+    sign, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
+    text, length = "".join(map(str, digits)), len(digits)
+    point = length + int(exponent)
+    if length <= point <= 21:
+        text += "0" * (point - length)
+    elif 0 < point <= 21:
+        text = f"{text[:point]}.{text[point:]}"
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + text
+    else:
+        text = text[0] + (f".{text[1:]}" if length > 1 else "") + f"e{point - 1:+d}"
+    return "-" * sign + text
 
 
 def sha256(*parts: bytes) -> str:
@@ -53,7 +80,7 @@ def same(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float) and isinstance(b, float):
+    if {type(a), type(b)} == {float} or {type(a), type(b)} == {int, float}:
         return a == b or abs(a - b) <= RELATIVE * max(abs(a), abs(b))
     return type(a) is type(b) and a == b
 
@@ -704,7 +731,7 @@ class Verifier:
         body |= {key: request[key] for key in COPIED} | {
             "accounting": self.spec["privacy"]["accounting"], "noise_source": self.spec["privacy"]["noise"],
             "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
-            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-1",
+            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-2",
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
             "node": source["node"], "models": models,
             "commitments": {which: m["commitment"] for which, m in models.items()},

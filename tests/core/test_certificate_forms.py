@@ -106,7 +106,7 @@ def keys_of(value: Any) -> list[str]:
 
 def leaks(form: dict[str, Any], secrets: list[str]) -> list[str]:
     """Secrets found in the text of a form, and keys that name what must not be there."""
-    text = canonical_json(form).decode()
+    text = json.dumps(form)
     found = [secret for secret in secrets if secret in text]
     return found + [key for key in keys_of(form) if set(key.lower().split("_")) & set(FORBIDDEN_WORDS)]
 

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
+import struct
 from dataclasses import replace
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.core.ledger import GENESIS, Event, broken_links, canonical_json, chain, commit, finite_or_text, seal
+from independent_verifier import canonical
+from sifu.core.ledger import (
+    GENESIS,
+    Event,
+    broken_links,
+    canonical_json,
+    chain,
+    commit,
+    finite_or_text,
+    read_json,
+    seal,
+)
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**53, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
@@ -34,10 +50,53 @@ def complaints(events: list[Event]) -> list[str]:
 
 @given(JSON)
 def test_canonical_json_reads_back_and_is_unique(value: object) -> None:
+    """The library, our faster way and a third implementation agree to the byte."""
     text = canonical_json(value)
-    assert json.loads(text) == value
-    assert canonical_json(json.loads(text)) == text
+    assert read_json(text) == value
+    assert canonical_json(read_json(text)) == text == rfc8785.dumps(value) == canonical(value).encode()
     assert b"\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"),
+    [
+        # RFC 8785, appendix B.
+        ("0000000000000000", "0"),
+        ("8000000000000000", "0"),
+        ("0000000000000001", "5e-324"),
+        ("8000000000000001", "-5e-324"),
+        ("7fefffffffffffff", "1.7976931348623157e+308"),
+        ("ffefffffffffffff", "-1.7976931348623157e+308"),
+        ("4340000000000000", "9007199254740992"),
+        ("c340000000000000", "-9007199254740992"),
+        ("4430000000000000", "295147905179352830000"),
+        ("44b52d02c7e14af5", "9.999999999999997e+22"),
+        ("44b52d02c7e14af6", "1e+23"),
+        ("44b52d02c7e14af7", "1.0000000000000001e+23"),
+        ("444b1ae4d6e2ef4e", "999999999999999700000"),
+        ("444b1ae4d6e2ef4f", "999999999999999900000"),
+        ("444b1ae4d6e2ef50", "1e+21"),
+        ("3eb0c6f7a0b5ed8c", "9.999999999999997e-7"),
+        ("3eb0c6f7a0b5ed8d", "0.000001"),
+        ("41b3de4355555553", "333333333.3333332"),
+        ("41b3de4355555554", "333333333.33333325"),
+        ("becbf647612f3696", "-0.0000033333333333333333"),
+        ("43143ff3c1cb0959", "1424953923781206.2"),
+    ],
+)
+def test_numbers_are_written_as_ecmascript_writes_them(bits: str, text: str) -> None:
+    (value,) = struct.unpack(">d", bytes.fromhex(bits))
+    assert canonical_json(value) == text.encode()
+    assert canonical(value) == text
+
+
+def test_keys_are_sorted_by_utf_16_units_and_large_integers_are_refused() -> None:
+    assert canonical_json({"\ufb33": 1, "\U0001f600": 2}) == '{"\U0001f600":2,"\ufb33":1}'.encode()
+    assert canonical_json(2**53 - 1) == b"9007199254740991"
+    with pytest.raises(ValueError, match="integer"):
+        canonical_json({"seed": 2**53})
+    with pytest.raises(ValueError, match="5000 digits"):
+        read_json("1" * 5000)
 
 
 def test_canonical_json_does_not_depend_on_order() -> None:

@@ -108,7 +108,7 @@ def test_the_command_line_says_so(own_run: Path, cli: Command, command: tuple[st
     answer = cli(command[0], own_run, *command[1:])
     assert answer.code == 5
     assert "nothing was done" in answer.err
-    assert "requests waits: epsilon is 50.0, the ledger says 3.0" in " ".join(answer.err.split())
+    assert "requests waits: epsilon is 50.0, the ledger says 3." in " ".join(answer.err.split())
 
 
 def test_a_client_that_signed_is_not_told_that_its_request_waits(own_run: Path) -> None:

@@ -20,7 +20,7 @@ from sifu.theory.calibration import delta_reached, true_positive_rate
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.history import Accounting
 
-FORMAT = "sifu-certificate-1"
+FORMAT = "sifu-certificate-2"
 
 GUARANTEE = (
     "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "

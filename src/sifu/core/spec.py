@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from sifu.choices import Calibration, Retention, Scope, Unit
+from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.noise import NoiseSource
 from sifu.core.replies import OnRejection, ReplyRules
 from sifu.errors import InputError
@@ -238,6 +239,8 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
             raise InputError(f"{name} must be a finite number, found {str(value)[:40]}")
         return float(value)
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > LARGEST_INTEGER:
+            raise InputError(f"{name} must be a whole number up to 2^53, which JSON in every language can hold")
         return value
     if hint is bool and isinstance(value, bool):
         return value
@@ -252,7 +255,7 @@ def _check_ranges(spec: Spec) -> None:
         if not holds:
             raise InputError(f"{name} must be {wanted}, found {found}")
 
-    demand(0 <= spec.seed < 2**63, "seed", "a number outside that" if spec.seed >= 2**63 else spec.seed, "in 0 to 2^63")
+    demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
     demand(spec.data.clients >= 2, "data.clients", spec.data.clients, "at least 2")
     demand(spec.data.samples_per_client >= 0, "data.samples_per_client", spec.data.samples_per_client, "0 or more")
     demand(spec.data.watermark >= 0, "data.watermark", spec.data.watermark, "0 or more")

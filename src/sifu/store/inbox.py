@@ -8,7 +8,6 @@ folders, links, pipes and devices are left alone, since to open one may wait for
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.core.ledger import canonical_json
+from sifu.core.ledger import canonical_json, read_json
 from sifu.core.request_terms import check_request_id
 from sifu.errors import InputError
 from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder, write_durably
@@ -112,7 +111,7 @@ def _read(path: Path, posted: float) -> Letter:
     content, trouble = None, ""
     try:
         text = _first_bytes(path)
-        content = json.loads(text) if len(text) <= LARGEST_LETTER_BYTES else None
+        content = read_json(text) if len(text) <= LARGEST_LETTER_BYTES else None
         canonical_json(content)  # what cannot be written into the ledger (NaN, half a character) was not read
     except FileNotFoundError:
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -20,7 +19,7 @@ from sifu.core.certificate import (
     not_covered_by,
     what_was_erased,
 )
-from sifu.core.ledger import finite_or_text
+from sifu.core.ledger import finite_or_text, read_json
 from sifu.core.method_info import method_info
 from sifu.core.premises import (
     Premise,
@@ -54,7 +53,7 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
             raise InputError(f"{path} is not a file")
         if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
             raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
-        content = json.loads(path.read_bytes(), object_pairs_hook=_each_once)
+        content = read_json(path.read_bytes(), _each_once)
         body = content["body"]
         kind = body["format"]
     except OSError as error:
