@@ -74,7 +74,7 @@ def test_a_damaged_or_missing_face_is_refused(tmp_path, write_celeba):
     write_celeba(tmp_path, zipped=False)
     face = tmp_path / "img_align_celeba" / "000002.jpg"
     face.write_bytes(face.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"image 000002\.jpg is no readable jpeg"):
+    with pytest.raises(InputError, match=r"image 000002\.jpg is not a readable jpeg"):
         read_celeba(tmp_path)
     face.unlink()
     with pytest.raises(InputError, match=r"000002\.jpg cannot be read"):

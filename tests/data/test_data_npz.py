@@ -75,7 +75,7 @@ def test_damaged_files_are_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"own\.npz"):
             read_npz(path)
-    with pytest.raises(InputError, match="no readable npz"):
+    with pytest.raises(InputError, match="not a readable npz"):
         read_npz(tmp_path / "absent.npz")
 
 
@@ -124,8 +124,8 @@ def test_mosaics_are_cut_into_their_tiles(tmp_path, rng):
     for change, message in (
         ({"cols": np.array([5, 3])}, "not 5 tiles of 10x8"),
         ({"y_train": np.zeros(8, np.uint8)}, "12 tiles for 8 labels"),
-        ({"x_test_img": np.zeros(50, np.uint8)}, "no readable image"),
-        ({"x_test_img": arrays["x_test_img"][:60]}, "no readable image"),
+        ({"x_test_img": np.zeros(50, np.uint8)}, "not a readable image"),
+        ({"x_test_img": arrays["x_test_img"][:60]}, "not a readable image"),
     ):
         with pytest.raises(InputError, match=message):
             read_npz(save(tmp_path, **(arrays | change)), "cifar10")

@@ -203,7 +203,7 @@ def _on_own_data(
     x, y = stored["x"], stored["y"]
     if x.dtype.kind != "f" or x.ndim < 2 or y.shape[:1] != x.shape[:1] or x.shape[0] == 0:
         raise InputError(
-            f"{data} has x of type {x.dtype} and shape {x.shape} and y of shape {y.shape}: one row a sample is "
+            f"{data} has x of type {x.dtype} and shape {x.shape} and y of shape {y.shape}: one row per sample is "
             "needed, as floats, prepared as for training"
         )
     on_models = {}

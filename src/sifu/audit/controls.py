@@ -115,13 +115,10 @@ def designed_run(
         clients=designed_clients(clients),
     )
     multiplier = exact_multiplier(epsilon, DELTA)
-    reader = run.reader()
-    try:
+    with run.reader() as reader:
         view = RunView(reader)
         curve = view.curve(Subject(1, (0,), multiplier, "all", 1))
         psi = float(curve.at(view.path.tip // 2)[0])
-    finally:
-        reader.close()
     run.forget(
         [LEAVING], sigma=multiplier * psi * (1.0 + 1e-6), epsilon=epsilon, delta=DELTA, max_rounds=1, min_level="none"
     )

@@ -200,5 +200,5 @@ def _decode(content: bytes, name: str) -> NDArray[np.uint8]:
                 raise InputError(f"image {name} has {image.size[0]}x{image.size[1]} pixels; CelebA's have 178x218")
             small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"image {name} is no readable jpeg ({error}); get it again") from error
+        raise InputError(f"image {name} is not a readable jpeg ({error}); get it again") from error
     return np.asarray(small, dtype=np.uint8)

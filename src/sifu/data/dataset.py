@@ -214,7 +214,7 @@ def check_pair(owner: str, x: Array, y: Array, x_field: str, y_field: str) -> No
         ):
             raise InputError(
                 f"{field} of {owner} has type {values.dtype} and shape {values.shape}; an array of real "
-                "numbers with one row a sample was expected"
+                "numbers with one row per sample was expected"
             )
     if x.ndim < 2:
         raise InputError(f"{x_field} of {owner} has shape {x.shape}; write one feature as shape (N, 1)")

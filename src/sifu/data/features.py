@@ -66,7 +66,7 @@ def frozen_features(
 
 
 def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A module's output as rows of float64; what is no number is refused with the client's name."""
+    """A module's output as rows of float64; an output that is not finite is refused, with the client's name."""
     rows = np.asarray(output.detach().cpu().numpy(), dtype=np.float64)
     if rows.ndim < 2 or not np.all(np.isfinite(rows)):
         raise InputError(

@@ -91,8 +91,8 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
             wanted = bytes([0, 0, UNSIGNED_BYTE, axes])
             if magic != wanted:
                 raise InputError(
-                    f"{path} starts with {magic.hex() or 'nothing'}, not {wanted.hex()}: it is no idx file of bytes "
-                    f"with {axes} axes; get it again"
+                    f"{path} starts with {magic.hex() or 'nothing'}, not {wanted.hex()}: it is not an idx file "
+                    f"of bytes with {axes} axes; get it again"
                 )
             header = file.read(4 * axes)
             if len(header) != 4 * axes:

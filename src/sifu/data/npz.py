@@ -77,7 +77,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise
     except Exception as error:
         # Damaged zips and headers raise nearly anything: BadZipFile, LZMAError, ValueError, EOFError...
-        raise InputError(f"{path} is no readable npz file ({error}); write it again with np.savez") from error
+        raise InputError(f"{path} is not a readable npz file ({error}); write it again with np.savez") from error
 
 
 def _check_members(path: Path) -> None:
@@ -168,7 +168,7 @@ def cut_mosaic(content: Array, tile: list[int], across: int, what: str) -> NDArr
             pixels: NDArray[np.uint8] = np.asarray(image.convert("RGB" if channels == 3 else "L"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(
-            f"{what} is no readable image ({error}); AVIF mosaics need Pillow 11.3 or newer, else write it again"
+            f"{what} is not a readable image ({error}); AVIF mosaics need Pillow 11.3 or newer, else write it again"
         ) from error
     if pixels.shape[1] != across * width or pixels.shape[0] % height:
         raise InputError(

@@ -56,7 +56,7 @@ def partition(
         raise InputError(f"partition {kind!r} is not known{hint}: write one of {', '.join(KINDS)}")
     targets = np.asarray(labels)
     if targets.ndim == 0:
-        raise InputError("the labels to split are a single number; an array with one row a sample was expected")
+        raise InputError("the labels to split are a single number; an array with one row per sample was expected")
     count = _whole_number("clients", clients)
     if count > targets.shape[0]:
         raise InputError(

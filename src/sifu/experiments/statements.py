@@ -296,7 +296,7 @@ def _trade_off(rows: Sequence[Row]) -> Verdict | None:
         own = [gap for gap in gaps.get(PAPER_SIFU, ()) if gap is not None]
         if not own:
             continue
-        # Whoever diverges with some seeds cannot be compared by the others alone, and keeps no accuracy there.
+        # A method that diverges with some seeds cannot be compared by the others alone: it has no accuracy there.
         rivals = {
             line: statistics.fmean(gap[0] for gap in by_seed if gap)
             for line, by_seed in gaps.items()

@@ -43,15 +43,12 @@ def train_run(training: Training, folder: Path, engine: Engine, progress: Progre
 
 def training_row(training: Training, run: Run, experiment: str, seconds: float) -> Row:
     """What training took, as request 0 of the method `training`."""
-    reader = run.reader()
-    try:
+    with run.reader() as reader:
         rounds = reader.path()[-1].node.position
         accuracy = next(
             (evaluation.accuracy for evaluation in reader.evaluations() if evaluation.node == reader.tip), None
         )
         cost = training_cost(reader)
-    finally:
-        reader.close()
     target = training.spec.stop.target
     return {
         "experiment": experiment,
@@ -143,7 +140,7 @@ class TrajectoryRun:
     def _record_divergence(self, first: int, last: int, training_rounds: int, beforehand: Mapping[str, Any]) -> None:
         """Training ended in NaN or Inf (noise too large): this request and those behind it never reach the target.
 
-        They count with the largest number of rounds, as the paper counts whoever misses the target.
+        They count with the largest number of rounds, as the paper counts methods that miss the target.
         """
         stop = self.trajectory.spec.stop
         for number in range(first, last + 1):
@@ -190,15 +187,12 @@ class TrajectoryRun:
         return self.engine.evaluate(model, indices).accuracy - self.fresh_marks(model, indices)
 
     def _measure(self, run: Run, outcome: Outcome, gone: Sequence[str], training_rounds: int) -> Row:
-        reader = run.reader()
-        try:
+        with run.reader() as reader:
             before = {
                 evaluation.subset: evaluation.accuracy
                 for evaluation in reader.evaluations()
                 if evaluation.subset.startswith("remaining:")
             }
-        finally:
-            reader.close()
         everyone = self.engine.evaluate(_current_model(run), _indices(run, gone)).accuracy
         reached = outcome.accuracy is not None and outcome.target > 0 and outcome.accuracy >= outcome.target
         return {
@@ -225,25 +219,16 @@ class TrajectoryRun:
 
 
 def _training_rounds(run: Run) -> int:
-    reader = run.reader()
-    try:
+    with run.reader() as reader:
         return max((row.node.position for row in reader.node_rows() if row.node.branch == 0), default=0)
-    finally:
-        reader.close()
 
 
 def _current_model(run: Run) -> np.ndarray:
-    reader = run.reader()
-    try:
+    with run.reader() as reader:
         return reader.load_model(reader.tip)
-    finally:
-        reader.close()
 
 
 def _indices(run: Run, names: Sequence[str]) -> np.ndarray:
-    reader = run.reader()
-    try:
+    with run.reader() as reader:
         index_of = {client.name: index for index, client in enumerate(reader.clients())}
-    finally:
-        reader.close()
     return np.array([index_of[name] for name in names], dtype=np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from sifu.plots.style import (
     VERMILLION,
     branch_colour,
     counted,
+    empty_figure,
     headline,
     new_figure,
+    note,
     only_ticks,
     plain,
     say_instead,
@@ -40,9 +42,7 @@ def draw_before_after(data: ReportData) -> Figure:
         request for request in data.done if request.forgotten_before is not None or request.remaining_before is not None
     ]
     if not done:
-        figure = new_figure(1.6)
-        headline(figure, before_after_message(data))
-        return say_instead(figure, "Nothing to show: no request has been carried out yet.")
+        return empty_figure(before_after_message(data), "no request has been carried out yet")
     shown = done[-MOST_ROWS:]
     figure = new_figure(1.55 + len(shown) * (0.42 if len(shown) <= 12 else 0.27))
     left, right = figure.subplots(1, 2, sharey=True, sharex=True)
@@ -165,28 +165,11 @@ def draw_accuracy(data: ReportData) -> Figure:
     _mark_requests(axes, data)
     if data.target > 0:
         axes.axhline(100 * data.target, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-        axes.annotate(
-            f"target {100 * data.target:g} %",
-            (1.0, 100 * data.target),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=8,
-            color=GREY,
-        )
+        place = (1.0, 100 * data.target)
+        note(axes, f"target {100 * data.target:g} %", place, (0, 3), xycoords=("axes fraction", "data"), ha="right")
     if percent[0] < low:
         enters = trace.x[np.argmax(percent >= low)]
-        axes.annotate(
-            f"starts at {percent[0]:.0f} %",
-            (enters, low),
-            xytext=(9, 4),
-            textcoords="offset points",
-            fontsize=8,
-            color=GREY,
-            va="bottom",
-        )
+        note(axes, f"starts at {percent[0]:.0f} %", (float(enters), low), (9, 4), va="bottom")
     axes.set_ylabel("Accuracy in %")
     axes.set_xlabel("Rounds run since the beginning")
     whole_numbers(axes)
@@ -230,15 +213,5 @@ def _mark_requests(axes: Axes, data: ReportData) -> None:
         if x - half < taken_until:
             continue
         taken_until = x + half
-        axes.annotate(
-            names[branch],
-            (x, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 2),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=8,
-            color=branch_colour(branch),
-            parse_math=False,
-        )
+        at_the_top: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+        note(axes, names[branch], (x, 1.0), (0, 2), color=branch_colour(branch), **at_the_top)

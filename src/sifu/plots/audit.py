@@ -15,11 +15,11 @@ from sifu.plots.style import (
     GREY,
     INK,
     VERMILLION,
+    empty_figure,
     headline,
     new_figure,
     only_ticks,
     plain,
-    say_instead,
     styled,
 )
 
@@ -45,9 +45,7 @@ class EpsilonBar:
 def draw_audit(message: str, points: Sequence[tuple[float, float]], bars: Sequence[EpsilonBar]) -> Figure:
     """Left: (Psi, true distance) of every node. Right: epsilon by subject, those nearest to their bound."""
     if not points:
-        figure = new_figure(1.6)
-        headline(figure, message)
-        return say_instead(figure, "Nothing to show: no node of this run could be replayed.")
+        return empty_figure(message, "no node of this run could be replayed")
     drawn = sorted(bars, key=lambda bar: -bar.true / bar.certified)[:MOST_BARS]
     figure = new_figure(max(3.3, 1.5 + 0.34 * len(drawn)))
     left, right = figure.subplots(1, 2, width_ratios=[1.0, 1.15])

@@ -12,6 +12,7 @@ from sifu.plots.style import (
     counted,
     headline,
     new_figure,
+    note,
     only_ticks,
     plain,
     styled,
@@ -120,15 +121,8 @@ def _draw_start(axes: Axes, branch: Branch, lane_of: dict[int, int], *, crowded:
         )
     if branch.branch > 0 and not crowded:
         noise = f"noise σ = {branch.noise_std:.3g}" if branch.noise_std else "no noise"
-        axes.annotate(
-            f"fresh start, {noise}" if fresh else noise,
-            (branch.start, lane - (0.28 if fresh else 0.66)),
-            xytext=(5, 0),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=GREY,
-            va="center",
-        )
+        words = f"fresh start, {noise}" if fresh else noise
+        note(axes, words, (branch.start, lane - (0.28 if fresh else 0.66)), (5, 0), fontsize=7.5, va="center")
     if branch.source is None:
         return
     axes.annotate(

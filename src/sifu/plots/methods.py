@@ -148,7 +148,7 @@ def draw_request_sets(results: Results) -> Figure:
         percent_axis(panels[1][column])
         panels[1][column].set_xlim(-0.03, 1.03)
     sets = len({course.variant.get("set", "0") for course in courses})
-    figure_title(figure, "Whoever asks: " + rounds_message(results))
+    figure_title(figure, "Whichever clients ask: " + rounds_message(results))
     footnote(
         figure,
         [
@@ -173,7 +173,7 @@ def _forgotten(course: Course) -> float | None:
 def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
     longest = max((course.total for course in here), default=1)
     scratch = [course.total for course in here if course.first["method"] == "scratch"]
-    # Whoever runs into the largest number of rounds would squeeze everyone else into a corner: cut such bars.
+    # A method that runs to the largest number of rounds would squeeze the others into a corner: cut its bar.
     limit = 1.05 * (min(longest, 2.5 * statistics.fmean(scratch)) if scratch else longest)
     for place, line in enumerate(lines):
         matching = by_line(here, line)

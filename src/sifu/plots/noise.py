@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sifu.plots.courses import Course, Line, Results, gains_by_clients, scratch_beside, shape_words, spread
 from sifu.plots.panels import SCRATCH, colour_of, figure_title, footnote, nothing_yet, percent_axis
-from sifu.plots.style import BLUE, GREEN, GREY, INK, VERMILLION, only_ticks, styled
+from sifu.plots.style import BLUE, GREEN, INK, VERMILLION, note, only_ticks, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,14 +197,7 @@ def draw_scale(results: Results) -> Figure:
     panels[0].set_ylabel("rounds of Scratch / rounds of SIFU")
     panels[0].set_ylim(bottom=min(0.75, panels[0].get_ylim()[0]))
     _times_ticks(panels)
-    panels[0].annotate(
-        "as Scratch",
-        (panels[0].get_xlim()[0], 1.0),
-        xytext=(4, -11),
-        textcoords="offset points",
-        color=GREY,
-        fontsize=8,
-    )
+    note(panels[0], "as Scratch", (panels[0].get_xlim()[0], 1.0), (4, -11))
     levels = sorted({row["level"] for course in sifu for row in course.rows})
     seeds = len({course.first["seed"] for course in sifu})
     spoken = "Mean over seeds, whiskers: least and largest." if seeds > 1 else "One seed."

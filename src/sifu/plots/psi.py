@@ -13,11 +13,12 @@ from sifu.plots.style import (
     GREY,
     INK,
     VERMILLION,
+    empty_figure,
     headline,
     new_figure,
+    note,
     only_ticks,
     plain,
-    say_instead,
     styled,
     whole_numbers,
 )
@@ -34,9 +35,7 @@ def draw_psi(data: ReportData) -> Figure:
     """A small panel for each of the latest requests."""
     panels = data.psi_panels
     if not panels:
-        figure = new_figure(1.6)
-        headline(figure, psi_message(data))
-        return say_instead(figure, "Nothing to show: no request has gone back along the history yet.")
+        return empty_figure(psi_message(data), "no request has gone back along the history yet")
     columns = 1 if len(panels) == 1 else 2
     rows = -(-len(panels) // columns)
     figure = new_figure(0.9 + 2.25 * rows)
@@ -86,15 +85,8 @@ def _draw_panel(axes: Axes, panel: PsiPanel) -> None:
     if panel.tip_x > panel.source_x:
         axes.axvspan(panel.source_x, panel.tip_x, color=FAINT, alpha=0.45, linewidth=0, zorder=0)
         if panel.tip_x - panel.source_x > 0.2 * panel.tip_x:
-            axes.annotate(
-                "cut off",
-                ((panel.source_x + panel.tip_x) / 2, 0.02),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color=GREY,
-            )
+            middle = (panel.source_x + panel.tip_x) / 2
+            note(axes, "cut off", (middle, 0.02), (0, 0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
     for x in panel.noise_edges:
         axes.axvline(x, color=GREY, linewidth=0.8, linestyle=(0, (1.2, 1.2)), zorder=1)
     if panel.psi_star > 0.0:

@@ -10,11 +10,12 @@ from sifu.plots.style import (
     GREY,
     INK,
     counted,
+    empty_figure,
     headline,
     new_figure,
+    note,
     only_ticks,
     plain,
-    say_instead,
     styled,
     whole_numbers,
 )
@@ -50,9 +51,7 @@ def draw_rounds(data: ReportData) -> Figure:
     """A pair of bars for each request and one for all of them."""
     done = data.done
     if not done:
-        figure = new_figure(1.6)
-        headline(figure, rounds_message(data))
-        return say_instead(figure, "Nothing to show: no request has been carried out yet.")
+        return empty_figure(rounds_message(data), "no request has been carried out yet")
     shown, hidden = done[-MOST_ROWS:], len(done) - len(done[-MOST_ROWS:])
     lines = len(shown) + (1 if len(done) > 1 else 0)
     figure = new_figure(1.25 + lines * (0.52 if lines <= 12 else 0.38))
@@ -141,17 +140,8 @@ def _draw_pair(
 
 
 def _beside(axes: Axes, x: float, y: float, text: str, colour: str, *, bold: bool = False) -> None:
-    axes.annotate(
-        text,
-        (x, y),
-        xytext=(4, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-        color=colour,
-        fontweight="bold" if bold else "normal",
-        parse_math=False,
-    )
+    weight = "bold" if bold else "normal"
+    note(axes, text, (x, y), (4, 0), va="center", fontsize=8.5, color=colour, fontweight=weight)
 
 
 def _legend(figure: Figure, done: tuple[Request, ...]) -> None:

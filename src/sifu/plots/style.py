@@ -85,6 +85,13 @@ def headline(figure: Figure, message: str) -> None:
     )
 
 
+def empty_figure(message: str, sentence: str) -> Figure:
+    """A small figure with its message, and a sentence that says why there is nothing to show."""
+    figure = new_figure(1.6)
+    headline(figure, message)
+    return say_instead(figure, f"Nothing to show: {sentence}.")
+
+
 def say_instead(figure: Figure, sentence: str) -> Figure:
     """A sentence in place of a figure that has nothing to show yet."""
     figure.text(0.5, 0.45, sentence, ha="center", va="center", color=GREY, fontsize=10, parse_math=False)
@@ -110,6 +117,12 @@ def byte_size(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **options: Any) -> None:
+    """Small grey words beside a place of the figure, `offset` points away; never read as mathematics."""
+    chosen: dict[str, Any] = {"fontsize": 8, "color": GREY, "parse_math": False} | options
+    axes.annotate(text, place, xytext=offset, textcoords="offset points", **chosen)
 
 
 def whole_numbers(axes: Axes, most: int = 9) -> None:

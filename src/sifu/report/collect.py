@@ -26,12 +26,8 @@ Evaluations = Mapping[tuple[int, str], EvaluationRow]
 
 def collect(run_folder: str | Path) -> ReportData:
     """Everything a report shows, as the run is at this instant."""
-    reader = _RememberingReader(Path(run_folder))
-    try:
-        with reader.snapshot():
-            return _collect(reader)
-    finally:
-        reader.close()
+    with _RememberingReader(Path(run_folder)) as reader, reader.snapshot():
+        return _collect(reader)
 
 
 class _RememberingReader(RunReader):
