@@ -24,7 +24,7 @@ from sifu.record.run_view import RunView
 from sifu.store.certificate_path import certificate_path
 from sifu.store.keys import sign
 from sifu.store.writer import RunWriter
-from sifu.verify.agreement import agree, differing
+from sifu.verify.value_comparison import agree, differing
 
 
 def problems(folder: Path) -> str:

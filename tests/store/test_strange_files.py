@@ -1,4 +1,4 @@
-"""Links, pipes and folders where a plain file belongs: named and refused, never followed and never waited for.
+"""Links, pipes and folders where a regular file belongs: named and refused, never followed and never waited for.
 
 Every test would hang or write elsewhere without its defence, so each reads and writes under a limit of time.
 """
@@ -67,7 +67,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_no_plain_file_is_named_and_nothing_is_done(own_trained: Path, tmp_path: Path, place: str) -> None:
+def test_what_is_not_a_regular_file_is_named_and_nothing_is_done(own_trained: Path, tmp_path: Path, place: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("somebody else's")
     path = own_trained / place
@@ -77,8 +77,8 @@ def test_what_is_no_plain_file_is_named_and_nothing_is_done(own_trained: Path, t
         kept = path.read_bytes() if path.is_file() else None
         path.unlink(missing_ok=True)
         make(path, victim)
-        kind = "folder" if place in ("report", "inbox") else "plain file"
-        assert verify_run(own_trained).problems == [f"folder: {place} is no {kind}, or a link to one"]
+        kind = "folder" if place in ("report", "inbox") else "regular file"
+        assert verify_run(own_trained).problems == [f"folder: {place} is not a {kind}, or is a link to one"]
         with pytest.raises(RunDamagedError, match="changed by hand"):
             RunWriter.open(own_trained)
         assert victim.read_text() == "somebody else's"
@@ -98,7 +98,7 @@ def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: st
     elsewhere = (own_trained / name).rename(tmp_path / "elsewhere")
     (own_trained / name).symlink_to(elsewhere)
     (elsewhere / "123.safetensors").write_text("somebody else's")
-    assert f"folder: {name} is no folder, or a link to one" in verify_run(own_trained).problems
+    assert f"folder: {name} is not a folder, or is a link to one" in verify_run(own_trained).problems
     with pytest.raises(RunDamagedError, match="changed by hand"):
         sifu.open_run(own_trained).forget(["client-000"])
     assert (elsewhere / "123.safetensors").exists()
@@ -115,7 +115,7 @@ def test_plans_do_not_wait_for_a_pipe(own_trained: Path) -> None:
     (own_trained / "standing.json").unlink()
     os.mkfifo(own_trained / "standing.json")
     assert read_standing(own_trained) is None
-    with pytest.raises(OSError, match="plain file"):
+    with pytest.raises(OSError, match="regular file"):
         read_plain(own_trained / "standing.json")
 
 

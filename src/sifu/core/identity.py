@@ -49,14 +49,14 @@ class Admitted:
 def admitted_of(values: Iterable[Mapping[str, Any]]) -> tuple[Admitted, ...]:
     """The allow-list from plain values."""
     try:
-        return tuple(Admitted(str(one["name"]), str(one["key"]), one["status"]) for one in values)
+        return tuple(Admitted(str(entry["name"]), str(entry["key"]), entry["status"]) for entry in values)
     except (KeyError, TypeError) as error:
         raise InputError(f"the list of clients cannot be read ({error})") from error
 
 
 def plain(entries: Iterable[Admitted]) -> list[dict[str, str]]:
     """The allow-list as plain values."""
-    return [asdict(one) for one in entries]
+    return [asdict(entry) for entry in entries]
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -78,33 +78,33 @@ def check_key(key: str) -> str:
 
 def with_added(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:
     """The list with a new client; the same again changes nothing, a key or name that is taken is refused."""
-    for one in entries:
-        if (one.name, one.key, one.status) == (name, key, "allowed"):
+    for entry in entries:
+        if (entry.name, entry.key, entry.status) == (name, key, "allowed"):
             return entries
-        if one.key == key:
-            raise InputError(f"this key belongs to {one.name} ({one.status}): every client needs a key of its own")
-        if one.name == name:
-            raise InputError(f"{name} is on the list with another key ({one.status}): use --replace for a new key")
+        if entry.key == key:
+            raise InputError(f"this key belongs to {entry.name} ({entry.status}): every client needs a key of its own")
+        if entry.name == name:
+            raise InputError(f"{name} is on the list with another key ({entry.status}): use --replace for a new key")
     return (*entries, Admitted(name, key))
 
 
 def with_new_key(entries: tuple[Admitted, ...], name: str, key: str) -> tuple[Admitted, ...]:
     """The list with another key for an allowed client."""
-    taken = [one.name for one in entries if one.key == key and one.name != name]
+    taken = [entry.name for entry in entries if entry.key == key and entry.name != name]
     if taken:
         raise InputError(f"this key belongs to {taken[0]}: every client needs a key of its own")
     _entry(entries, name)
-    return tuple(Admitted(name, key) if one.name == name else one for one in entries)
+    return tuple(Admitted(name, key) if entry.name == name else entry for entry in entries)
 
 
 def with_blocked(entries: tuple[Admitted, ...], name: str) -> tuple[Admitted, ...]:
     """The list with a client that takes no further part."""
     _entry(entries, name)
-    return tuple(Admitted(name, one.key, "blocked") if one.name == name else one for one in entries)
+    return tuple(Admitted(name, entry.key, "blocked") if entry.name == name else entry for entry in entries)
 
 
 def _entry(entries: tuple[Admitted, ...], name: str) -> Admitted:
-    for one in entries:
-        if one.name == name:
-            return one
-    raise InputError(f"{name} is not on the list; it has {', '.join(one.name for one in entries) or 'nobody'}")
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    raise InputError(f"{name} is not on the list; it has {', '.join(entry.name for entry in entries) or 'nobody'}")

@@ -99,8 +99,8 @@ class Event:
     @cached_property
     def content(self) -> dict[str, Any]:
         """The payload, read once; not to be changed by the caller."""
-        found: dict[str, Any] = read_json(self.payload)
-        return found
+        content: dict[str, Any] = read_json(self.payload)
+        return content
 
 
 def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: bytes) -> Event:

@@ -53,7 +53,7 @@ def nodes_to_erase(
         sorted(depth_of[node] for node in at_hand if node in depth_of),
         cut_after,
         retention,
-        lambda depth: any(one.psi_to_hide(depth) > 0.0 for one in exposures),
+        lambda depth: any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures),
     )
     return {view.path.nodes[depth].node for depth in depths} | (at_hand - set(depth_of))
 
@@ -78,13 +78,13 @@ def updates_to_erase(
     every update made from a model that holds an uncovered part of them, since it is a function of that model.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
-    gone = {client for one in exposures for client in one.subject.clients}
+    gone = {client for exposure in exposures for client in exposure.subject.clients}
     dropped, shortened = [], {}
     for row in stored:
         depth = depth_of.get(row.node)
         if depth is not None and depth <= cut_after:
             start = depth if nodes[depth].kind == "heuristic" else depth - 1
-            traced = retention == "strict" and any(one.psi_to_hide(start) > 0.0 for one in exposures)
+            traced = retention == "strict" and any(exposure.psi_to_hide(start) > 0.0 for exposure in exposures)
             stay = () if traced else tuple(sorted(set(row.clients) - gone))
             if len(stay) == len(row.clients):
                 continue
@@ -162,12 +162,14 @@ class RecordedRequest:
     @cached_property
     def untouched(self) -> bool:
         """Whether nobody who had to be hidden ever touched the source."""
-        return all(self.psi(one) == 0.0 for one in [*self.new_exposures(), *self.earlier_exposures()])
+        return all(self.psi(exposure) == 0.0 for exposure in [*self.new_exposures(), *self.earlier_exposures()])
 
     @cached_property
     def training_noise(self) -> TrainingNoise | None:
         """What noise in training promises, where the method rests on it."""
-        return self.method.training_noise(self.view, [one.subject for one in self.new_exposures()], self.terms)
+        return self.method.training_noise(
+            self.view, [exposure.subject for exposure in self.new_exposures()], self.terms
+        )
 
     @property
     def delta_reached(self) -> float:
@@ -179,9 +181,9 @@ class RecordedRequest:
     @property
     def gone(self) -> set[int]:
         """Everyone forgotten by this request or an earlier one."""
-        order_of = {one.request: one.request_order for one in self.reader.requests()}
-        done = [one for one in self.reader.subjects() if (order_of[one.request] or 0) <= self.order]
-        return {client for one in done for client in one.clients}
+        order_of = {request.request: request.request_order for request in self.reader.requests()}
+        done = [subject for subject in self.reader.subjects() if (order_of[subject.request] or 0) <= self.order]
+        return {client for subject in done for client in subject.clients}
 
     def statement(self, exposure: Exposure) -> SubjectStatement:
         """Psi, charge and budget of one subject."""
@@ -204,11 +206,11 @@ class RecordedRequest:
         request, view = self.request, self.view
         premises = self.premises()
         untouched = self.untouched
-        new = [self.statement(one) for one in self.new_exposures()]
+        new = [self.statement(exposure) for exposure in self.new_exposures()]
         # A request without noise of its own charges nobody: what it started from was there before it, and stored
         # updates that would break an earlier promise are not replayed.
         others = self.earlier_exposures() if self.method.info.protection == "noise" else []
-        earlier = [self.statement(one) for one in others if self.psi(one) > 0.0]
+        earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
         by_number = self.reader.nodes_by_number()
         return CertificateFacts(
             run=self.reader.value("run"),
@@ -230,7 +232,7 @@ class RecordedRequest:
             noise=view.spec.privacy.noise,
             noise_std=self.noise_std,
             psi_star=hidden_sensitivity(self.noise_std, self.multiplier),
-            psi=max((one.psi for one in new), default=0.0),
+            psi=max((statement.psi for statement in new), default=0.0),
             node=self.view.path.nodes[self.source_depth].node,
             noise_node=request.noise_node or 0,
             final_node=final_node,

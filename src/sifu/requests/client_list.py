@@ -135,11 +135,11 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
     view = RunView(reader)
     name = str(change.get("name"))
     gone = view.forgotten | view.waiting
-    owner = next((one.name for one in before if one.key == change.get("key")), name)
-    for one in (name, owner):
-        if change.get("do") != "block" and view.index_of.get(one) in gone:
+    owner = next((entry.name for entry in before if entry.key == change.get("key")), name)
+    for client in (name, owner):
+        if change.get("do") != "block" and view.index_of.get(client) in gone:
             raise InputError(
-                f"{one} asked to be forgotten: taking it back would void its certificate, and this run does not do "
+                f"{client} asked to be forgotten: taking it back would void its certificate, and this run does not do "
                 "that. Start a new run with it"
             )
     after = _changed(before, change)
@@ -153,8 +153,8 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
 
 def joining(reader: RunReader) -> tuple[Admitted, ...]:
     """Who is on the list and not yet a client of the run: each joins when its node is there to say what it has."""
-    known = {one.name for one in reader.clients()}
-    return tuple(one for one in recorded_clients(reader) if one.status == "allowed" and one.name not in known)
+    names = {client.name for client in reader.clients()}
+    return tuple(entry for entry in recorded_clients(reader) if entry.status == "allowed" and entry.name not in names)
 
 
 def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Admitted, ...]:
@@ -174,17 +174,17 @@ def _changed(entries: tuple[Admitted, ...], change: dict[str, Any]) -> tuple[Adm
 
 def described_clients(folder: Path) -> list[dict[str, str]]:
     """The list as plain values, to be shown: allowed, joining, blocked, waiting to be forgotten, or forgotten."""
-    listed = [asdict(one) for one in listed_clients(folder)]
+    listed = [asdict(entry) for entry in listed_clients(folder)]
     if not (folder / DATABASE).exists():
         return listed
     with RunReader(folder) as reader:
-        view, newcomers = RunView(reader), {one.name for one in joining(reader)}
-        for one in listed:
-            client = view.index_of.get(one["name"])
+        view, newcomers = RunView(reader), {entry.name for entry in joining(reader)}
+        for entry in listed:
+            client = view.index_of.get(entry["name"])
             if client in view.forgotten:
-                one["status"] = "forgotten"
+                entry["status"] = "forgotten"
             elif client in view.waiting:
-                one["status"] = "waiting to be forgotten"
-            elif one["name"] in newcomers:
-                one["status"] = "joining"
+                entry["status"] = "waiting to be forgotten"
+            elif entry["name"] in newcomers:
+                entry["status"] = "joining"
     return listed

@@ -50,7 +50,7 @@ def _sums_until_each_node(reader: RunReader) -> Integers:
     nodes, everyone = reader.nodes_by_number(), reader.everyone()
     sums = np.zeros((3, 1 + max(nodes)), dtype=np.int64)
     sums[0, [number for number, row in nodes.items() if row.node.kind == "round"]] = 1
-    steps = np.array([one.local_steps for one in reader.clients()], dtype=np.int64)
+    steps = np.array([client.local_steps for client in reader.clients()], dtype=np.int64)
     np.add.at(sums[1], everyone.nodes, 1)
     np.add.at(sums[2], everyone.nodes, steps[everyone.clients])
     result: Integers = np.cumsum(sums, axis=1)

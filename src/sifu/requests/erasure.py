@@ -14,8 +14,8 @@ from sifu.errors import InputError
 from sifu.record.run_view import RunView
 from sifu.record.training import uninterrupted
 from sifu.store.keys import KEY_FILE
-from sifu.store.projection import Change, changes, replay
 from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.rollback import Exposure, Subject
 
@@ -44,12 +44,12 @@ class Purge:
     remains: tuple[tuple[str, str], ...]
 
 
-def everyone_forgotten(view: RunView, known: set[int] | None = None) -> list[Exposure]:
-    """Every subject of a request that was carried out, whatever its method promised; or those of `known`."""
-    requests = {one.request: one for one in view.requests}
+def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exposure]:
+    """Every subject of a request that was carried out, whatever its method promised; or those `among` some."""
+    requests = {row.request: row for row in view.requests}
     subjects = []
     for row in view.reader.subjects():
-        if known is not None and row.subject not in known:
+        if among is not None and row.subject not in among:
             continue
         request = requests[row.request]
         order = request.request_order or 0
@@ -57,16 +57,16 @@ def everyone_forgotten(view: RunView, known: set[int] | None = None) -> list[Exp
     return view.exposures(subjects)
 
 
-def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], known: set[int] | None = None) -> ToPurge:
+def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
     """Models and files of updates (name to node) at which somebody forgotten has Psi > 0 and is not covered.
 
     The current model stays, whatever it holds: it is what is released. `view` must be the history at that instant.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
-    forgotten = everyone_forgotten(view, known)
+    forgotten = everyone_forgotten(view, among)
 
     def held(depth: int) -> bool:
-        return any(one.psi_to_hide(depth) > 0.0 for one in forgotten)
+        return any(exposure.psi_to_hide(depth) > 0.0 for exposure in forgotten)
 
     models = [node for node in sorted(at_hand) if node != nodes[-1].node and (held(depth_of[node]))]
     updates = []
@@ -84,7 +84,8 @@ def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) 
     return tuple(
         node
         for node in sorted(at_hand)
-        if node != view.path.nodes[-1].node and any(one.psi_to_hide(depth_of[node]) > 0.0 for one in exposures)
+        if node != view.path.nodes[-1].node
+        and any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
     )
 
 
@@ -99,7 +100,7 @@ def purge(writer: RunWriter) -> Purge:
     with uninterrupted():
         writer.record(
             PURGED,
-            {"subjects": [one.subject.subject for one in everyone_forgotten(view)]},
+            {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]},
             dropped_models=gone.models,
             dropped_updates=gone.updates,
             for_good=True,
@@ -116,7 +117,9 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield "everything", "nobody was forgotten yet"
         return
     tip = view.path.tip
-    uncovered = sorted({name for one in forgotten if one.psi_to_hide(tip) > 0.0 for name in _names(view, one)})
+    uncovered = sorted(
+        {name for exposure in forgotten if exposure.psi_to_hide(tip) > 0.0 for name in _names(view, exposure)}
+    )
     if uncovered:
         names = ", ".join(uncovered[:5]) + (f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else "")
         yield (
@@ -126,7 +129,11 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     else:
         yield "the current model", "it is released; the noise of the requests covers everyone forgotten"
     kept = [row for row in reader.models().values() if row.kept and row.node != reader.tip]
-    clean = [row for row in kept if not any(one.psi_to_hide(view.path.depth_of[row.node]) > 0.0 for one in forgotten)]
+    clean = [
+        row
+        for row in kept
+        if not any(exposure.psi_to_hide(view.path.depth_of[row.node]) > 0.0 for exposure in forgotten)
+    ]
     if clean:
         yield f"{len(clean)} kept models", "nobody forgotten touched them, or noise covers it; later requests need them"
     if len(kept) > len(clean):
@@ -148,12 +155,12 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         )
     yield "clients' names in requests and certificates", "they say whose request was carried out"
     still = set(reader.models())
-    made = reader.query("SELECT payload FROM events WHERE kind = 'backup made' ORDER BY seq")
-    old = [one for one in (json.loads(payload) for (payload,) in made) if set(one["held_models"]) - still]
+    payloads = reader.query("SELECT payload FROM events WHERE kind = 'backup made' ORDER BY seq")
+    old = [backup for backup in (json.loads(payload) for (payload,) in payloads) if set(backup["held_models"]) - still]
     if old:
         yield (
             f"{len(old)} backups outside this folder that hold models erased since: "
-            + ", ".join(one["backup"] for one in old[:5]),
+            + ", ".join(backup["backup"] for backup in old[:5]),
             "sifu cannot reach them; destroy them or make new ones",
         )
     yield f"{KEY_FILE}", "it signs certificates and holds nothing of any client"
@@ -165,17 +172,13 @@ def _names(view: RunView, exposure: Exposure) -> list[str]:
 
 def check_purges(reader: RunReader) -> Iterator[str]:
     """What every purge had to erase must be what it erased."""
-    before: list[Change] = []
-    for event in reader.events():
+    for event, before in ReplayedLedger.of(reader).moments():
+        if event.kind != PURGED:
+            continue
         content = event.content
-        if event.kind == PURGED:
-            tables = replay(before)
-            view = RunView(reader, tip=int(tables["run"][("tip",)]["value"]))
-            known = {int(key[0]) for key in tables["subjects"]}
-            at_hand = {int(key[0]) for key in tables["models"]}
-            stored = {str(key[0]): int(row["node"]) for key, row in tables["updates"].items()}
-            wanted = to_purge(view, at_hand, stored, known)
-            found = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
-            if found != wanted or content["subjects"] != sorted(known):
-                yield f"purge at event {event.seq}: it erased {found}, the rule says {wanted}"
-        before.extend(changes(event.kind, event.time, content))
+        subjects = {int(subject) for (subject,) in before.rows["subjects"]}
+        stored = {str(file): int(row["node"]) for (file,), row in before.rows["updates"].items()}
+        wanted = to_purge(RunView(reader, tip=before.tip), before.model_nodes, stored, subjects)
+        purged = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
+        if purged != wanted or content["subjects"] != sorted(subjects):
+            yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"

@@ -49,7 +49,7 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     }
     # The final node may have been evaluated for this request already, when it is the noised one itself.
     subset = f"forgotten:{request}"
-    is_new = not any((known.node, known.subset) == (final, subset) for known in writer.evaluations())
+    is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
     evaluations = [evaluation_row(final, subset, evaluation)] if is_new and evaluation.samples.any() else []
     with uninterrupted():
         writer.record("request done", payload, evaluations=evaluations, certificates=certificates)

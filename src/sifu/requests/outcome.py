@@ -46,19 +46,19 @@ class Outcome:
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     """What came of a finished request, from what is recorded."""
     recorded = RecordedRequest(reader, row)
-    statements = [recorded.statement(one) for one in recorded.new_exposures()]
-    final = next((one for one in reader.node_rows() if one.node.node == row.final_node), None)
-    evaluations = {(one.node, one.subset): one for one in reader.evaluations()}
+    statements = [recorded.statement(exposure) for exposure in recorded.new_exposures()]
+    final = next((node_row for node_row in reader.node_rows() if node_row.node.node == row.final_node), None)
+    evaluations = {(evaluation.node, evaluation.subset): evaluation for evaluation in reader.evaluations()}
     scratch = next((c for c in reader.comparisons() if c.request == row.request and c.method == "scratch"), None)
     before = [
-        one
-        for (node, subset), one in evaluations.items()
+        evaluation
+        for (node, subset), evaluation in evaluations.items()
         if subset == f"forgotten:{row.request}" and node < (row.noise_node or 0)
     ]
 
     def accuracy(key: tuple[int | None, str]) -> float | None:
-        found: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
-        return found.accuracy if found else None
+        evaluation: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
+        return evaluation.accuracy if evaluation else None
 
     return Outcome(
         request=row.request,
@@ -69,7 +69,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         delta=row.delta,
         delta_reached=recorded.delta_reached,
         sigma=recorded.noise_std,
-        psi=max((one.psi for one in statements), default=0.0),
+        psi=max((statement.psi for statement in statements), default=0.0),
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
         rollback_to=recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0,
         rounds=final.node.position if final else 0,

@@ -17,46 +17,46 @@ DEADLINE_DAYS = 30
 def receive(
     writer: RunWriter,
     view: RunView,
-    asked: RequestTerms,
+    terms: RequestTerms,
     request: str | None,
     deadline_days: int = DEADLINE_DAYS,
     actor: str | None = None,
 ) -> str:
     """Put a request into the ledger; the same id with the same terms again changes nothing."""
-    known = {one.request: one for one in view.requests}
-    check_new(view, asked, request)
-    if request is not None and request in known:
+    received = {row.request: row for row in view.requests}
+    check_new(view, terms, request)
+    if request is not None and request in received:
         return request
     if not 0 <= deadline_days <= 36500:
         raise InputError(f"the deadline must be 0 to 36500 days away, found {deadline_days}")
-    number = len(known) + 1
+    number = len(received) + 1
     while request is None:
-        request = f"r{number}" if f"r{number}" not in known else None
+        request = f"r{number}" if f"r{number}" not in received else None
         number += 1
-    content = asked.to_mapping() | {"request": request, "deadline_days": deadline_days}
+    content = terms.to_mapping() | {"request": request, "deadline_days": deadline_days}
     with uninterrupted():
         writer.record("request received", {"request": content, "actor": actor_name(actor)})
     return request
 
 
-def check_new(view: RunView, asked: RequestTerms, request: str | None) -> None:
+def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
     """Refuse a request that cannot be received; one that already was, with the same terms, may come again."""
-    known = {one.request: one for one in view.requests}
+    received = {row.request: row for row in view.requests}
     if request is not None:
         check_request_id(request)
-        if request in known:
-            if known[request].terms != asked:
+        if request in received:
+            if received[request].terms != terms:
                 raise InputError(f"request {request} is already in the ledger with other terms: use another id")
             return
-    method_named(asked.method).check_run(view)
-    view.new_subjects(asked, view.next_order)
-    for one in view.requests:
-        both = set(one.clients) & set(asked.clients)
-        if one.waits and both:
+    method_named(terms.method).check_run(view)
+    view.new_subjects(terms, view.next_order)
+    for row in view.requests:
+        both = set(row.clients) & set(terms.clients)
+        if row.waits and both:
             raise InputError(
-                f"client {', '.join(sorted(both))} already waits in request {one.request}; to ask with other terms, "
+                f"client {', '.join(sorted(both))} already waits in request {row.request}; to ask with other terms, "
                 "withdraw that one first (sifu requests decide)"
             )
-    waiting = sum(len(one.clients) for one in view.requests if one.waits)
-    if len(view.forgotten) + waiting + len(asked.clients) >= len(view.clients):
+    waiting = sum(len(row.clients) for row in view.requests if row.waits)
+    if len(view.forgotten) + waiting + len(terms.clients) >= len(view.clients):
         raise InputError("the requests together would forget every client: nobody would be left to train with")

@@ -50,10 +50,10 @@ def decide(writer: RunWriter, request: str, decision: str, reason: str = "", act
         raise InputError(f"a decision is {', '.join(get_args(Decision))}; found {decision!r}")
     if len(reason) > LONGEST_REASON:
         raise InputError(f"the reason has {len(reason)} characters: keep it below {LONGEST_REASON}")
-    known = {one.request: one for one in writer.requests()}
-    if request not in known:
-        raise InputError(f"there is no request {request!r} in this run; it has {', '.join(known) or 'none'}")
-    status = known[request].status
+    rows = {row.request: row for row in writer.requests()}
+    if request not in rows:
+        raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
+    status = rows[request].status
     if status == decision:
         return False
     if status not in MAY_FOLLOW[decision]:
@@ -106,18 +106,18 @@ def public_record(reader: RunReader, now: datetime.datetime) -> list[dict[str, A
     return [
         {
             "number": number,
-            "status": one.status,
-            "clients": len(one.clients),
-            "received": one.received[:10],
-            "deadline": deadline_of(one).strftime("%Y-%m-%d"),
-            "finished": one.finished[:10] if one.finished else None,
-            "overdue": is_overdue(one, now),
-            "method": one.method,
-            "level": one.level,
-            "epsilon": one.epsilon,
-            "delta": one.delta,
+            "status": row.status,
+            "clients": len(row.clients),
+            "received": row.received[:10],
+            "deadline": deadline_of(row).strftime("%Y-%m-%d"),
+            "finished": row.finished[:10] if row.finished else None,
+            "overdue": is_overdue(row, now),
+            "method": row.method,
+            "level": row.level,
+            "epsilon": row.epsilon,
+            "delta": row.delta,
         }
-        for number, one in enumerate(reader.requests(), start=1)
+        for number, row in enumerate(reader.requests(), start=1)
     ]
 
 
@@ -134,8 +134,8 @@ def check_lifecycles(reader: RunReader) -> Iterator[str]:
 
 
 def _request_of(kind: str, content: dict[str, Any]) -> str:
-    found = content["request"]["request"] if kind == "request received" else content["request"]
-    return str(found)
+    request = content["request"]["request"] if kind == "request received" else content["request"]
+    return str(request)
 
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
@@ -167,7 +167,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
         )
         if level == "conditional":
             lines.append("This holds if these assumptions hold, which nobody has proven:")
-            lines += [f"- {one['statement']}" for one in body["premises"] if one["status"] == "assumed"]
+            lines += [f"- {premise['statement']}" for premise in body["premises"] if premise["status"] == "assumed"]
     lines += [f"Erased: {body['erased']}", f"Kept: {body['remains']}", "Not covered:"]
-    lines += [f"- {one}" for one in body["not_covered"]]
+    lines += [f"- {sentence}" for sentence in body["not_covered"]]
     return lines

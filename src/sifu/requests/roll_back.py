@@ -30,7 +30,9 @@ LARGEST_PSI = 1e300
 class RollBack:
     """What one request's roll back writes and erases, worked out from its plan and its starting model."""
 
-    def __init__(self, writer: RunWriter, engine: Engine, view: RunView, plan: Plan, request: str, start: Start):
+    def __init__(
+        self, writer: RunWriter, engine: Engine, view: RunView, plan: Plan, request: str, start: Start
+    ) -> None:
         self.writer, self.engine, self.view, self.plan = writer, engine, view, plan
         self.request, self.start = request, start
         self.fresh, self.replayed = plan.source_node is None, start.replayed is not None

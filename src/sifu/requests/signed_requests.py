@@ -39,7 +39,7 @@ def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerm
         raise InputError("the signature does not hold over the request")
     if body.get("run") != reader.value("run"):
         raise InputError(f"the request was signed for another run ({body.get('run')!r})")
-    owner = next((one.name for one in recorded_clients(reader) if one.key == signer), None)
+    owner = next((entry.name for entry in recorded_clients(reader) if entry.key == signer), None)
     if owner is None:
         raise InputError("the request is signed with a key that is not on the list of clients")
     if owner != body.get("client"):

@@ -74,8 +74,8 @@ class Settings:
     @staticmethod
     def of(config: Mapping[str, Any]) -> Settings:
         """From a run config, whose keys have dashes."""
-        known = {one.name.replace("_", "-"): one.name for one in fields(Settings)}
-        given = {known[key]: value for key, value in config.items() if key in known}
+        names = {field.name.replace("_", "-"): field.name for field in fields(Settings)}
+        given = {names[key]: value for key, value in config.items() if key in names}
         if not {"run", "spec"} <= set(given):
             raise InputError("the app's config needs run (the run folder) and spec (a TOML file, see sifu init)")
         for key in ("run", "spec"):
@@ -107,10 +107,10 @@ def _tell(line: str) -> None:
     print(line, flush=True)
 
 
-def _tell_round(made: Progress) -> None:
+def _tell_round(progress: Progress) -> None:
     """A line for each round; what went wrong in it is logged there, too."""
-    accuracy = "" if math.isnan(made.accuracy) else f", accuracy {made.accuracy:.1%}"
-    _tell(f"{made.phase}: {made.rounds} rounds{accuracy}")
+    accuracy = "" if math.isnan(progress.accuracy) else f", accuracy {progress.accuracy:.1%}"
+    _tell(f"{progress.phase}: {progress.rounds} rounds{accuracy}")
 
 
 def serve_on_flower(
@@ -196,15 +196,15 @@ class _Office:
         self._authenticated = not settings.insecure_identity
         self._roster: Roster
         if self._authenticated:
-            self._roster = KeyRoster(grid, {one.name: one.key for one in listed})
+            self._roster = KeyRoster(grid, {entry.name: entry.key for entry in listed})
         else:
             self._roster = ClaimedRoster(grid, {}, self._ask_names)
 
     def begin_run(self, folder: Path) -> FlowerFederation:
         """A new run of the clients on the list, or of those that are there."""
         profiles = self._collect()
-        engine, asked, resolved = self._make_engine(profiles, len(profiles))
-        with create_run(folder, asked, resolved, engine) as writer:
+        engine, given_spec, resolved = self._make_engine(profiles, len(profiles))
+        with create_run(folder, given_spec, resolved, engine) as writer:
             self._admit(writer, profiles)
         return engine
 
@@ -219,14 +219,14 @@ class _Office:
                 f"(insecure-identity = {str(identity != AUTHENTICATED).lower()})"
             )
         if reported:
-            profiles = [WireProfile.of_mapping(one) for one in json.loads(reported)]
+            profiles = [WireProfile.of_mapping(values) for values in json.loads(reported)]
         else:  # it was killed between its first event and its second
             profiles = self._collect()
             with RunWriter.open(folder) as writer:
                 self._admit(writer, profiles)
         (folder / CLIENTS_FILE).unlink(missing_ok=True)
-        engine, asked, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
-        check_same_spec(open_run(folder, engine=engine), asked)
+        engine, given_spec, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
+        check_same_spec(open_run(folder, engine=engine), given_spec)
         if tuple(facts["outside"]) != engine.facts.outside:  # certificates rest on what was recorded
             raise InputError(
                 f"{folder} was begun with other rules (outside the theorem: {facts['outside'] or 'nothing'}; now "
@@ -237,15 +237,17 @@ class _Office:
     def update_keys(self, writer: RunWriter) -> None:
         """The list may have changed: new keys take effect, blocked ones were left out already, newcomers join."""
         if isinstance(self._roster, KeyRoster):
-            self._roster.names = {one.key: one.name for one in recorded_clients(writer) if one.status == "allowed"}
-            self._newcomers = [one.name for one in joining(writer)]
+            self._roster.names = {
+                entry.key: entry.name for entry in recorded_clients(writer) if entry.status == "allowed"
+            }
+            self._newcomers = [newcomer.name for newcomer in joining(writer)]
             for name, node in self._roster.nodes(self._newcomers).items():
                 profile = self._ask([node]).get(node)
                 if profile is not None:
                     self._join(writer, replace(profile, name=name))
                 else:
                     self._tell(f"{name} cannot join yet: {self._why_missing(node)}")
-            self._newcomers = [one.name for one in joining(writer)]
+            self._newcomers = [newcomer.name for newcomer in joining(writer)]
 
     def newcomer_waits(self) -> bool:
         """Whether somebody who may join is there; looked at a few times a minute."""
@@ -258,28 +260,28 @@ class _Office:
     def _join(self, writer: RunWriter, profile: WireProfile) -> None:
         """One event makes a client of it; one that would lower what is proven for the others is refused."""
         view = RunView(writer)
-        profiles = [WireProfile.of_mapping(one) for one in json.loads(writer.value(REPORTED))]
+        profiles = [WireProfile.of_mapping(values) for values in json.loads(writer.value(REPORTED))]
         try:
-            made, _ = self._blueprint(view.spec, [*profiles, profile])
+            design, _ = self._blueprint(view.spec, [*profiles, profile])
             before = view.regularities.measured.kind
-            after = Regularities.of(made.clients, view.facts, view.spec).measured.kind
+            after = Regularities.of(design.clients, view.facts, view.spec).measured.kind
             if after != before:
                 raise InputError(f"with its smoothness {profile.smoothness} the run would be {after}, not {before}")
-            self._engine.renew(made)
+            self._engine.renew(design)
         except InputError as error:
-            rest = [one for one in recorded_clients(writer) if one.name != profile.name]
+            rest = [entry for entry in recorded_clients(writer) if entry.name != profile.name]
             with uninterrupted():
                 content = {"run": {ADMITTED: plain(rest)}, "client": profile.name, "reason": str(error)}
                 writer.record("client refused", content)
             self._tell(f"{profile.name} cannot join and is off the list: {error}")
             return
-        reported = [one.to_mapping() for one in [*profiles, profile]]
+        reported = [client.to_mapping() for client in [*profiles, profile]]
         with uninterrupted():
             writer.record(JOINED, {"run": {REPORTED: reported}, "client": profile.name}, joined=profile.client)
         self._tell(f"{profile.name} joined: it takes part from the next round on")
 
     def _admit(self, writer: RunWriter, profiles: Sequence[WireProfile]) -> None:
-        values = {ADMITTED: plain(self._listed), REPORTED: [one.to_mapping() for one in profiles]}
+        values = {ADMITTED: plain(self._listed), REPORTED: [client.to_mapping() for client in profiles]}
         with uninterrupted():
             writer.record("clients admitted", {"run": values})
         (writer.folder / CLIENTS_FILE).unlink(missing_ok=True)
@@ -296,39 +298,39 @@ class _Office:
         An automatic `rate` was found among the founders, and stays what it was when others have joined.
         """
         data = replace(self._spec.data, name=FLOWER, clients=max(2, founders), samples_per_client=0)
-        asked = replace(self._spec, data=data)
-        known = asked if rate is None else replace(asked, local=replace(asked.local, rate=rate))
-        made, resolved = self._blueprint(known, profiles)
+        given_spec = replace(self._spec, data=data)
+        spec = given_spec if rate is None else replace(given_spec, local=replace(given_spec.local, rate=rate))
+        design, resolved = self._blueprint(spec, profiles)
         keep = self._spec.keep
         if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):
             raise InputError("with masked-updates the spec's keep.gram_clients and keep.updates_every must be 0")
         self._engine = FlowerFederation(
-            self._grid, self._roster, made, self._patience, masked=self._settings.masked_updates
+            self._grid, self._roster, design, self._patience, masked=self._settings.masked_updates
         )
-        return self._engine, asked, resolved
+        return self._engine, given_spec, resolved
 
     def _collect(self) -> list[WireProfile]:
         """Every client's profile; all of them are needed once, so they are waited for."""
-        wanted = [one.name for one in self._listed if one.status == "allowed"]
+        wanted = [entry.name for entry in self._listed if entry.status == "allowed"]
         end = time.monotonic() + self._settings.wait
-        found: dict[str, WireProfile] = {}
+        present: dict[str, WireProfile] = {}
         told: list[str] = []
         while True:
             if self._authenticated:
-                nodes = self._roster.nodes([name for name in wanted if name not in found])
-                asked = self._ask(list(nodes.values()))
-                found |= {name: replace(asked[node], name=name) for name, node in nodes.items() if node in asked}
-                missing = [f"{name}, {self._why_missing(nodes.get(name))}" for name in wanted if name not in found]
+                nodes = self._roster.nodes([name for name in wanted if name not in present])
+                replies = self._ask(list(nodes.values()))
+                present |= {name: replace(replies[node], name=name) for name, node in nodes.items() if node in replies}
+                missing = [f"{name}, {self._why_missing(nodes.get(name))}" for name in wanted if name not in present]
             else:
-                asked = self._ask([int(one) for one in self._grid.get_node_ids()])
-                found = {one.name: one for one in asked.values()}
-                if len(found) < len(asked):
+                replies = self._ask([int(node) for node in self._grid.get_node_ids()])
+                present = {profile.name: profile for profile in replies.values()}
+                if len(present) < len(replies):
                     raise InputError("two nodes claim the same name: every client needs one of its own")
-                missing = ["more nodes"] * max(0, max(2, int(self._settings.clients)) - len(found))
+                missing = ["more nodes"] * max(0, max(2, int(self._settings.clients)) - len(present))
                 missing += [f"node {node}, {why}" for node, why in self._failed.items()] if missing else []
             if not missing:
-                order = wanted if self._authenticated else sorted(found)
-                return [found[name] for name in order]
+                order = wanted if self._authenticated else sorted(present)
+                return [present[name] for name in order]
             if time.monotonic() >= end:
                 raise NobodyAnsweredError(
                     f"after {self._settings.wait:g} s clients are still missing ({'; '.join(missing[:5])}): see that "
@@ -351,4 +353,4 @@ class _Office:
         return answers
 
     def _ask_names(self, nodes: list[int]) -> dict[int, str]:
-        return {node: one.name for node, one in self._ask(nodes).items()}
+        return {node: profile.name for node, profile in self._ask(nodes).items()}

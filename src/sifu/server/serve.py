@@ -89,7 +89,7 @@ def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter],
     leave_out = getattr(engine, "leave_out", None)
     if leave_out is not None:
         view = RunView(writer)
-        blocked = {one.name for one in recorded_clients(writer) if one.status == "blocked"}
+        blocked = {entry.name for entry in recorded_clients(writer) if entry.status == "blocked"}
         leave_out(view.forgotten | view.waiting | {view.index_of[name] for name in blocked if name in view.index_of})
     if after_mail:
         after_mail(writer)
@@ -98,10 +98,10 @@ def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter],
 def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | None) -> ProgressCallback:
     """Progress that also writes down what went wrong in a round."""
 
-    def after_round(made: Progress) -> None:
+    def after_round(done: Progress) -> None:
         _record_incidents(writer, engine)
         if progress:
-            progress(made)
+            progress(done)
 
     return after_round
 
@@ -111,7 +111,7 @@ def _record_incidents(writer: RunWriter, engine: Engine) -> None:
     take_incidents = getattr(engine, "take_incidents", None)
     incidents = take_incidents() if take_incidents else []
     if incidents:
-        for one in incidents:
-            log.warning("round %d.%d %s: %s", one.branch, one.round, one.client, one.what)
+        for incident in incidents:
+            log.warning("round %d.%d %s: %s", incident.branch, incident.round, incident.client, incident.what)
         with uninterrupted():
-            writer.record("incidents", {"incidents": [asdict(one) for one in incidents]})
+            writer.record("incidents", {"incidents": [asdict(incident) for incident in incidents]})

@@ -1,7 +1,7 @@
 """A run in one file: a zip without compression, with a list of its files and their digests.
 
-A backup from a stranger is read without running anything: only names of ours, only plain files, no more bytes than the
-list says, every digest checked, and nothing appears under the folder's name before all of it is there.
+A backup from a stranger is read without running anything: only names of ours, only regular files, no more bytes than
+the list says, every digest checked, and nothing appears under the folder's name before all of it is there.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def write_backup(reader: RunReader, target: Path) -> None:
             if (folder / STANDING_FILE).exists():
                 listed[STANDING_FILE] = folder / STANDING_FILE
             for name in ("models", UPDATES, CERTIFICATES):
-                found = sorted((folder / name).iterdir())
-                listed |= {f"{name}/{path.name}": path for path in found if NAME.fullmatch(f"{name}/{path.name}")}
+                paths = sorted((folder / name).iterdir())
+                listed |= {f"{name}/{path.name}": path for path in paths if NAME.fullmatch(f"{name}/{path.name}")}
             content: dict[str, Any] = {"format": FORMAT, "head": reader.value("head"), "files": {}}
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
                 for name, path in listed.items():
@@ -108,15 +108,15 @@ def _unpack(file: Path, staged: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-            names = [one.filename for one in members]
+            names = [member.filename for member in members]
             if len(names) > MOST_FILES or len(set(names)) != len(names):
                 raise ValueError("it has too many files, or one twice")
             listed = _manifest(archive)
             if set(names) != {*listed, MANIFEST}:
                 raise ValueError("its files are not those of its list")
-            for one in members:
-                if one.filename != MANIFEST:
-                    _unpack_one(archive, one, listed[one.filename], staged / one.filename)
+            for member in members:
+                if member.filename != MANIFEST:
+                    _unpack_one(archive, member, listed[member.filename], staged / member.filename)
     except OSError as error:
         # A place before the file's beginning is the archive's fault, and a folder is no file.
         if error.errno not in (None, errno.EINVAL, errno.EISDIR):
@@ -147,8 +147,8 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
     listed: dict[str, dict[str, Any]] = content["files"]
     if not isinstance(listed, dict):
         raise ValueError("its list is not one")
-    for name, one in listed.items():
-        if not NAME.fullmatch(name) or not isinstance(one["bytes"], int) or not isinstance(one["digest"], str):
+    for name, entry in listed.items():
+        if not NAME.fullmatch(name) or not isinstance(entry["bytes"], int) or not isinstance(entry["digest"], str):
             raise ValueError(f"its list names {name[:60]!r}")
     return listed
 
@@ -159,16 +159,16 @@ def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[st
         raise ValueError(f"{info.filename} is compressed, or not as long as the list says")
     digest, left = hashlib.sha256(), int(listed["bytes"])
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with archive.open(info) as stream, os.fdopen(descriptor, "wb") as made:
+    with archive.open(info) as stream, os.fdopen(descriptor, "wb") as output:
         while left > 0:
             piece = stream.read(min(PIECE, left))
             if not piece:
                 raise ValueError(f"{info.filename} ends early")
             digest.update(piece)
-            made.write(piece)
+            output.write(piece)
             left -= len(piece)
-        made.flush()
-        os.fsync(made.fileno())
+        output.flush()
+        os.fsync(output.fileno())
     if digest.hexdigest() != listed["digest"]:
         raise ValueError(f"{info.filename} is not what the list says")
 

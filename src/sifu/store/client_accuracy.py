@@ -57,12 +57,12 @@ def read_standing(folder: Path) -> Standing | None:
         content = json.loads(read_plain(folder / STANDING_FILE))
         columns = [np.array(content[name], dtype=np.int64) for name in ("clients", "samples", "correct")]
         clients, samples, correct = columns
-        made = Standing(int(content["node"]), clients, samples, correct)
+        standing = Standing(int(content["node"]), clients, samples, correct)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    if {one.shape for one in columns} != {(clients.size,)} or np.any(correct < 0) or np.any(correct > samples):
+    if {column.shape for column in columns} != {(clients.size,)} or np.any(correct < 0) or np.any(correct > samples):
         return None
-    return made
+    return standing
 
 
 def remove_standing(folder: Path) -> None:

@@ -17,6 +17,7 @@ from sifu.core.ledger import Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.certificate_path import FORMS
 from sifu.store.reader import JOINED, RunReader
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.rows import NodeRow
 from sifu.store.updates import FILE_NAME
 
@@ -78,29 +79,24 @@ KINDS: Mapping[str, May] = {
 
 
 @dataclass
-class _Sofar:
-    """What the events up to here made: files that exist (models with their digests), files that went, the current
-    model, and how many requests were carried out."""
+class _Past:
+    """What the tables before an event do not tell: how many requests were carried out, and which files went."""
 
-    tip: int = -1
-    clients: int = 0
     carried_out: int = 0
-    models: dict[int, str] = field(default_factory=dict)
-    updates: set[str] = field(default_factory=set)
-    gone: set[int | str] = field(default_factory=set)
+    erased: set[int | str] = field(default_factory=set)
 
 
 def check_events(reader: RunReader) -> Iterator[str]:
     """Every event is of a known kind, does what its kind may, and brings nothing back that was erased."""
-    sofar = _Sofar()
-    for event in reader.events():
+    past = _Past()
+    for event, before in ReplayedLedger.of(reader).moments():
         content = event.content
-        found = (
+        for problem in (
             *_beyond_its_kind(event, content),
             *_badly_named(event, content),
-            *_misplaced(event, content, sofar),
-        )
-        yield from (_named(event, one) for one in found)
+            *_misplaced(event, content, before, past),
+        ):
+            yield _named(event, problem)
 
 
 def _named(event: Event, problem: str) -> str:
@@ -126,59 +122,57 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
     """Ids and names become names of files; a request that is done has its two certificates."""
     if event.kind == "request received" and not is_request_id(content["request"]["request"]):
         yield f"names the request {str(content['request']['request'])[:80]!r}, which is no usable id"
-    for one in content.get("updates", []):
-        named = FILE_NAME.fullmatch(str(one["file"]))
-        if named is None or (int(named[1]), int(named[2])) != (one["node"], one["part"]):
-            yield f"names the file of updates {str(one['file'])[:80]!r}, which is not that of its node and part"
+    for row in content.get("updates", []):
+        named = FILE_NAME.fullmatch(str(row["file"]))
+        if named is None or (int(named[1]), int(named[2])) != (row["node"], row["part"]):
+            yield f"names the file of updates {str(row['file'])[:80]!r}, which is not that of its node and part"
     if event.kind == "request done" and sorted(content.get("certificates", {})) != sorted(FORMS):
         yield f"issues the certificates {sorted(content.get('certificates', {}))}, not those of {sorted(FORMS)}"
 
 
-def _misplaced(event: Event, content: dict[str, Any], sofar: _Sofar) -> Iterator[str]:
+def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
     """The current model is the last one recorded; clients join one by one; what was erased is not recorded again."""
     values, rows = content.get("run", {}), content.get("rows")
-    tip, clients = values.get("tip"), int(values.get("client_count", sofar.clients))
-    if event.kind == JOINED and clients != sofar.clients + 1:
-        yield f"says that there are {clients} clients, after {sofar.clients}"
-    sofar.clients = clients
+    tip, clients = values.get("tip"), int(values.get("client_count", before.client_count))
+    if event.kind == JOINED and clients != before.client_count + 1:
+        yield f"says that there are {clients} clients, after {before.client_count}"
     if (rows is None) != (tip is None) or (rows is not None and str(rows["last"]) != tip):
         yield f"makes node {tip} the current model, which is not the last one it recorded"
-    before = sofar.tip
-    if rows is not None:
-        sofar.tip = int(rows["last"])
+    tip_before = before.tip
+    tip_after = tip_before if rows is None else int(rows["last"])
     if event.kind == "rolled back":
-        sofar.carried_out += 1
+        past.carried_out += 1
         choice = content["choice"]
-        if (choice["request_order"], choice["noise_node"]) != (sofar.carried_out, sofar.tip):
+        if (choice["request_order"], choice["noise_node"]) != (past.carried_out, tip_after):
             yield (
                 f"names order {choice['request_order']} and node {choice['noise_node']}, but it is request number "
-                f"{sofar.carried_out} that was carried out, and made node {sofar.tip}"
+                f"{past.carried_out} that was carried out, and made node {tip_after}"
             )
-    if any(not before <= one["node"] <= sofar.tip for one in content.get("evaluations", [])):
+    if any(not tip_before <= row["node"] <= tip_after for row in content.get("evaluations", [])):
         yield "records an evaluation of another model than the current one"
     dropped: list[int | str] = [*content.get("dropped_models", []), *content.get("dropped_updates", [])]
-    never = [one for one in dropped if one not in sofar.models and one not in sofar.updates]
+    models_before, updates_before = before.rows["models"], before.rows["updates"]
+    never = [file for file in dropped if (file,) not in models_before and (file,) not in updates_before]
     if never:
         yield f"erases {never[:5]}, of which there was nothing"
-    for one in dropped:
-        sofar.models.pop(one, None)  # type: ignore[arg-type]
-    sofar.updates.difference_update(dropped)
-    sofar.gone.update(dropped)
-    models = {int(one["node"]): str(one["digest"]) for one in content.get("models", [])}
-    updates = {str(one["file"]) for one in content.get("updates", [])}
-    back = sorted(map(str, (models.keys() | updates) & sofar.gone))
+    past.erased.update(dropped)
+    models = {int(row["node"]): str(row["digest"]) for row in content.get("models", [])}
+    updates = {str(row["file"]) for row in content.get("updates", [])}
+    back = sorted(map(str, (models.keys() | updates) & past.erased))
     if back:
         yield f"records {', '.join(back[:5])} again, which had been erased"
-    if any(node > sofar.tip for node in models):
+    if any(node > tip_after for node in models):
         yield "records a model of a node that there is not"
     # A model is recorded with its node; a second time only to be kept, as it was.
-    changed = [node for node, digest in models.items() if node <= before and sofar.models.get(node) != digest]
+    changed = [
+        node
+        for node, digest in models.items()
+        if node <= tip_before and models_before.get((node,), {}).get("digest") != digest
+    ]
     if changed:
         yield f"records other models of nodes {changed[:5]} than there were"
-    if updates & sofar.updates:
+    if any((file,) in updates_before for file in updates):
         yield "records a file of updates twice"
-    sofar.models |= models
-    sofar.updates |= updates
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
@@ -191,20 +185,20 @@ def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
         rows = content.get("rows")
         if rows is None:
             continue
-        found = list(_out_of_line(event.kind, rows, tip, by_number))
+        for problem in _out_of_line(event.kind, rows, tip, by_number):
+            yield _named(event, problem)
         tip = int(rows["last"])
         if np.any(everyone.between(int(rows["first"]), tip).clients >= clients):
-            found.append(f"records a participant beyond the {clients} clients there were")
-        yield from (_named(event, one) for one in found)
+            yield _named(event, f"records a participant beyond the {clients} clients there were")
 
 
 def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[int, NodeRow]) -> Iterator[str]:
     """Rounds go on from the current model, one after the other; a request makes one node, whose kind says how."""
     nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
-        if any(one.kind != "round" or one.parent != before for before, one in enumerate(nodes, start=tip)):
+        if any(node.kind != "round" or node.parent != before for before, node in enumerate(nodes, start=tip)):
             yield "records rounds that do not go on from the current model"
-        if any(one.noise_std != 0.0 or one.order != 0 for one in nodes):
+        if any(node.noise_std != 0.0 or node.order != 0 for node in nodes):
             yield "records noise in a round"
     elif len(nodes) != 1 or nodes[0].kind == "round" or (nodes[0].parent is None) != (nodes[0].kind == "initial"):
         yield "records another node than the one model it makes"

@@ -23,15 +23,15 @@ def write_head(folder: Path, event: Event) -> None:
 
 def signs_of_an_older_database(reader: RunReader) -> Iterator[str]:
     """What lies beside the database and speaks of events that it does not have."""
-    hashes = {int(seq): bytes(found).hex() for seq, found in reader.query("SELECT seq, hash FROM events")}
+    hashes = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}
 
-    def known(seq: int, found: str) -> bool:
-        return hashes.get(seq) == found
+    def has_event(seq: int, digest: str) -> bool:
+        return hashes.get(seq) == digest
 
     path = reader.folder / HEAD_FILE
     if path.is_file():
-        seq, _, found = path.read_text(encoding="utf-8", errors="replace").strip().partition(":")
-        if not (seq.isdecimal() and len(seq) < 19 and known(int(seq), found)):
+        seq, _, digest = path.read_text(encoding="utf-8", errors="replace").strip().partition(":")
+        if not (seq.isdecimal() and len(seq) < 19 and has_event(int(seq), digest)):
             yield f"the file {HEAD_FILE} speaks of event {seq[:12]}, which the database has not, or another"
     for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
         try:
@@ -39,5 +39,5 @@ def signs_of_an_older_database(reader: RunReader) -> Iterator[str]:
             seq_number, head = int(ledger["seq"]), str(ledger["head"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # verification names what is wrong with it
-        if not known(seq_number, head):
+        if not has_event(seq_number, head):
             yield f"certificate {certificate.name} was issued after event {seq_number}, which the database has not"

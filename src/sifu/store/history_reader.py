@@ -74,14 +74,14 @@ class HistoryReader(RunConnection):
         """Every node by its number, in order; not to be changed by the caller."""
         version = self._version()
         if self._nodes is None or self._nodes[0] != version:
-            known = {} if self._nodes is None else self._nodes[1]
+            nodes = {} if self._nodes is None else self._nodes[1]
             count, largest = self.query(
-                "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(known),)
+                "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(nodes),)
             )[0]
-            if known and (count != len(known) or largest != count - 1):
-                known, self._path = {}, ([], {})  # not what was only added to: read all of it
-            known = known | {row.node.node: row for row in self._read_nodes(len(known), 2**62)}
-            self._nodes = (version, known)
+            if nodes and (count != len(nodes) or largest != count - 1):
+                nodes, self._path = {}, ([], {})  # not what was only added to: read all of it
+            nodes = nodes | {row.node.node: row for row in self._read_nodes(len(nodes), 2**62)}
+            self._nodes = (version, nodes)
         return self._nodes[1]
 
     def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
@@ -96,7 +96,7 @@ class HistoryReader(RunConnection):
     def path(self, tip: int | None = None) -> list[NodeRow]:
         """The nodes from the initial model to `tip` (the current model by default)."""
         by_number = self.nodes_by_number()
-        known, depths = self._path
+        walked, depths = self._path
         result: list[NodeRow] = []
         current: int | None = self.tip if tip is None else tip
         while current is not None and current not in depths:
@@ -106,7 +106,7 @@ class HistoryReader(RunConnection):
             result.append(row)
             current = row.node.parent
         # Most paths go on from one that was walked before: a node's parent never changes.
-        path = ([] if current is None else known[: depths[current] + 1]) + result[::-1]
+        path = ([] if current is None else walked[: depths[current] + 1]) + result[::-1]
         if result:
             self._path = (path, {row.node.node: depth for depth, row in enumerate(path)})
         return list(path)
@@ -121,24 +121,24 @@ class HistoryReader(RunConnection):
         try:
             # Straight into an array: as tuples a million rows would take hundreds of megabytes.
             with _in_turn():
-                found = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
+                table = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
         except UNUSABLE as error:
             raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
         return ParticipationRows(
-            found["node"].astype(np.int64),
-            found["client"].astype(np.int64),
-            found["samples"].astype(np.int64),
-            found["drift"].astype(np.float64),
+            table["node"].astype(np.int64),
+            table["client"].astype(np.int64),
+            table["samples"].astype(np.int64),
+            table["drift"].astype(np.float64),
         ).sorted()
 
     def everyone(self) -> ParticipationRows:
         """All participations by (node, client); rows are only ever added, so only new ones are read."""
         version = self._version()
-        known = self._everyone
-        if known is not None and known.version == version:
-            return known.rows
+        read = self._everyone
+        if read is not None and read.version == version:
+            return read.rows
         # Another connection may have changed what was there, and what was read in a transaction may be taken back.
-        earlier = known.rows if known and known.settled and known.version[0] == version[0] else None
+        earlier = read.rows if read and read.settled and read.version[0] == version[0] else None
         first = int(earlier.nodes[-1]) + 1 if earlier is not None and earlier.nodes.size else None
         rows = self.participation(first=first)
         if earlier is not None and first is not None:

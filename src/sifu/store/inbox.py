@@ -2,7 +2,7 @@
 
 Whoever cannot have the writer's lock posts a letter; the writer turns it into an event of the ledger and only then
 takes the file away. A kill in between leaves the file, and taking it in again changes nothing: what a letter
-asks for has an id. So a letter is never lost and never counts twice, whoever dies when. Only plain files are letters:
+asks for has an id. So a letter is never lost and never counts twice, whoever dies when. Only regular files are letters:
 folders, links, pipes and devices are left alone, since to open one may wait for ever or never end.
 """
 
@@ -60,10 +60,10 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
             os.link(temporary, path)
         except FileExistsError:
             try:
-                found = path.read_bytes()
+                present = path.read_bytes()
             except FileNotFoundError:
-                found = body  # it was taken in this instant; whoever took it in compares the terms
-            if found != body:
+                present = body  # it was taken in this instant; whoever took it in compares the terms
+            if present != body:
                 raise InputError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
         finally:
             temporary.unlink(missing_ok=True)
@@ -73,14 +73,14 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
 
 def letters(folder: Path) -> list[Letter]:
     """The letters that wait, in the order they came."""
-    found = []
+    waiting = []
     for entry in _entries(folder):
         try:
             posted = entry.stat(follow_symlinks=False).st_mtime_ns
-            found.append((posted, entry.name, _read(Path(entry.path), posted / 1e9)))
+            waiting.append((posted, entry.name, _read(Path(entry.path), posted / 1e9)))
         except FileNotFoundError:
             continue  # it was taken in this instant
-    return [letter for _, _, letter in sorted(found, key=lambda one: one[:2])]
+    return [letter for _, _, letter in sorted(waiting, key=lambda entry: entry[:2])]
 
 
 def any_letters(folder: Path) -> bool:
@@ -89,13 +89,13 @@ def any_letters(folder: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The plain files of the inbox that are named like letters."""
+    """The regular files of the inbox that are named like letters."""
     try:
         with os.scandir(folder / INBOX) as entries:
-            for one in entries:
-                named = LETTER_NAME.fullmatch(one.name) and not one.name.startswith(TEMPORARY_PREFIX)
-                if named and one.is_file(follow_symlinks=False):
-                    yield one
+            for entry in entries:
+                named = LETTER_NAME.fullmatch(entry.name) and not entry.name.startswith(TEMPORARY_PREFIX)
+                if named and entry.is_file(follow_symlinks=False):
+                    yield entry
     except (FileNotFoundError, NotADirectoryError):
         return
 
@@ -132,4 +132,4 @@ def _first_bytes(path: Path) -> bytes:
 
 def _printable(name: str) -> str:
     """A file's name as it can be written down and shown; one that is changed by this is no usable id."""
-    return "".join(one if one.isprintable() else "?" for one in name)
+    return "".join(character if character.isprintable() else "?" for character in name)

@@ -78,8 +78,8 @@ def write_key(path: Path, key: Any) -> str:
 
 def public_hex(key: Any) -> str:
     """The public half of a private key, as hex."""
-    found: str = key.public_key().public_bytes_raw().hex()
-    return found
+    public: str = key.public_key().public_bytes_raw().hex()
+    return public
 
 
 def create_key(folder: Path) -> str:

@@ -7,7 +7,7 @@ compares. Nodes, participations and Gram matrices are tied to their event by a d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,24 +81,3 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     elif kind == "comparison":
         values = {key: payload[key] for key in ("rounds", "reached", "accuracy", "forgotten_accuracy")}
         yield Change("comparisons", (payload["request"], payload["method"]), values)
-
-
-def replay(all_changes: Iterable[Change]) -> Tables:
-    """The tables as the ledger says they must be."""
-    tables = empty_tables()
-    for change in all_changes:
-        apply_change(tables, change)
-    return tables
-
-
-def empty_tables() -> Tables:
-    """The tables before the first event."""
-    return {table: {} for table in KEYS}
-
-
-def apply_change(tables: Tables, change: Change) -> None:
-    """Make one change."""
-    if change.values is None:
-        tables[change.table].pop(change.key, None)
-    else:
-        tables[change.table].setdefault(change.key, {}).update(change.values)

@@ -90,8 +90,8 @@ class RunReader(HistoryReader):
         constants = self.constants
         if "clients" not in constants:
             constants["clients"] = self.read_clients()
-        found: tuple[ClientProfile, ...] = constants["clients"]
-        return found
+        clients: tuple[ClientProfile, ...] = constants["clients"]
+        return clients
 
     def read_clients(self) -> tuple[ClientProfile, ...]:
         """Every client the run knows, by index, as the table has them now."""
@@ -135,22 +135,22 @@ class RunReader(HistoryReader):
         rows = self.query(f"SELECT {columns} FROM requests")
         parsed = [_request_row(row) for row in rows]
         steps = self.steps()
-        return sorted(parsed, key=lambda one: steps.get(("request received", one.request), 0))
+        return sorted(parsed, key=lambda row: steps.get(("request received", row.request), 0))
 
     def steps(self) -> dict[tuple[str, str], int]:
         """The event of each (kind, request); events are only ever added, so each is read once."""
-        after, known = self._steps
+        after, steps = self._steps
         rows = self.query(
             "SELECT seq, kind, payload FROM events WHERE seq > ? AND kind IN "
             "('request received', 'rolled back', 'request done') ORDER BY seq",
             (after,),
         )
         for seq, kind, payload in rows:
-            found = json.loads(payload)["request"]
-            known.setdefault((kind, found["request"] if kind == "request received" else found), seq)
+            request = json.loads(payload)["request"]
+            steps.setdefault((kind, request["request"] if kind == "request received" else request), seq)
             after = max(after, seq)
-        self._steps = (after, known)
-        return known
+        self._steps = (after, steps)
+        return steps
 
     def payload(self, seq: int) -> dict[str, Any]:
         """What an event says."""
@@ -162,8 +162,8 @@ class RunReader(HistoryReader):
 
     def last_event(self) -> tuple[int, str]:
         """Number and hash of the last event."""
-        seq, found = self.query("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")[0]
-        return int(seq), bytes(found).hex()
+        seq, digest = self.query("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")[0]
+        return int(seq), bytes(digest).hex()
 
     def subjects(self) -> list[SubjectRow]:
         """Everyone forgotten so far, in order."""

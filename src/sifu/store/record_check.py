@@ -12,8 +12,9 @@ from sifu.core.ledger import NONCE_BYTES, broken_links, canonical_json
 from sifu.errors import RunDamagedError
 from sifu.store.database import schema_problems
 from sifu.store.events_check import check_events
-from sifu.store.projection import KEYS, changes, replay
+from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
+from sifu.store.replayed_ledger import ReplayedLedger
 
 Check = Callable[[RunReader], Iterable[str]]
 """Yields a sentence for everything that is wrong."""
@@ -67,23 +68,24 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
 
 def check_tables(reader: RunReader) -> Iterator[str]:
     """The small tables must be what the ledger says, row by row."""
-    events = reader.events()
-    expected = replay(change for event in events for change in changes(event.kind, event.time, event.content))
-    expected["run"][("head",)] = {"value": f"{events[-1].seq}:{events[-1].hash.hex()}"}
+    ledger = ReplayedLedger.of(reader)
+    last = ledger.events[-1]
+    head = {("head",): {"value": f"{last.seq}:{last.hash.hex()}"}}
+    expected = ledger.tables | {"run": ledger.tables["run"] | head}
     for table, keys in KEYS.items():
         columns = [row[1] for row in reader.query(f"PRAGMA table_info({table})")]
-        found = {}
+        stored = {}
         for row in reader.query(f"SELECT * FROM {table}"):
             values = dict(zip(columns, row, strict=True))
-            found[tuple(values.pop(key) for key in keys)] = values
-        for key in sorted(set(expected[table]) | set(found), key=str):
+            stored[tuple(values.pop(key) for key in keys)] = values
+        for key in sorted(set(expected[table]) | set(stored), key=str):
             name = f"{table} {', '.join(map(str, key))}"
-            if key not in found:
+            if key not in stored:
                 yield f"tables: the row of {name} is missing"
             elif key not in expected[table]:
                 yield f"tables: the row of {name} is not in the ledger"
             else:
-                wanted = dict.fromkeys(found[key]) | expected[table][key]
-                for column, value in found[key].items():
+                wanted = dict.fromkeys(stored[key]) | expected[table][key]
+                for column, value in stored[key].items():
                     if value != wanted.get(column):
                         yield f"tables: {name}: {column} is {value!r}, the ledger says {wanted.get(column)!r}"

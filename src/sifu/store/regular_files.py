@@ -1,4 +1,4 @@
-"""Nothing in a run folder but plain files and folders, where we read, write or erase.
+"""Nothing in a run folder but regular files and folders, where we read, write or erase.
 
 A link leads elsewhere: writing through it changes somebody else's file, deleting it leaves what it names, which may be
 a model that was to be erased. A pipe makes whoever reads it wait for ever. A folder under a file's name stops whoever
@@ -22,34 +22,34 @@ FILES = re.compile(
 
 
 def strange_files(folder: Path) -> Iterator[str]:
-    """What has one of our names, or lies in one of our folders, and is no plain file or folder; letters aside."""
+    """What has one of our names, or lies in one of our folders, and is not a regular file or folder; letters aside."""
     with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda one: one.name)
-    for one in found:
-        if one.name in FOLDERS and not one.is_dir(follow_symlinks=False):
-            yield f"{one.name} is no folder, or a link to one"
-        if FILES.fullmatch(one.name) and not one.is_file(follow_symlinks=False):
-            yield f"{one.name} is no plain file, or a link to one"
+        by_name = sorted(entries, key=lambda entry: entry.name)
+    for entry in by_name:
+        if entry.name in FOLDERS and not entry.is_dir(follow_symlinks=False):
+            yield f"{entry.name} is not a folder, or is a link to one"
+        if FILES.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False):
+            yield f"{entry.name} is not a regular file, or is a link to one"
     for name in ("models", "updates", "certificates"):
         if (folder / name).is_dir():
             with os.scandir(folder / name) as entries:
-                inside = sorted(one.name for one in entries if not _is_harmless(one))
+                inside = sorted(entry.name for entry in entries if not _is_harmless(entry))
             for inner in inside:
-                yield f"{name}/{inner} is no plain file, or a link to one"
+                yield f"{name}/{inner} is not a regular file, or is a link to one"
 
 
 def _is_harmless(entry: os.DirEntry[str]) -> bool:
-    """A plain file, or a folder that has no name of a file of ours; verification names what lies in it."""
+    """A regular file, or a folder that has no name of a file of ours; verification names what lies in it."""
     named = entry.name.startswith(".tmp-") or entry.name.endswith((".safetensors", ".json"))
     return entry.is_file(follow_symlinks=False) or (entry.is_dir(follow_symlinks=False) and not named)
 
 
 def read_plain(path: Path) -> bytes:
-    """The content of a plain file; anything else is an error at once, never a wait."""
+    """The content of a regular file; anything else is an error at once, never a wait."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         with open(descriptor, "rb", closefd=False) as stream:
             return stream.read()
     finally:

@@ -47,22 +47,22 @@ class NodeRow:
 
     def values(self) -> tuple[object, ...]:
         """In the order of the table's columns."""
-        one, sums = self.node, self.node.regularity
+        node, sums = self.node, self.node.regularity
         return (
-            one.node,
-            one.parent,
-            one.kind,
-            one.branch,
-            one.position,
+            node.node,
+            node.parent,
+            node.kind,
+            node.branch,
+            node.position,
             sums.total_samples,
-            one.order,
+            node.order,
             sums.factor_sum,
             sums.factor_max,
             sums.averagedness_sum,
             sums.averagedness_max,
-            one.mean_shift,
-            one.rounding,
-            one.noise_std,
+            node.mean_shift,
+            node.rounding,
+            node.noise_std,
             self.distance,
         )
 
@@ -163,7 +163,7 @@ def rows_digest(nodes: Sequence[NodeRow], participation: ParticipationRows, gram
 def clients_digest(clients: Sequence[ClientProfile]) -> str:
     """SHA-256 over the canonical JSON of each client's row, one after the other."""
     digest = hashlib.sha256()
-    for index, one in enumerate(clients):
-        row = [index, one.name, one.samples, one.local_steps, one.smoothness, one.curvature]
+    for index, client in enumerate(clients):
+        row = [index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature]
         digest.update(canonical_json(row))
     return digest.hexdigest()

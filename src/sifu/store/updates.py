@@ -1,4 +1,4 @@
-"""Clients' updates on disk: one safetensors file a kept round, one flat tensor a client, named by its number.
+"""Clients' updates on disk: one safetensors file per kept round, one flat tensor per client, named by its number.
 
 A file is never changed. To take a client out, a new file without it is written, an event names the new one
 and drops the old one, and only then the old one is deleted: a kill at any instant leaves one of the two.

@@ -97,7 +97,7 @@ class RunWriter(RunReader):
     def create(
         cls,
         folder: Path,
-        asked: Mapping[str, Any],
+        given_spec: Mapping[str, Any],
         spec: Mapping[str, Any],
         layout: ModelLayout,
         clients: Sequence[ClientProfile],
@@ -107,9 +107,9 @@ class RunWriter(RunReader):
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
         # Only what a creation of ours left behind may be cleared away: its marker was written first.
-        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in found else {LOCK_FILE})
-        if (folder.exists() and not folder.is_dir()) or found - allowed:
+        present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in present else {LOCK_FILE})
+        if (folder.exists() and not folder.is_dir()) or present - allowed:
             raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
         private_folder(folder, parents=True)
         folder.chmod(0o700)
@@ -129,7 +129,7 @@ class RunWriter(RunReader):
             staging = folder / _STAGING
             private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
-            writer._begin(asked, spec, layout, clients, facts, versions, public_key, initial_model)
+            writer._begin(given_spec, spec, layout, clients, facts, versions, public_key, initial_model)
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             writer.connection.close()
@@ -143,7 +143,7 @@ class RunWriter(RunReader):
 
     def _begin(
         self,
-        asked: Mapping[str, Any],
+        given_spec: Mapping[str, Any],
         spec: Mapping[str, Any],
         layout: ModelLayout,
         clients: Sequence[ClientProfile],
@@ -155,7 +155,7 @@ class RunWriter(RunReader):
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
         values = {
             "run": secrets.token_hex(8),
-            "asked": dict(asked),
+            "asked": dict(given_spec),
             "spec": dict(spec),
             "layout": {
                 "names": list(layout.names),
@@ -174,8 +174,8 @@ class RunWriter(RunReader):
             self.connection.executemany(
                 "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
                 [
-                    (index, one.name, one.samples, one.local_steps, one.smoothness, one.curvature)
-                    for index, one in enumerate(clients)
+                    (index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature)
+                    for index, client in enumerate(clients)
                 ],
             )
             self._record(
@@ -271,7 +271,7 @@ class RunWriter(RunReader):
                 if joined is not None:
                     payload["run"] = payload.get("run", {}) | self._insert_client(joined)
                 if updates:
-                    payload["updates"] = [self._write_updates(one) for one in updates]
+                    payload["updates"] = [self._write_updates(new) for new in updates]
                 event = self._record(kind, payload, rows or NewRows(), models, layout)
                 committing = True
         except Exception:
@@ -279,10 +279,10 @@ class RunWriter(RunReader):
                 # An error while committing does not say whether the event will be there after a crash: its files stay.
                 # If it is not, the next opening finds that no row names them.
                 raise
-            for one in models:
-                if one.node not in before:
-                    files.model_path(self.folder, one.node).unlink(missing_ok=True)
-            for file in {one.file for one in updates} - files_before:
+            for model in models:
+                if model.node not in before:
+                    files.model_path(self.folder, model.node).unlink(missing_ok=True)
+            for file in {new.file for new in updates} - files_before:
                 updates_path(self.folder, file).unlink(missing_ok=True)
             raise
         write_head(self.folder, event)
@@ -300,10 +300,10 @@ class RunWriter(RunReader):
             self.scrub()
         return event
 
-    def _insert_client(self, one: ClientProfile) -> dict[str, str]:
+    def _insert_client(self, client: ClientProfile) -> dict[str, str]:
         """Add a row; returns what the run table then says of its clients."""
-        clients = (*self.clients(), one)
-        row = (len(clients) - 1, one.name, one.samples, one.local_steps, one.smoothness, one.curvature)
+        clients = (*self.clients(), client)
+        row = (len(clients) - 1, client.name, client.samples, client.local_steps, client.smoothness, client.curvature)
         self.connection.execute("INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)", row)
         return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
 
@@ -332,7 +332,7 @@ class RunWriter(RunReader):
     ) -> Event:
         """Inside a transaction: write files and rows, seal the event, apply its changes."""
         if models:
-            payload["models"] = [self._write_model(one, layout) for one in models]
+            payload["models"] = [self._write_model(model, layout) for model in models]
         if rows.nodes:
             payload["rows"] = {
                 "first": rows.nodes[0].node.node,

@@ -26,9 +26,9 @@ def parse_anchor(anchor: str) -> tuple[int, str]:
 
 def holds_anchor(reader: RunReader, anchor: str) -> bool:
     """Whether the chain has this event."""
-    seq, found = parse_anchor(anchor)
+    seq, digest = parse_anchor(anchor)
     rows = reader.query("SELECT hash FROM events WHERE seq = ?", (seq,))
-    return bool(rows) and bytes(rows[0][0]).hex() == found
+    return bool(rows) and bytes(rows[0][0]).hex() == digest
 
 
 def check_anchor(reader: RunReader, anchor: str) -> Iterator[str]:

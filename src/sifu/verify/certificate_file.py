@@ -37,7 +37,7 @@ from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
 from sifu.theory.composition import one_round_epsilon
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
-from sifu.verify.agreement import TOLERANCE, agree
+from sifu.verify.value_comparison import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
 
 LARGEST_CERTIFICATE_BYTES = 64 << 20
@@ -92,7 +92,7 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
         yield f"its fields are not those of a certificate of form {str(form)[:20]!r}: {', '.join(strange)[:200]}"
         return
     clients = body["clients"]
-    if not (isinstance(clients, list) and clients and all(isinstance(one, str) for one in clients)):
+    if not (isinstance(clients, list) and clients and all(isinstance(name, str) for name in clients)):
         yield "clients is not a list of names"
         return
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
@@ -118,15 +118,15 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
 
 def _check_premises(body: dict[str, Any]) -> Iterator[str]:
     """None is left out, those that follow from other fields are what they must be, and the level follows from all."""
-    names = {one.name for one in fields(Premise)}
-    premises = [Premise(**{k: v for k, v in one.items() if k in names}) for one in body["premises"]]
-    found = {one.name: one for one in premises}
-    missing = sorted(_names_of_premises(body) - set(found))
+    names = {field.name for field in fields(Premise)}
+    premises = [Premise(**{key: value for key, value in values.items() if key in names}) for values in body["premises"]]
+    by_name = {premise.name: premise for premise in premises}
+    missing = sorted(_names_of_premises(body) - set(by_name))
     if missing:
         yield f"premises leave out {', '.join(missing)}"
-    for one in premises:
-        if one.status not in get_args(Status):
-            yield f"premise {one.name!r} has the status {one.status!r}"
+    for premise in premises:
+        if premise.status not in get_args(Status):
+            yield f"premise {premise.name!r} has the status {premise.status!r}"
     for wanted in (
         accounting_premise(body["accounting"]),
         counterfactual_premise(Participation.parse(body["participation"]).independent),
@@ -134,9 +134,9 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
         noise_premise(body["noise_source"]),
         heuristic_premise(body["method"]),
     ):
-        said = found.get(wanted.name, wanted)
-        if (said.status, said.statement) != (wanted.status, wanted.statement):
-            yield f"premise {wanted.name} says {said.status!r}, its other fields make it {wanted.status!r}"
+        stated = by_name.get(wanted.name, wanted)
+        if (stated.status, stated.statement) != (wanted.status, wanted.statement):
+            yield f"premise {wanted.name} says {stated.status!r}, its other fields make it {wanted.status!r}"
     level = level_of(premises, exact=body["untouched"])
     if body["level"] != level:
         yield f"level says {body['level']!r}, the premises allow {level!r}"
@@ -184,38 +184,38 @@ def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
 def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     """Who is hidden is who asked, within the budget of the request."""
     exact, protection, clients = body["untouched"], body["protection"], body["clients"]
-    groups = [clients] if body["unit"] == "joint" else [[one] for one in clients]
-    if [one["clients"] for one in body["subjects"]] != groups:
-        yield f"subjects hides {[one['clients'] for one in body['subjects']]}, asked for was {groups}"[:300]
+    groups = [clients] if body["unit"] == "joint" else [[client] for client in clients]
+    if [subject["clients"] for subject in body["subjects"]] != groups:
+        yield f"subjects hides {[subject['clients'] for subject in body['subjects']]}, asked for was {groups}"[:300]
     budget = Subject(0, (), multiplier, body["scope"], 0).budget
     psi_star = hidden_sensitivity(body["sigma"], multiplier)
     if not agree(body["psi_star"], psi_star):
         yield f"psi_star says {body['psi_star']!r}, recomputed {psi_star!r}"
-    largest = max((float(one["psi"]) for one in body["subjects"]), default=0.0)
+    largest = max((float(subject["psi"]) for subject in body["subjects"]), default=0.0)
     if not agree(float(body["psi"]), largest):
         yield f"psi says {body['psi']!r}, the largest of the subjects is {largest!r}"
-    for one in body["subjects"]:
-        if exact and float(one["psi"]) > 0.0:
-            yield f"untouched is said of {', '.join(one['clients'])}, whose psi is {one['psi']!r}"
+    for subject in body["subjects"]:
+        if exact and float(subject["psi"]) > 0.0:
+            yield f"untouched is said of {', '.join(subject['clients'])}, whose psi is {subject['psi']!r}"
         if protection != "noise":
             continue
-        cost = charge(float(one["psi"]), body["sigma"])
-        if not agree(one["charge"], finite_or_text(cost)):
-            yield f"the charge of {', '.join(one['clients'])} says {one['charge']!r}, recomputed {cost!r}"
-        if not agree(one["budget"], budget):
-            yield f"the budget of {', '.join(one['clients'])} says {one['budget']!r}, recomputed {budget!r}"
+        cost = charge(float(subject["psi"]), body["sigma"])
+        if not agree(subject["charge"], finite_or_text(cost)):
+            yield f"the charge of {', '.join(subject['clients'])} says {subject['charge']!r}, recomputed {cost!r}"
+        if not agree(subject["budget"], budget):
+            yield f"the budget of {', '.join(subject['clients'])} says {subject['budget']!r}, recomputed {budget!r}"
         if cost > budget * (1.0 + TOLERANCE):
-            yield f"the charge of {', '.join(one['clients'])} is above its budget"
+            yield f"the charge of {', '.join(subject['clients'])} is above its budget"
     if protection == "noise" and float(body["psi"]) > psi_star * (1.0 + TOLERANCE):
         yield f"psi {body['psi']!r} is above psi_star {psi_star!r}"
 
 
 def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
     """The figures of noise in training, as far as they follow from each other."""
-    found = body["training_noise"]
-    one_round = one_round_epsilon(found["noise"], body["delta"], body["calibration"])
-    if not agree(found["epsilon_one_round"], one_round):
-        yield f"epsilon_one_round says {found['epsilon_one_round']!r}, recomputed {one_round!r}"
-    within = found["epsilon_composed"] <= body["epsilon"]
+    stated = body["training_noise"]
+    one_round = one_round_epsilon(stated["noise"], body["delta"], body["calibration"])
+    if not agree(stated["epsilon_one_round"], one_round):
+        yield f"epsilon_one_round says {stated['epsilon_one_round']!r}, recomputed {one_round!r}"
+    within = stated["epsilon_composed"] <= body["epsilon"]
     if body["level"] != "none" and not (within and body["delta_reached"] <= body["delta"] * (1.0 + TOLERANCE)):
-        yield f"training reached epsilon {found['epsilon_composed']!r}, more than the {body['epsilon']!r} certified"
+        yield f"training reached epsilon {stated['epsilon_composed']!r}, more than the {body['epsilon']!r} certified"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,25 @@ from sifu.store.certificate_path import CERTIFICATES, certificate_path
 from sifu.store.keys import signature_holds
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.table_rows import RequestRow
-from sifu.verify.agreement import differing, said
+from sifu.verify.value_comparison import differing, said
 
 
 def check_certificates(reader: RunReader) -> Iterator[str]:
     """Table, ledger and files hold the same certificates, each signed with the key of its time."""
     stored = reader.certificates()
-    recorded: dict[tuple[str, str], str] = {}
-    signed_with: dict[tuple[str, str], str] = {}
+    recorded = ReplayedLedger.of(reader).certificates
     unwritten = _issued_last(reader)
-    public_key = ""
-    for event in reader.events():
-        content = event.content
-        public_key = content.get("run", {}).get("public_key", public_key)
-        for form, digest in content.get("certificates", {}).items():
-            recorded[(content["request"], form)] = digest
-            signed_with[(content["request"], form)] = public_key
     for key in sorted(set(stored) | set(recorded)):
         name = f"certificate {key[0]} ({key[1]})"
         if key not in stored or key not in recorded:
             yield f"certificates: {name} is {'missing' if key in recorded else 'not in the ledger'}"
             continue
-        if hashlib.sha256(stored[key].encode()).hexdigest() != recorded[key]:
+        digest, public_key = recorded[key]
+        if hashlib.sha256(stored[key].encode()).hexdigest() != digest:
             yield f"certificates: {name} is not the one the ledger commits to"
-        if not signature_holds(json.loads(stored[key]), signed_with[key]):
+        if not signature_holds(json.loads(stored[key]), public_key):
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
         if not path.is_file() and (is_locked(reader.folder / LOCK_FILE) or key in unwritten):
@@ -53,7 +46,7 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
 
 def _issued_last(reader: RunReader) -> set[tuple[str, str]]:
     """The certificates of the last event: if its process was killed they are in the database, but not yet in files."""
-    last = reader.events()[-1].content
+    last = ReplayedLedger.of(reader).events[-1].content
     return {(last["request"], form) for form in last.get("certificates", {})}
 
 
@@ -87,46 +80,26 @@ def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
         return
     if not different:
         yield f"certificates: the file {path.name} was changed (its fields are the same, its bytes are not)"
-    for name, found, issued in different[:8]:
-        yield f"certificates: {path.name}: {name} is {said(found)}, the issued certificate says {said(issued)}"
-
-
-@dataclass(frozen=True)
-class LedgerFacts:
-    """What the checks of every request look up in the ledger, read once."""
-
-    hashes: dict[int, str]
-    written: dict[int, str]
-    tips: dict[int, int]
-
-    @staticmethod
-    def of(reader: RunReader) -> LedgerFacts:
-        """Of each event its hash and the current model; of each node's model, whose bytes never change, its digest."""
-        hashes, written, tips, tip = {}, {}, {}, 0
-        for event in reader.events():
-            content = event.content
-            tip = int(content.get("run", {}).get("tip", tip))
-            hashes[event.seq], tips[event.seq] = event.hash.hex(), tip
-            written.update({one["node"]: one["digest"] for one in content.get("models", [])})
-        return LedgerFacts(hashes, written, tips)
+    for name, stated, issued in different[:8]:
+        yield f"certificates: {path.name}: {name} is {said(stated)}, the issued certificate says {said(issued)}"
 
 
 def check_statements(
-    reader: RunReader, request: RequestRow, recorded: RecordedRequest, rolled: dict[str, Any], ledger: LedgerFacts
+    reader: RunReader, request: RequestRow, recorded: RecordedRequest, rolled: dict[str, Any]
 ) -> Iterator[str]:
     """Both forms of the certificate, field by field."""
-    stored = reader.certificates(request.request)
+    ledger, stored = ReplayedLedger.of(reader), reader.certificates(request.request)
     done = payload_of_request(reader, request.request, "request done")
     noised = request.noise_node
-    certified = {which: one["node"] for which, one in done["certified_models"].items()}
+    certified = {which: model["node"] for which, model in done["certified_models"].items()}
     source = noised if request.source_node is None else request.source_node
     if certified != {"source": source, "noised": noised, "final": done["final_node"]}:
         yield f"certificate {request.request}: it names the models of nodes {certified}, which are not the request's"
     if ledger.tips[done_at := reader.steps()["request done", request.request]] != done["final_node"]:
         yield f"certificate {request.request}: node {done['final_node']} was not the current model when it was issued"
-    for one in done["certified_models"].values():
-        if ledger.written.get(one["node"]) != one["digest"]:
-            yield f"certificate {request.request}: model {one['node']} is not the one that was recorded"
+    for model in done["certified_models"].values():
+        if ledger.model_digests.get(model["node"]) != model["digest"]:
+            yield f"certificate {request.request}: model {model['node']} is not the one that was recorded"
     for form, build in (("auditor", auditor_form), ("public", public_form)):
         text = stored.get((request.request, form))
         if text is None:
@@ -141,7 +114,7 @@ def check_statements(
             ledger=(seq, ledger.hashes[seq]),
             issued=str(body["issued"]),
         )
-        for name, found, expected in differing(body, json.loads(json.dumps(build(facts)))):
-            yield (f"certificate {request.request} ({form}): {name} says {said(found)}, recomputed {said(expected)}")
+        for name, stated, expected in differing(body, json.loads(json.dumps(build(facts)))):
+            yield (f"certificate {request.request} ({form}): {name} says {said(stated)}, recomputed {said(expected)}")
         if form == "auditor" and request.level != facts.level:
             yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"

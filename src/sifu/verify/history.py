@@ -11,21 +11,21 @@ from sifu.store.reader import RunReader
 def check_history(reader: RunReader) -> Iterator[str]:
     """One path, positions in order, and no forgotten client ever in a later round."""
     rows = {row.node.node: row.node for row in reader.node_rows()}
-    for one in rows.values():
-        parent = rows.get(one.parent) if one.parent is not None else None
-        if one.kind == "round" and (
+    for node in rows.values():
+        parent = rows.get(node.parent) if node.parent is not None else None
+        if node.kind == "round" and (
             parent is None
-            or one.parent is None
-            or one.parent >= one.node
-            or (one.branch, one.position) != (parent.branch, parent.position + 1)
+            or node.parent is None
+            or node.parent >= node.node
+            or (node.branch, node.position) != (parent.branch, parent.position + 1)
         ):
-            yield f"history: round node {one.node} does not follow its parent {one.parent}"
-        if one.kind == "noise" and (parent is None or one.position != 0 or one.branch != one.order):
-            yield f"history: noise node {one.node} is misplaced"
-        if one.kind == "heuristic" and (
-            parent is None or parent.kind != "initial" or one.branch != one.order or one.noise_std != 0.0
+            yield f"history: round node {node.node} does not follow its parent {node.parent}"
+        if node.kind == "noise" and (parent is None or node.position != 0 or node.branch != node.order):
+            yield f"history: noise node {node.node} is misplaced"
+        if node.kind == "heuristic" and (
+            parent is None or parent.kind != "initial" or node.branch != node.order or node.noise_std != 0.0
         ):
-            yield f"history: heuristic node {one.node} is misplaced"
+            yield f"history: heuristic node {node.node} is misplaced"
     view = RunView(reader)
     for request in reader.requests():
         if request.noise_node is None:

@@ -38,11 +38,15 @@ def check_clients(reader: RunReader) -> Iterator[str]:
     """The clients must be those that every event with a digest of them commits to."""
     clients = reader.read_clients()
     indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
-    said = [one["run"] for event in reader.events() if "clients_digest" in (one := event.content).get("run", {})]
+    commitments = [
+        content["run"] for event in reader.events() if "clients_digest" in (content := event.content).get("run", {})
+    ]
     if (
         indices != list(range(len(clients)))
-        or int(said[-1]["client_count"]) != len(clients)
-        or any(one["clients_digest"] != clients_digest(clients[: int(one["client_count"])]) for one in said)
+        or int(commitments[-1]["client_count"]) != len(clients)
+        or any(
+            values["clients_digest"] != clients_digest(clients[: int(values["client_count"])]) for values in commitments
+        )
     ):
         yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
 
@@ -59,8 +63,8 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         if first != seen:
             yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
         seen = last + 1
-        found = rows_digest(reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last))
-        if found != rows["digest"]:
+        digest = rows_digest(reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last))
+        if digest != rows["digest"]:
             yield (
                 f"rounds: a row of nodes, participation (samples, drift) or grams of nodes {first} to {last} is not "
                 f"what event {event.seq} commits to"
@@ -71,31 +75,32 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
     regularities = view.regularities
-    samples_of = np.array([one.samples for one in view.clients], dtype=np.int64)
+    samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
     for row in reader.node_rows():
-        one = row.node
-        part = everyone.between(one.node, one.node)
-        if one.kind != "round":
+        node = row.node
+        part = everyone.between(node.node, node.node)
+        if node.kind != "round":
             if part.nodes.size:
-                yield f"rounds: node {one.node} is not a round but has participants"
+                yield f"rounds: node {node.node} is not a round but has participants"
             continue
         if not np.all(part.drifts >= 0):  # infinite: its client never told it, and its Psi is unbounded
-            yield f"rounds: node {one.node} has a drift that is negative or not a number"
+            yield f"rounds: node {node.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
-            yield f"rounds: node {one.node} has a participant with another number of samples than its client"
+            yield f"rounds: node {node.node} has a participant with another number of samples than its client"
         factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
-        if RoundRegularity.of(part.samples, factors, averagedness) != one.regularity:
-            yield f"rounds: the sums of node {one.node} do not follow from its participants"
+        if RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
+            yield f"rounds: the sums of node {node.node} do not follow from its participants"
     yield from _check_left_out(view, everyone)
 
 
 def _check_left_out(view: RunView, everyone: ParticipationRows) -> Iterator[str]:
     """Whoever was left out of a round must not be in it."""
-    nodes = {(row.node.branch, row.node.position - 1): row.node.node for row in view.reader.node_rows()
-             if row.node.kind == "round"}  # fmt: skip
-    for one in view.reader.rejections():
-        node = nodes.get((one.branch, one.round))
-        if not one.left_out:
+    rounds = (row.node for row in view.reader.node_rows() if row.node.kind == "round")
+    nodes = {(node.branch, node.position - 1): node.node for node in rounds}
+    for rejection in view.reader.rejections():
+        node = nodes.get((rejection.branch, rejection.round))
+        if not rejection.left_out:
             continue
-        if node is None or view.index_of.get(one.client) in everyone.between(node, node).clients:
-            yield f"rounds: {one.client!r} was left out of round {one.round} of branch {one.branch}, but is in it"
+        if node is None or view.index_of.get(rejection.client) in everyone.between(node, node).clients:
+            place = f"round {rejection.round} of branch {rejection.branch}"
+            yield f"rounds: {rejection.client!r} was left out of {place}, but is in it"

@@ -15,7 +15,7 @@ from sifu.store import files
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import ModelRow
-from sifu.verify.agreement import TOLERANCE
+from sifu.verify.value_comparison import TOLERANCE
 
 
 def check_models(reader: RunReader) -> Iterator[str]:
@@ -39,22 +39,22 @@ def check_moved(reader: RunReader) -> Iterator[str]:
         return  # its writer may erase a model that is about to be read
     at_hand, view = reader.models(), RunView(reader)
     # A method that promises nothing may go on from whatever it makes of the model.
-    free = {one.noise_node for one in view.requests if method_info(one.method).protection == "nothing"}
+    free = {request.noise_node for request in view.requests if method_info(request.method).protection == "nothing"}
     for row in reader.node_rows():
-        one = row.node
-        if one.kind not in ("round", "noise") or one.node in free or one.parent is None:
+        node = row.node
+        if node.kind not in ("round", "noise") or node.node in free or node.parent is None:
             continue
-        if not {one.node, one.parent} <= at_hand.keys():
+        if not {node.node, node.parent} <= at_hand.keys():
             continue
-        model, start = (reader.load_model(node).astype(np.float64) for node in (one.node, one.parent))
+        model, start = (reader.load_model(node).astype(np.float64) for node in (node.node, node.parent))
         moved = float(np.linalg.norm(model - start))
         slack = 64.0 * float(np.finfo(reader.layout.dtype).eps) * float(np.linalg.norm(model) + np.linalg.norm(start))
-        low, high = 0.0, view.facts.server_rate * one.mean_shift * (1.0 + TOLERANCE)
-        if one.kind == "noise":
-            low, high = (one.noise_std * (math.sqrt(model.size) + far) for far in (-8.0, 8.0))
+        low, high = 0.0, view.facts.server_rate * node.mean_shift * (1.0 + TOLERANCE)
+        if node.kind == "noise":
+            low, high = (node.noise_std * (math.sqrt(model.size) + far) for far in (-8.0, 8.0))
         if not low - slack <= moved <= high + slack:
             yield (
-                f"models: node {one.node} lies {moved:.6g} from the one it was made from; by its record it would be "
+                f"models: node {node.node} lies {moved:.6g} from the one it was made from; by its record it would be "
                 f"{max(low, 0.0):.6g} to {high:.6g}"
             )
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.verify.anchor import holds_anchor, parse_anchor
 
 RESTORED = "restored"
@@ -15,25 +16,25 @@ def restored_notes(reader: RunReader) -> Iterator[str]:
     """That a run was restored is never forgotten."""
     for seq, time, payload in reader.query("SELECT seq, time, payload FROM events WHERE kind = ?", (RESTORED,)):
         content = json.loads(payload)
-        known = (
+        gap = (
             "the anchor given then was its last event"
             if content["complete"]
             else "what was done between the backup and then is not in this record"
         )
-        yield f"event {seq} restored the run from a backup on {time}; {known}"
+        yield f"event {seq} restored the run from a backup on {time}; {gap}"
 
 
 def check_restored(reader: RunReader) -> Iterator[str]:
     """What a restoration says of the chain before it must be so."""
     branches = {row.node.node: row.node.branch for row in reader.node_rows()}
-    tip = 0
-    for event in reader.events():
-        content, seq = event.content, event.seq
-        tip = int(content.get("run", {}).get("tip", tip))
+    ledger = ReplayedLedger.of(reader)
+    for event in ledger.events:
         if event.kind != RESTORED:
             continue
-        if content["branch"] != branches.get(tip):
-            yield f"restored: event {seq} names branch {content['branch']}, the run was at {branches.get(tip)}"
+        content, seq = event.content, event.seq
+        branch = branches.get(ledger.tips[seq])
+        if content["branch"] != branch:
+            yield f"restored: event {seq} names branch {content['branch']}, the run was at {branch}"
         head = parse_anchor(content["backup_head"])
         if head[0] >= int(seq) or not holds_anchor(reader, content["backup_head"]):
             yield f"restored: event {seq} names a head that the chain does not hold"

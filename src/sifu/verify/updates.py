@@ -17,6 +17,7 @@ from sifu.requests.certification import RecordedRequest, updates_to_erase
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.updates import UpdatesRow, read_updates, updates_path
 
 
@@ -41,18 +42,18 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
     depth = view.path.unbounded_from
     if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
         return
-    made = view.path.nodes[depth].node
-    parts = [row for row in view.stored_updates if row.node == made]
-    written = [one for event in reader.events() for one in event.content.get("updates", []) if one["node"] == made]
-    if {row.file for row in parts} != {one["file"] for one in written}:
+    node = view.path.nodes[depth].node
+    parts = [row for row in view.stored_updates if row.node == node]
+    written = {row["file"] for row in ReplayedLedger.of(reader).updates if row["node"] == node}
+    if {row.file for row in parts} != written:
         return  # a later request went on from this model, and the updates of its clients were erased
     model = initial_model(view).astype(np.float64)
     for row in parts:
         clients = np.array(sorted(row.clients), dtype=np.int64)
         model = move(view, model, RoundUpdates(clients, load(view, KeptRound(row, clients))))
-    found = reader.load_model(made).astype(np.float64)
-    if np.linalg.norm(found - model) > 1e-6 * np.linalg.norm(found):
-        yield f"updates: the model of node {made} is not the initial one moved by the updates stored with it"
+    recorded = reader.load_model(node).astype(np.float64)
+    if np.linalg.norm(recorded - model) > 1e-6 * np.linalg.norm(recorded):
+        yield f"updates: the model of node {node} is not the initial one moved by the updates stored with it"
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
@@ -61,19 +62,18 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}
     kept: set[int] = set()
-    for event in reader.events():
-        for one in event.content.get("updates", []):
-            place, node = (int(one["node"]), int(one["part"])), nodes[int(one["node"])]
-            first = digests.setdefault(place, one["clients"])
-            if any(first.get(client) != digest for client, digest in one["clients"].items()):
-                yield f"updates: {one['file']} does not hold what was first recorded of its round"
-            if node.kind == "round":
-                kept.add(node.node)
-                who = {str(client) for client in everyone.between(node.node, node.node).clients}
-                if set(first) != who or one["part"] != 0 or every == 0 or (node.position - 1) % every:
-                    yield f"updates: {one['file']} is not of the participants of a round whose updates are kept"
-            elif node.kind != "heuristic":
-                yield f"updates: {one['file']} is of node {node.node}, which is no round"
+    for row in ReplayedLedger.of(reader).updates:
+        file, part, node = row["file"], int(row["part"]), nodes[int(row["node"])]
+        first = digests.setdefault((node.node, part), row["clients"])
+        if any(first.get(client) != digest for client, digest in row["clients"].items()):
+            yield f"updates: {file} does not hold what was first recorded of its round"
+        if node.kind == "round":
+            kept.add(node.node)
+            who = {str(client) for client in everyone.between(node.node, node.node).clients}
+            if set(first) != who or part != 0 or every == 0 or (node.position - 1) % every:
+                yield f"updates: {file} is not of the participants of a round whose updates are kept"
+        elif node.kind != "heuristic":
+            yield f"updates: {file} is of node {node.node}, which is no round"
     for node in nodes.values():
         due = node.kind == "round" and every > 0 and (node.position - 1) % every == 0
         if due and node.node not in kept and everyone.between(node.node, node.node).nodes.size:
@@ -105,11 +105,11 @@ def check_updates_erased(
 ) -> Iterator[str]:
     """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
     request, name = recorded.request, f"request {recorded.request.request}"
-    exposures = view.exposures([one.subject for one in recorded.new_exposures()])
+    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures()])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     stored = [
-        UpdatesRow(file, one["node"], one["part"], one["bytes"], one["digest"], _clients_of(one["clients"]))
-        for (file,), one in tables["updates"].items()
+        UpdatesRow(file, row["node"], row["part"], row["bytes"], row["digest"], _clients_of(row["clients"]))
+        for (file,), row in tables["updates"].items()
     ]
     gone = updates_to_erase(view, stored, exposures, cut_after, request.retention)
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
@@ -119,21 +119,23 @@ def check_updates_erased(
     extra = 0
     if recorded.replayed:
         # Whoever asked before takes no part any more, whether the request was carried out or waits.
-        asked = {view.index_of[one] for row in tables["requests"].values() for one in json.loads(row["clients"])}
+        asking = {view.index_of[name] for row in tables["requests"].values() for name in json.loads(row["clients"])}
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
         limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
-        replayed = rounds_to_replay(on_path, asked)[:limit]
+        replayed = rounds_to_replay(on_path, asking)[:limit]
         wanted |= {
-            (recorded.view.path.nodes[-1].node, part): set(one.clients.tolist())
-            for part, one in enumerate(replayed, start=1)
+            (recorded.view.path.nodes[-1].node, part): set(kept.clients.tolist())
+            for part, kept in enumerate(replayed, start=1)
         }
         extra = len(replayed) if request.method == "fed_eraser" else 0
         for broken in promises_broken(view, stored, recorded.order):
             yield f"{name}: it replayed updates that hold clients of request {broken}, whose certificate that breaks"
         if request.method == "fed_accum":
             yield from _check_same_updates(name, replayed, content)
-    found = {(one["node"], one["part"]): {int(k) for k in one["clients"]} for one in content.get("updates", [])}
-    if found != wanted:
+    written = {
+        (row["node"], row["part"]): {int(client) for client in row["clients"]} for row in content.get("updates", [])
+    }
+    if written != wanted:
         yield f"{name}: the updates that stay are not those of the remaining clients"
     if (content["extra"]["rounds"], recorded.view.path.nodes[-1].position) != (extra, extra):
         yield f"{name}: {content['extra']['rounds']} rounds were counted before retraining, {extra} were replayed"
@@ -141,9 +143,9 @@ def check_updates_erased(
 
 def _check_same_updates(name: str, replayed: Sequence[KeptRound], content: dict[str, Any]) -> Iterator[str]:
     """What `fed_accum` added up it keeps, bit for bit."""
-    for one, written in zip(replayed, content.get("updates", []), strict=False):
-        if any(one.row.clients[int(client)] != digest for client, digest in written["clients"].items()):
-            yield f"{name}: {written['file']} does not hold the updates of {one.row.file}"
+    for kept, written in zip(replayed, content.get("updates", []), strict=False):
+        if any(kept.row.clients[int(client)] != digest for client, digest in written["clients"].items()):
+            yield f"{name}: {written['file']} does not hold the updates of {kept.row.file}"
 
 
 def _clients_of(text: str) -> dict[int, str]:

@@ -21,11 +21,11 @@ from sifu.verify.anchor import check_anchor, parse_anchor
 from sifu.verify.certificates import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.history import check_history
 from sifu.verify.integrity import check_clients, check_rounds
-from sifu.verify.leftovers import Leftover, Stray, files_of_no_row
 from sifu.verify.models import check_models, check_moved
 from sifu.verify.operator_keys import check_keys, keys_of
 from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
+from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
 from sifu.verify.updates import check_updates
 
 
@@ -65,7 +65,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
         parse_anchor(anchor)
     result = Verification(str(folder))
     if folder.is_dir():
-        result.problems.extend(f"folder: {one}" for one in strange_files(folder))
+        result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
     if result.problems:  # reading on might never end, or end in another folder
         result.checked.append("folder")
         return result
@@ -112,8 +112,8 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
 
 def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, anchor: str | None) -> None:
     """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
-    known = [key for _, key in keys_of(reader)]
-    if public_key is not None and public_key.lower() not in known:
+    named = [key for _, key in keys_of(reader)]
+    if public_key is not None and public_key.lower() not in named:
         result.problems.append("key: the run was signed with another key than the one given")
     if anchor is not None:
         result.problems.extend(check_anchor(reader, anchor))
@@ -124,13 +124,13 @@ def _check_against_outside(reader: RunReader, result: Verification, public_key: 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
     """Files that no row names must be what an interrupted change left; those are noted."""
-    for one in files_of_no_row(reader):
-        if isinstance(one, Stray):
-            yield one.problem
+    for entry in files_of_no_row(reader):
+        if isinstance(entry, Stray):
+            yield entry.problem
         else:
-            result.leftovers.append(one)
+            result.leftovers.append(entry)
     if result.leftovers:
-        named = ", ".join(one.file for one in result.leftovers[:5])
+        named = ", ".join(entry.file for entry in result.leftovers[:5])
         more = f" and {len(result.leftovers) - 5} more" if len(result.leftovers) > 5 else ""
         result.notes.append(
             f"there are files as an interrupted command leaves them: {named}{more}. No claim rests on them, but they "

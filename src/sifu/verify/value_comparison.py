@@ -25,17 +25,17 @@ ABSENT = object()
 """What a field that is not there holds; a field that holds nothing is something else."""
 
 
-def differing(found: Any, expected: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differing(stated: Any, expected: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """The fields in which two JSON values differ: name, what was found, what was expected."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for key in sorted(found.keys() | expected.keys()):
+    if isinstance(stated, dict) and isinstance(expected, dict):
+        for key in sorted(stated.keys() | expected.keys()):
             inner = f"{name}.{key}" if name else str(key)
-            yield from differing(found.get(key, ABSENT), expected.get(key, ABSENT), inner)
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-            yield from differing(one, other, f"{name}[{index}]")
-    elif isinstance(found, dict | list) or isinstance(expected, dict | list) or not agree(found, expected):
-        yield name, found, expected
+            yield from differing(stated.get(key, ABSENT), expected.get(key, ABSENT), inner)
+    elif isinstance(stated, list) and isinstance(expected, list) and len(stated) == len(expected):
+        for index, (item, expected_item) in enumerate(zip(stated, expected, strict=True)):
+            yield from differing(item, expected_item, f"{name}[{index}]")
+    elif isinstance(stated, dict | list) or isinstance(expected, dict | list) or not agree(stated, expected):
+        yield name, stated, expected
 
 
 def said(value: Any) -> str:

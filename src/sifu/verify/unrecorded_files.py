@@ -25,6 +25,7 @@ from sifu.store import files
 from sifu.store.lock import LOCK_FILE, is_locked
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
+from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.updates import FILE_NAME, UPDATES
 from sifu.store.writer import SCRUB_FILE
 
@@ -104,7 +105,8 @@ class _Record:
     """What the ledger says of files, by their names in the folder."""
 
     def __init__(self, reader: RunReader) -> None:
-        self.folder, self.events = reader.folder, reader.events()
+        ledger = ReplayedLedger.of(reader)
+        self.folder, self.events = reader.folder, ledger.events
         self.last = self.events[-1]
         self._view = RunView(reader)
         self._nodes = {row.node.node: row.node.kind for row in reader.node_rows()}
@@ -112,13 +114,11 @@ class _Record:
             *(_model_name(node) for node in reader.models()),
             *(_updates_name(file) for file in reader.updates()),
         }
-        self.digests: dict[str, str] = {}
+        self.digests = {
+            **{_model_name(node): digest for node, digest in ledger.model_digests.items()},
+            **{_updates_name(row["file"]): str(row["digest"]) for row in ledger.updates},
+        }
         """Of every file that was ever recorded."""
-        for event in self.events:
-            for one in event.content.get("models", []):
-                self.digests[_model_name(one["node"])] = one["digest"]
-            for one in event.content.get("updates", []):
-                self.digests[_updates_name(one["file"])] = one["digest"]
         self.dropped_last = {
             *(_model_name(node) for node in self.last.content.get("dropped_models", [])),
             *(_updates_name(file) for file in self.last.content.get("dropped_updates", [])),
@@ -144,7 +144,7 @@ class _Record:
 
     @cached_property
     def _strict(self) -> set[str]:
-        return {one.request for one in self._view.requests if one.retention == "strict"}
+        return {request.request for request in self._view.requests if request.retention == "strict"}
 
     def may_be_unrecorded(self, path: Path) -> bool:
         """Whether the next event could have written a file of this name."""
