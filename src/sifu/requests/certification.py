@@ -113,34 +113,21 @@ class RecordedRequest:
         self.method = method_named(request.method)
         self.terms = request.terms
 
+    @cached_property
     def new_exposures(self) -> list[Exposure]:
         """The request's own subjects."""
-        return self._new
-
-    def earlier_exposures(self) -> list[Exposure]:
-        """Everyone forgotten before, with what they had used by then."""
-        return self._earlier
-
-    @cached_property
-    def _new(self) -> list[Exposure]:
-        own = [row for row in self.reader.subjects() if row.request == self.request.request]
+        request = self.request
         return self.view.exposures(
             [
-                Subject(
-                    row.subject,
-                    row.clients,
-                    self.multiplier,
-                    self.request.scope,
-                    self.order,
-                    0.0,
-                    self.request.reserve,
-                )
-                for row in own
+                Subject(row.subject, row.clients, self.multiplier, request.scope, self.order, 0.0, request.reserve)
+                for row in self.reader.subjects()
+                if row.request == request.request
             ]
         )
 
     @cached_property
-    def _earlier(self) -> list[Exposure]:
+    def earlier_exposures(self) -> list[Exposure]:
+        """Everyone forgotten before, with what they had used by then."""
         return self.view.exposures(self.view.earlier_subjects(before_order=self.order))
 
     def psi(self, exposure: Exposure) -> float:
@@ -154,7 +141,7 @@ class RecordedRequest:
         return self.method.premises(
             self.view,
             [self.view.index_of[name] for name in self.request.clients],
-            [*self.new_exposures(), *self.earlier_exposures()],
+            [*self.new_exposures, *self.earlier_exposures],
             self.source_depth,
             self.terms,
         )
@@ -162,14 +149,12 @@ class RecordedRequest:
     @cached_property
     def untouched(self) -> bool:
         """Whether nobody who had to be hidden ever touched the source."""
-        return all(self.psi(exposure) == 0.0 for exposure in [*self.new_exposures(), *self.earlier_exposures()])
+        return all(self.psi(exposure) == 0.0 for exposure in [*self.new_exposures, *self.earlier_exposures])
 
     @cached_property
     def training_noise(self) -> TrainingNoise | None:
         """What noise in training promises, where the method rests on it."""
-        return self.method.training_noise(
-            self.view, [exposure.subject for exposure in self.new_exposures()], self.terms
-        )
+        return self.method.training_noise(self.view, [exposure.subject for exposure in self.new_exposures], self.terms)
 
     @property
     def delta_reached(self) -> float:
@@ -206,10 +191,10 @@ class RecordedRequest:
         request, view = self.request, self.view
         premises = self.premises()
         untouched = self.untouched
-        new = [self.statement(exposure) for exposure in self.new_exposures()]
+        new = [self.statement(exposure) for exposure in self.new_exposures]
         # A request without noise of its own charges nobody: what it started from was there before it, and stored
         # updates that would break an earlier promise are not replayed.
-        others = self.earlier_exposures() if self.method.info.protection == "noise" else []
+        others = self.earlier_exposures if self.method.info.protection == "noise" else []
         earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
         by_number = self.reader.nodes_by_number()
         return CertificateFacts(

@@ -46,7 +46,7 @@ class Outcome:
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     """What came of a finished request, from what is recorded."""
     recorded = RecordedRequest(reader, row)
-    statements = [recorded.statement(exposure) for exposure in recorded.new_exposures()]
+    statements = [recorded.statement(exposure) for exposure in recorded.new_exposures]
     final = next((node_row for node_row in reader.node_rows() if node_row.node.node == row.final_node), None)
     evaluations = {(evaluation.node, evaluation.subset): evaluation for evaluation in reader.evaluations()}
     scratch = next((c for c in reader.comparisons() if c.request == row.request and c.method == "scratch"), None)

@@ -174,8 +174,5 @@ def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[st
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while piece := stream.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()

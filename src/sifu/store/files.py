@@ -6,9 +6,10 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sifu.errors import NoSpaceError, RunDamagedError
 from sifu.store.regular_files import create_private, read_plain
 
 TEMPORARY_PREFIX = ".tmp-"
+Parsed = TypeVar("Parsed")
 
 
 @contextmanager
@@ -78,19 +80,32 @@ def model_bytes(layout: ModelLayout, vector: Vector) -> bytes:
 
 def read_model(path: Path, layout: ModelLayout, digest: str | None = None) -> Vector:
     """The model in `path`, checked against its digest when one is given."""
+    return read_tensors(path, f"the model file {path.name}", digest, layout.flatten)
+
+
+def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dict[str, Vector]], Parsed]) -> Parsed:
+    """What `parse` makes of the tensors of a safetensors file, whose digest is checked; errors call the file `what`."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
         content = read_plain(path)
     except OSError as error:
-        raise RunDamagedError(f"the model file {path.name} cannot be read: {error.strerror}") from error
+        raise RunDamagedError(f"{what} cannot be read: {error.strerror}") from error
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-        raise RunDamagedError(f"the model file {path.name} does not have the recorded digest: it was changed")
+        raise RunDamagedError(f"{what} does not have the recorded digest: it was changed")
     try:
-        return layout.flatten(load(content))
+        return parse(load(content))
     except (SafetensorError, ValueError) as error:
-        raise RunDamagedError(f"the model file {path.name} is not a safetensors file: {error}") from error
+        raise RunDamagedError(f"{what} is not a safetensors file: {error}") from error
+
+
+def remove_files(paths: Sequence[Path]) -> None:
+    """Delete files of one folder for good; those that are not there are fine too."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+    if paths:
+        sync_folder(paths[0].parent)
 
 
 MODEL_NAME = re.compile(r"\d+\.safetensors")

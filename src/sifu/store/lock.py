@@ -57,10 +57,10 @@ def _take(descriptor: int) -> None:
             time.sleep(0.02)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a writer holds the lock right now."""
+def is_locked(folder: Path) -> bool:
+    """Whether a writer holds the lock of a run right now."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
@@ -27,6 +27,13 @@ from sifu.store.updates import UpdatesRow, read_updates
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
+Row = TypeVar("Row", ModelRow, RequestRow, SubjectRow, ChargeRow, EvaluationRow, ComparisonRow, RejectionRow)
+PARSERS: dict[Any, Callable[[Any], Any]] = {
+    "bool": bool,
+    "tuple[str, ...]": lambda text: tuple(json.loads(text)),
+    "tuple[int, ...]": lambda text: tuple(json.loads(text)),
+}
+"""How a column is read whose field is of this type; all others are as SQLite gives them."""
 
 
 @contextmanager
@@ -104,8 +111,7 @@ class RunReader(HistoryReader):
 
     def models(self) -> dict[int, ModelRow]:
         """The model files that exist, by node."""
-        rows = self.query("SELECT node, kept, bytes, digest, nonce, psi_max FROM models ORDER BY node")
-        return {int(row[0]): ModelRow(int(row[0]), bool(row[1]), *row[2:]) for row in rows}
+        return {row.node: row for row in self._rows("models", ModelRow, "node")}
 
     def load_model(self, node: int) -> Vector:
         """The model of a node, checked against its recorded digest."""
@@ -131,11 +137,9 @@ class RunReader(HistoryReader):
         return list(self.remembered("requests", self._read_requests))
 
     def _read_requests(self) -> list[RequestRow]:
-        columns = ", ".join(RequestRow.__dataclass_fields__)
-        rows = self.query(f"SELECT {columns} FROM requests")
-        parsed = [_request_row(row) for row in rows]
         steps = self.steps()
-        return sorted(parsed, key=lambda row: steps.get(("request received", row.request), 0))
+        rows = self._read_rows("requests", RequestRow, "request")
+        return sorted(rows, key=lambda row: steps.get(("request received", row.request), 0))
 
     def steps(self) -> dict[tuple[str, str], int]:
         """The event of each (kind, request); events are only ever added, so each is read once."""
@@ -167,39 +171,38 @@ class RunReader(HistoryReader):
 
     def subjects(self) -> list[SubjectRow]:
         """Everyone forgotten so far, in order."""
-        return list(self.remembered("subjects", self._read_subjects))
-
-    def _read_subjects(self) -> list[SubjectRow]:
-        rows = self.query("SELECT subject, request, clients FROM subjects ORDER BY subject")
-        return [SubjectRow(int(a), str(b), tuple(json.loads(c))) for a, b, c in rows]
+        return self._rows("subjects", SubjectRow, "subject")
 
     def charges(self) -> list[ChargeRow]:
         """What each noise edge cost each subject."""
-        return list(self.remembered("charges", self._read_charges))
-
-    def _read_charges(self) -> list[ChargeRow]:
-        rows = self.query("SELECT noise_node, subject, psi, charge FROM charges ORDER BY noise_node, subject")
-        return [ChargeRow(*row) for row in rows]
+        return self._rows("charges", ChargeRow, "noise_node, subject")
 
     def evaluations(self) -> list[EvaluationRow]:
         """All evaluations, by node."""
-        rows = self.query("SELECT node, subset, samples, accuracy, loss FROM evaluations ORDER BY node, subset")
-        return [EvaluationRow(*row) for row in rows]
+        return self._rows("evaluations", EvaluationRow, "node, subset")
 
     def comparisons(self) -> list[ComparisonRow]:
         """What other methods needed for the same requests."""
-        rows = self.query(
-            "SELECT request, method, rounds, reached, accuracy, forgotten_accuracy FROM comparisons "
-            "ORDER BY request, method"
-        )
-        return [ComparisonRow(a, b, c, bool(d), e, f) for a, b, c, d, e, f in rows]
+        return self._rows("comparisons", ComparisonRow, "request, method")
 
     def rejections(self) -> list[RejectionRow]:
         """Replies that were refused, by the place of their round."""
-        rows = self.query(
-            "SELECT branch, round, number, client, reason, left_out FROM rejections ORDER BY branch, round, number"
-        )
-        return [RejectionRow(a, b, c, d, e, bool(f)) for a, b, c, d, e, f in rows]
+        return self._rows("rejections", RejectionRow, "branch, round, number")
+
+    def _rows(self, table: str, row_type: type[Row], order: str) -> list[Row]:
+        """The rows of a small table, read once as long as nothing is written."""
+        rows: list[Row] = self.remembered(table, lambda: self._read_rows(table, row_type, order))
+        return list(rows)
+
+    def _read_rows(self, table: str, row_type: type[Row], order: str) -> list[Row]:
+        """Every column is a field of the row's type, of the same name."""
+        columns = row_type.__dataclass_fields__
+        rows = self.query(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}")
+        parsers = {name: PARSERS[column.type] for name, column in columns.items() if column.type in PARSERS}
+        if not parsers:
+            return [row_type(*row) for row in rows]
+        plain = [dict(zip(columns, row, strict=True)) for row in rows]
+        return [row_type(**(row | {name: parse(row[name]) for name, parse in parsers.items()})) for row in plain]
 
     def latest_events(self, kinds: Sequence[str], most: int) -> list[tuple[str, str, dict[str, Any]]]:
         """Time, kind and payload of the latest events of some kinds, in their order."""
@@ -225,9 +228,3 @@ class RunReader(HistoryReader):
             Event(seq, time, kind, payload.encode(), nonce, commitment, digest)
             for seq, time, kind, payload, nonce, commitment, digest in rows
         ]
-
-
-def _request_row(row: tuple[Any, ...]) -> RequestRow:
-    values = dict(zip(RequestRow.__dataclass_fields__, row, strict=True))
-    values["clients"] = tuple(json.loads(values["clients"]))
-    return RequestRow(**values)

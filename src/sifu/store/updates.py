@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.errors import RunDamagedError
-from sifu.store.regular_files import read_plain
+from sifu.store.files import read_tensors
 from sifu.theory.participation import ClientIndices
 
 UPDATES = "updates"
@@ -81,21 +81,10 @@ def updates_path(folder: Path, file: str) -> Path:
 
 def read_updates(folder: Path, row: UpdatesRow) -> dict[int, NDArray[np.floating]]:
     """The updates of a file by client, each checked against its digest."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        content = read_plain(updates_path(folder, row.file))
-    except OSError as error:
-        raise RunDamagedError(f"the updates file {row.file} cannot be read: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != row.digest:
-        raise RunDamagedError(f"the updates file {row.file} does not have the recorded digest: it was changed")
-    try:
-        tensors = {int(name): values for name, values in load(content).items()}
-    except (SafetensorError, ValueError) as error:
-        raise RunDamagedError(f"the updates file {row.file} is not a safetensors file: {error}") from error
+    path, what = updates_path(folder, row.file), f"the updates file {row.file}"
+    tensors = read_tensors(path, what, row.digest, lambda named: {int(name): named[name] for name in named})
     if {client: tensor_digest(values) for client, values in tensors.items()} != row.clients:
-        raise RunDamagedError(f"the updates file {row.file} does not hold the updates that were recorded")
+        raise RunDamagedError(f"{what} does not hold the updates that were recorded")
     return tensors
 
 

@@ -286,14 +286,8 @@ class RunWriter(RunReader):
                 updates_path(self.folder, file).unlink(missing_ok=True)
             raise
         write_head(self.folder, event)
-        for node in dropped_models:
-            files.model_path(self.folder, node).unlink(missing_ok=True)
-        if dropped_models:
-            files.sync_folder(self.folder / "models")
-        for file in dropped_updates:
-            updates_path(self.folder, file).unlink(missing_ok=True)
-        if dropped_updates:
-            files.sync_folder(self.folder / UPDATES)
+        files.remove_files([files.model_path(self.folder, node) for node in dropped_models])
+        files.remove_files([updates_path(self.folder, file) for file in dropped_updates])
         for (request, form), content in contents.items():
             files.write_atomically(certificate_path(self.folder, request, form), content.encode())
         if for_good:

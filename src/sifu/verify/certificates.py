@@ -13,7 +13,7 @@ from sifu.requests.certification import RecordedRequest, payload_of_request
 from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
 from sifu.store.keys import signature_holds
-from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.table_rows import RequestRow
@@ -36,7 +36,7 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
         if not signature_holds(json.loads(stored[key]), public_key):
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
-        if not path.is_file() and (is_locked(reader.folder / LOCK_FILE) or key in unwritten):
+        if not path.is_file() and (is_locked(reader.folder) or key in unwritten):
             continue  # it is being written, or was to be
         if not path.is_file():
             yield f"certificates: the file {path.name} is missing"
@@ -63,7 +63,7 @@ def unwritten_notes(reader: RunReader) -> Iterator[str]:
 
 def check_no_other_certificates(reader: RunReader) -> Iterator[str]:
     """No file among the certificates is in no record; a writer at work may be about to record one."""
-    if is_locked(reader.folder / LOCK_FILE):
+    if is_locked(reader.folder):
         return
     names = {certificate_path(reader.folder, *key).name for key in reader.certificates()}
     for path in sorted((reader.folder / CERTIFICATES).glob("*")):

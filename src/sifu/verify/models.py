@@ -12,7 +12,7 @@ import numpy as np
 from sifu.core.method_info import method_info
 from sifu.record.run_view import RunView
 from sifu.store import files
-from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import ModelRow
 from sifu.verify.value_comparison import TOLERANCE
@@ -20,7 +20,7 @@ from sifu.verify.value_comparison import TOLERANCE
 
 def check_models(reader: RunReader) -> Iterator[str]:
     """Every model of the table is there as recorded, the current one among them."""
-    rows, busy = reader.models(), is_locked(reader.folder / LOCK_FILE)
+    rows, busy = reader.models(), is_locked(reader.folder)
     for node, row in rows.items():
         problem = _model_problem(reader.folder, row)
         if problem and not (busy and _model_problem(reader.folder, _model_now(reader.folder, node)) is None):
@@ -35,7 +35,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
     Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws;
     a round moves the model by g ||mean - theta||, of which `mean_shift` is an upper bound.
     """
-    if is_locked(reader.folder / LOCK_FILE):
+    if is_locked(reader.folder):
         return  # its writer may erase a model that is about to be read
     at_hand, view = reader.models(), RunView(reader)
     # A method that promises nothing may go on from whatever it makes of the model.

@@ -51,7 +51,7 @@ def _check_request(
             f"{name}: s is recorded as {request.multiplier!r}, ({request.epsilon}, {request.delta}) give "
             f"{recorded.multiplier!r}"
         )
-    new, earlier = recorded.new_exposures(), recorded.earlier_exposures()
+    new, earlier = recorded.new_exposures, recorded.earlier_exposures
     yield from _check_subjects(request, recorded)
     charged = {}
     # Only noise of the request itself is charged, to its own subjects and to those forgotten earlier.
@@ -88,7 +88,7 @@ def _check_subjects(request: RequestRow, recorded: RecordedRequest) -> Iterator[
     """Who is hidden must be who asked, jointly if that was asked for; the node made must be that of the request."""
     indices = tuple(recorded.view.index_of[name] for name in request.clients)
     wanted = [indices] if request.unit == "joint" else [(index,) for index in indices]
-    hidden = [exposure.subject.clients for exposure in recorded.new_exposures()]
+    hidden = [exposure.subject.clients for exposure in recorded.new_exposures]
     if hidden != wanted:
         yield f"request {request.request}: it hides the clients {hidden}, but was asked to forget {wanted}"
     node = recorded.view.path.nodes[-1]
@@ -101,7 +101,7 @@ def _check_erasure(
     view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int], content: dict[str, Any]
 ) -> Iterator[str]:
     """What had to be erased must be what was erased."""
-    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures()])
+    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.retention)
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
@@ -135,7 +135,7 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
 
 def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest, at_hand: set[int]) -> Iterator[str]:
     """The node must be the latest kept one that every budget allows."""
-    subjects = [exposure.subject for exposure in recorded.new_exposures()]
+    subjects = [exposure.subject for exposure in recorded.new_exposures]
     exposures = view.exposures([*subjects, *view.earlier_subjects(before_order=recorded.order)])
     kept = [depth for node, depth in view.path.depth_of.items() if node in at_hand]
     if recorded.noise_std > 0.0:

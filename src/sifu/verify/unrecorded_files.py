@@ -22,7 +22,7 @@ from pathlib import Path
 
 from sifu.record.run_view import RunView
 from sifu.store import files
-from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
 from sifu.store.replayed_ledger import ReplayedLedger
@@ -54,7 +54,7 @@ def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
 
     Nothing beside a writer at work: it is about to record or to delete such files.
     """
-    if is_locked(reader.folder / LOCK_FILE):
+    if is_locked(reader.folder):
         return
     record = _Record(reader)
     for folder in (MODELS, UPDATES):

@@ -14,7 +14,7 @@ from sifu.methods.base import RoundUpdates
 from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest, updates_to_erase
-from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.lock import is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
@@ -23,7 +23,7 @@ from sifu.store.updates import UpdatesRow, read_updates, updates_path
 
 def check_updates(reader: RunReader) -> Iterator[str]:
     """Every stored update is there as recorded, none of a forgotten client or of a round that was cut off."""
-    rows, busy = reader.updates(), is_locked(reader.folder / LOCK_FILE)
+    rows, busy = reader.updates(), is_locked(reader.folder)
     view = RunView(reader)
     for row in rows.values():
         problem = _updates_problem(reader.folder, row)
@@ -105,7 +105,7 @@ def check_updates_erased(
 ) -> Iterator[str]:
     """Updates of the forgotten, and of rounds cut off, must have gone; a heuristic replays the rest and keeps it."""
     request, name = recorded.request, f"request {recorded.request.request}"
-    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures()])
+    exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     stored = [
         UpdatesRow(file, row["node"], row["part"], row["bytes"], row["digest"], _clients_of(row["clients"]))

@@ -13,7 +13,7 @@ from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.head_file import signs_of_an_older_database
-from sifu.store.lock import LOCK_FILE, is_locked
+from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.regular_files import strange_files
@@ -70,7 +70,7 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
         result.checked.append("folder")
         return result
     with RunReader(folder) as reader, reader.snapshot():
-        if is_locked(folder / LOCK_FILE):
+        if is_locked(folder):
             result.notes.append("the run is in use: files its writer is at work on were not checked")
         result.public_key = reader.value("public_key", "")
         for name, check in (
@@ -140,7 +140,7 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
 
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:
     """What lies beside the database must not speak of events it does not have."""
-    if not is_locked(reader.folder / LOCK_FILE):  # its writer may have gone on since
+    if not is_locked(reader.folder):  # its writer may have gone on since
         for sign in signs_of_an_older_database(reader):
             yield f"folder: {sign}"
 
