@@ -132,7 +132,7 @@ def test_a_request_received_by_an_unusable_id_is_named(own_run: Path) -> None:
         "request received",
         json.loads(row[0]) | {"request": json.loads(row[0])["request"] | {"request": "../x"}},
     )
-    assert "which is no usable id" in problems(own_run)
+    assert "which is not a usable id" in problems(own_run)
 
 
 # -- with the key ------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def _beyond_its_kind(event: Event, content: dict[str, Any]) -> Iterator[str]:
 def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
     """Ids and names become names of files; a request that is done has its two certificates."""
     if event.kind == "request received" and not is_request_id(content["request"]["request"]):
-        yield f"names the request {str(content['request']['request'])[:80]!r}, which is no usable id"
+        yield f"names the request {str(content['request']['request'])[:80]!r}, which is not a usable id"
     for row in content.get("updates", []):
         named = FILE_NAME.fullmatch(str(row["file"]))
         if named is None or (int(named[1]), int(named[2])) != (row["node"], row["part"]):

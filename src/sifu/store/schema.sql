@@ -68,7 +68,7 @@ CREATE TABLE models (
     psi_max REAL    NOT NULL
 ) STRICT;
 
--- Clients' updates of kept rounds: one file a round; clients is a JSON object from client to tensor digest.
+-- Clients' updates of kept rounds: one file per round; clients is a JSON object from client to tensor digest.
 CREATE TABLE updates (
     file    TEXT PRIMARY KEY,
     node    INTEGER NOT NULL,

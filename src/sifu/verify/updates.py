@@ -73,7 +73,7 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
             if set(first) != who or part != 0 or every == 0 or (node.position - 1) % every:
                 yield f"updates: {file} is not of the participants of a round whose updates are kept"
         elif node.kind != "heuristic":
-            yield f"updates: {file} is of node {node.node}, which is no round"
+            yield f"updates: {file} is of node {node.node}, which is not a round"
     for node in nodes.values():
         due = node.kind == "round" and every > 0 and (node.position - 1) % every == 0
         if due and node.node not in kept and everyone.between(node.node, node.node).nodes.size:
