@@ -12,7 +12,7 @@ Unit = Literal["client", "joint"]
 Scope = Literal["all", "latest"]
 """Whether a budget covers every later release, or the latest one only."""
 Calibration = Literal["exact", "classical"]
-"""How noise follows from a budget (docs/theory.md)."""
+"""How noise follows from a budget (docs/theory.md, sections 7.1 and 7.2)."""
 Retention = Literal["paper", "strict"]
 """Whether models from before the rollback are kept, or erased with the rest."""
 Level = Literal["exact", "proven", "conditional", "none"]
