@@ -198,7 +198,7 @@ def measure(
     trained = folder / folder_name(task)
     run = train(task.spec, run=trained, engine=engine)
     result = known or {"task": task.name, "grid": {}, "auto": [], "scratch": [], "spec": task.spec}
-    rounds = result["training_rounds"] = run.status()["rounds"]
+    rounds = result["training_rounds"] = run.status().rounds
     if not result["scratch"]:
         result["scratch"] = [carry_out(task, trained, engine, 3000, method="scratch")]
         yield result
@@ -213,9 +213,7 @@ def measure(
         result["auto"].append((tried if result["auto"] else carried)(cap, sigma="auto"))
         yield result
     if not result["grid"]:
-        needed = max(
-            float(one["sigma_needed_now"]) for one in run.status()["clients"] if one["name"] in task.asked()[0]
-        )
+        needed = max(client.sigma_needed_now for client in run.status().clients if client.name in task.asked()[0])
         top = 3.0 if task.requests > 1 else 1.6
         result["grid"] = {repr(float(s)): [] for s in np.geomspace(needed / 40.0, needed * top, GRID)}
     for sigma, found in sorted(result["grid"].items(), key=lambda item: -float(item[0])):

@@ -12,27 +12,122 @@ Importing this package loads nothing heavy; torch comes in when something is tra
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from sifu.version import __version__
 
 if TYPE_CHECKING:
-    from sifu.api import Run, load_spec, open_run, train
+    from sifu import audit, report
+    from sifu.api import (
+        Advice,
+        Certificate,
+        ClientStatus,
+        NamedKey,
+        OperatorKeys,
+        Outcome,
+        Plan,
+        PublicRequest,
+        Purge,
+        RequestRecord,
+        RequestStatus,
+        RequestStep,
+        Restoration,
+        Run,
+        RunStatus,
+        Verification,
+        advise,
+        load_spec,
+        open_run,
+        restore,
+        train,
+        verify_certificate,
+        verify_run,
+    )
+    from sifu.audit import AuditOptions, AuditReport, audit_client, audit_run
+    from sifu.choices import TermsGiven
+    from sifu.core.request_terms import RequestTerms
     from sifu.core.spec import Spec
+    from sifu.errors import (
+        InputError,
+        NobodyAnsweredError,
+        NoSpaceError,
+        NotCertifiableError,
+        RoundRejectedError,
+        RunBusyError,
+        RunDamagedError,
+        SifuError,
+        VerificationError,
+    )
+    from sifu.report import write_report
 
-__all__ = ["Run", "Spec", "__version__", "load_spec", "open_run", "train"]
+__all__ = [
+    "Advice",
+    "AuditOptions",
+    "AuditReport",
+    "Certificate",
+    "ClientStatus",
+    "InputError",
+    "NamedKey",
+    "NoSpaceError",
+    "NobodyAnsweredError",
+    "NotCertifiableError",
+    "OperatorKeys",
+    "Outcome",
+    "Plan",
+    "PublicRequest",
+    "Purge",
+    "RequestRecord",
+    "RequestStatus",
+    "RequestStep",
+    "RequestTerms",
+    "Restoration",
+    "RoundRejectedError",
+    "Run",
+    "RunBusyError",
+    "RunDamagedError",
+    "RunStatus",
+    "SifuError",
+    "Spec",
+    "TermsGiven",
+    "Verification",
+    "VerificationError",
+    "__version__",
+    "advise",
+    "audit",
+    "audit_client",
+    "audit_run",
+    "load_spec",
+    "open_run",
+    "report",
+    "restore",
+    "train",
+    "verify_certificate",
+    "verify_run",
+    "write_report",
+]
+_MODULES = ("audit", "report")
+"""`sifu.audit` and `sifu.report` are packages; `sifu.audit_run` and `sifu.write_report` do what they are for."""
+_ELSEWHERE = {
+    "Spec": "sifu.core.spec",
+    "RequestTerms": "sifu.core.request_terms",
+    "TermsGiven": "sifu.choices",
+    "AuditOptions": "sifu.audit",
+    "AuditReport": "sifu.audit",
+    "audit_client": "sifu.audit",
+    "audit_run": "sifu.audit",
+    "write_report": "sifu.report",
+}
+"""Where the names are that are neither errors nor in `sifu.api`."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Spec":
-        from sifu.core.spec import Spec
-
-        return Spec
-    if name in __all__:
-        from sifu import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module 'sifu' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name not in __all__:
+        raise AttributeError(f"module 'sifu' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name in _MODULES:
+        return importlib.import_module(f"sifu.{name}")
+    home = "sifu.errors" if name.endswith("Error") else _ELSEWHERE.get(name, "sifu.api")
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -74,7 +74,7 @@ def test_a_key_is_encrypted_with_a_passphrase(tmp_path: Path, monkeypatch: pytes
     run = sifu.train(small_spec(), run=tmp_path / "run")
     content = (tmp_path / "run" / "operator.key").read_bytes()
     assert b"ENCRYPTED" in content
-    assert run.keys()["encrypted"]
+    assert run.keys().encrypted
     monkeypatch.delenv("SIFU_PASSPHRASE")
     before = dump(tmp_path / "run")
     answer = cli("forget", tmp_path / "run", "--clients", "client-001", "--sigma", "0.5")
@@ -86,7 +86,7 @@ def test_a_key_is_encrypted_with_a_passphrase(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SIFU_PASSPHRASE", "correct horse")
     assert cli("forget", tmp_path / "run", "--clients", "client-001", "--sigma", "0.5").code == 0
     monkeypatch.delenv("SIFU_PASSPHRASE")
-    public = run.keys()["public_keys"][0]["key"]
+    public = run.keys().public_keys[0].key
     assert cli("verify", tmp_path / "run", "--public-key", public).code == 0  # the public key and the folder are enough
     assert "correct horse" not in "".join(map(str, dump(tmp_path / "run").values()))
 
@@ -94,7 +94,7 @@ def test_a_key_is_encrypted_with_a_passphrase(tmp_path: Path, monkeypatch: pytes
 def test_a_rotated_key_signs_from_then_on_and_every_old_certificate_holds(own_trained: Path, cli: Command) -> None:
     run = sifu.open_run(own_trained)
     run.forget(["client-001"], "before", sigma=0.5)
-    old = run.keys()["public_keys"][0]["key"]
+    old = run.keys().public_keys[0].key
     new = cli("key", "rotate", own_trained, "--format", "json").json["public_key"]
     assert new != old
     run.forget(["client-002"], "after", sigma=0.5)
@@ -140,7 +140,7 @@ def test_a_rotation_cut_short_leaves_a_key_that_fits(own_trained: Path, monkeypa
     assert list(own_trained.glob("operator.key.new-*"))
     RunWriter.open(own_trained).close()
     assert not list(own_trained.glob("operator.key.new-*"))
-    keys.load_key(own_trained, run.keys()["public_keys"][-1]["key"])
+    keys.load_key(own_trained, run.keys().public_keys[-1].key)
 
     def fail_after(self: RunWriter, *arguments: Any, **more: Any) -> Any:
         record(self, *arguments, **more)
@@ -151,8 +151,8 @@ def test_a_rotation_cut_short_leaves_a_key_that_fits(own_trained: Path, monkeypa
         with pytest.raises(KeyboardInterrupt):
             run.rotate_key()
     RunWriter.open(own_trained).close()
-    assert len(run.keys()["public_keys"]) == 2
-    keys.load_key(own_trained, run.keys()["public_keys"][-1]["key"])
+    assert len(run.keys().public_keys) == 2
+    keys.load_key(own_trained, run.keys().public_keys[-1].key)
     assert run.verify().problems == []
 
 
@@ -160,7 +160,7 @@ def test_a_key_can_be_brought(own_trained: Path, tmp_path: Path, cli: Command) -
     mine = keys.new_key()
     keys.write_key(tmp_path / "mine.pem", mine)
     assert cli("key", "rotate", own_trained, "--key", tmp_path / "mine.pem").code == 0
-    assert sifu.open_run(own_trained).keys()["public_keys"][-1]["key"] == keys.public_hex(mine)
+    assert sifu.open_run(own_trained).keys().public_keys[-1].key == keys.public_hex(mine)
     assert cli("key", "rotate", own_trained, "--key", tmp_path / "mine.pem").code == 2  # it was used already
     (tmp_path / "bad.pem").write_text("nothing")
     assert cli("key", "rotate", own_trained, "--key", tmp_path / "bad.pem").code == 2
@@ -242,7 +242,7 @@ def test_certificates_issued_since_bring_their_requests_back(
     again = sifu.open_run(tmp_path / "back")
     tip = query(tmp_path / "back", "SELECT digest FROM models WHERE node = (SELECT value FROM run WHERE key = 'tip')")
     assert digests(tmp_path / "back") & set(erased) <= {tip[0][0]}  # the current model goes when it is forgotten
-    assert again.status()["clients"][3]["state"] == "waiting"
+    assert again.status().clients[3].state == "waiting"
     (outcome,) = again.forget()
     assert (outcome.request, outcome.clients, outcome.level) == ("since", ("client-003",), "conditional")
     assert not digests(tmp_path / "back") & set(erased)

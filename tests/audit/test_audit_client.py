@@ -114,15 +114,15 @@ def test_bad_data_are_refused_with_a_sentence(held: Held, tmp_path: Path, arrays
 
 
 def test_the_command_needs_no_run(held: Held, cli: Command, tmp_path: Path) -> None:
-    answer = cli("audit", held.folder, "--client", CLIENT, "--format", "json")
+    answer = cli("client-audit", held.folder, "--client", CLIENT, "--format", "json")
     assert answer.code == 0
     assert answer.json["holds"] is True
     assert answer.json["after"]["loss"] > 0.0
-    told = cli("audit", held.folder, "--client", CLIENT, "--nonce", held.nonce)
+    told = cli("client-audit", held.folder, "--client", CLIENT, "--nonce", held.nonce)
     assert told.code == 0
     assert "Nothing is wrong" in told.out
-    assert cli("audit", "--client", "nobody", "--certificate", held.folder / "certificate.json").code == 3
-    assert cli("audit", held.folder.parent / "run", "--client", CLIENT).code == 2
-    assert cli("audit", tmp_path, "--client", CLIENT).code == 2
+    assert cli("client-audit", "--client", "nobody", "--certificate", held.folder / "certificate.json").code == 3
+    assert cli("client-audit", held.folder.parent / "run", "--client", CLIENT).code == 2
+    assert cli("client-audit", tmp_path, "--client", CLIENT).code == 2
     assert cli("audit", "--nonce", "aa", "--controls").code == 2
     assert cli("audit").code == 2

@@ -16,7 +16,7 @@ from run_tools import Answer, Command, environment, query, run_cli, small_spec
 from sifu.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = sorted(one.name or one.callback.__name__ for one in app.registered_commands)  # type: ignore[union-attr]
+COMMANDS = sorted(one.name or one.callback.__name__.replace("_", "-") for one in app.registered_commands)  # type: ignore[union-attr]
 HEAVY = ["torch", "matplotlib", "flwr", "sklearn", "scipy", "cryptography", "PIL"]
 
 
@@ -83,6 +83,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
     spec = tmp_path / "spec.toml"
     asked: dict[str, list[Any]] = {
         "init": [spec],
+        "advise": [spec, "--set", "data.clients=12", "--set", "stop.max_rounds=2", "--set", "stop.target=0.0"],
         "train": [
             spec, "--run", tmp_path / "new", "--set", "data.clients=12", "--set", "stop.max_rounds=2",
             "--set", "stop.target=0.0",
@@ -90,14 +91,13 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "status": [own_run],
         "plan": [own_run, "--clients", "client-007"],
         "request": [own_run, "--clients", "client-007"],
-        "decide": [own_run, "waits", "verified"],
         "forget": [own_run],
         "verify": [own_run],
         "audit": [own_run, "--no-attacks", "--replays", 2000],
+        "client-audit": ["--client", "client-000", "--certificate", own_run / "certificates/to-the-middle.public.json"],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
         "doctor": [],
         "methods": [],
-        "requests": [own_run],
         "anchor": [own_run],
         "purge": [own_run],
         "backup": [own_run, tmp_path / "backup.zip"],

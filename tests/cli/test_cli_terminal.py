@@ -33,14 +33,14 @@ def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli:
 def test_reasons_and_letters_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
     """A reason is free text, and a letter is a file that somebody put there."""
     assert cli("request", own_trained, "--clients", "client-001", "--id", "q").code == 0
-    assert cli("decide", own_trained, "q", "refused", "--reason", f"{CLEAR}because").code == 0
+    assert cli("requests", "decide", own_trained, "q", "refused", "--reason", f"{CLEAR}because").code == 0
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / f"re{CLEAR}quest.a.json").write_text("{}")
     for command in ("requests", "status", "verify"):
         answer = cli(command, own_trained)
         assert answer.code == 0
         assert "\x1b" not in answer.out + answer.err
-    assert "because" in cli("requests", own_trained).out
+    assert "because" in cli("requests", "list", own_trained).out
 
 
 def test_a_folder_is_no_backup(tmp_path: Path, cli: Command) -> None:

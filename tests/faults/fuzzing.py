@@ -210,7 +210,7 @@ class Store(Target):
         answers = [answer_of(lambda: holds(self.run))]
         if answers == ["holds"]:
             assert dumped(self.run / "run.db") == self.said, "a changed database verifies"
-        answers.append(answer_of(lambda: str(sifu.open_run(self.run).status()["phase"])))
+        answers.append(answer_of(lambda: str(sifu.open_run(self.run).status().phase)))
         answers.append(answer_of(lambda: sifu.open_run(self.run).plan(["client-008"]).level))
         return " | ".join(answers)
 

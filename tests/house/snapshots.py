@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ def _described(name: str, value: Any) -> Iterator[str]:
         yield f"class {name}({', '.join(bases)})" if bases else f"class {name}"
         if not issubclass(value, BaseException) or "__init__" in vars(value):
             yield f"    {_signature('__init__', value.__init__)}"
+        if typing.is_typeddict(value):
+            yield from (f"    key {key}: {_annotation(kind)}" for key, kind in typing.get_type_hints(value).items())
+            return
         if dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
                 yield f"    field {field.name}: {_annotation(field.type)}"
-        for member in sorted(vars(value)):
-            if not member.startswith("_"):
+        for member in sorted(dir(value)):
+            if not member.startswith("_") and not hasattr(Exception, member):
                 yield from _member(member, inspect.getattr_static(value, member), value)
     elif callable(value):
         yield f"def {_signature(name, value)}"

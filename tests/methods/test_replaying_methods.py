@@ -122,9 +122,7 @@ def test_what_fed_eraser_costs(tmp_path: Path) -> None:
     assert outcome.cost.local_steps == 6 * 3 * STEPS
     assert outcome.cost.bytes_sent == 6 * 3 * 2 * 4 * 8
     kept = sum(path.stat().st_size for path in (run.folder / "updates").iterdir())
-    assert (
-        outcome.cost.bytes_kept == kept == run.status()["bytes_kept"]["fed_eraser"] == run.status()["updates"]["bytes"]
-    )
+    assert outcome.cost.bytes_kept == kept == run.status().bytes_kept["fed_eraser"] == run.status().updates.bytes
 
 
 @pytest.mark.parametrize("change", ["no calibration", "all of K", "weights of everyone", "the client stays"])
@@ -196,7 +194,7 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
     spec = TINY | {"data": {"preprocessing": "fixed"}}
     run = sifu.train(spec, run=tmp_path / "run", clients=clients)
     run.forget(["c1"], method="fed_eraser")
-    psi = {one["name"]: one["psi"] for one in run.status()["clients"]}
+    psi = {client.name: client.psi for client in run.status().clients}
     assert set(psi.values()) == {"inf"}
     for sigma in ("auto", 0.5, 1e6):
         plan = run.plan(["c4"], sigma=sigma)

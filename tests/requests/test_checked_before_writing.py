@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,10 +103,12 @@ def test_who_builds_on_rounds_checks_them_too(own_run: Path, writer: str, change
     assert content_of(own_run) == before
 
 
-@pytest.mark.parametrize("command", [("request", "--clients", "client-007"), ("decide", "waits", "verified")])
-def test_the_command_line_says_so(own_run: Path, cli: Command, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "command", [(["request"], "--clients", "client-007"), (["requests", "decide"], "waits", "verified")]
+)
+def test_the_command_line_says_so(own_run: Path, cli: Command, command: tuple[Any, ...]) -> None:
     execute(own_run, "UPDATE requests SET epsilon = 50.0 WHERE request = 'waits'")
-    answer = cli(command[0], own_run, *command[1:])
+    answer = cli(*command[0], own_run, *command[1:])
     assert answer.code == 5
     assert "nothing was done" in answer.err
     assert "requests waits: epsilon is 50.0, the ledger says 3." in " ".join(answer.err.split())

@@ -19,6 +19,7 @@ import pytest
 import sifu
 from run_tools import query
 from sifu.api import verify_run
+from sifu.api.status import InboxLetter
 from sifu.errors import InputError, NoSpaceError, RunDamagedError
 from sifu.requests.mailbox import take_in
 from sifu.store import writer as writer_module
@@ -138,9 +139,7 @@ def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monke
     try:
         monkeypatch.setattr(inbox_module.os, "open", refusing)
         assert take_in(writer) == []
-        assert sifu.open_run(own_trained).status()["inbox"] == [
-            {"kind": "request", "id": "a", "trouble": "Too many open files"}
-        ]
+        assert sifu.open_run(own_trained).status().inbox == (InboxLetter("request", "a", "Too many open files"),)
         monkeypatch.undo()
         assert take_in(writer) == []
     finally:
@@ -240,5 +239,5 @@ def test_a_commit_that_fails_and_is_there_all_the_same_has_its_files(
     monkeypatch.undo()
     run = sifu.open_run(own_trained)
     run.forget()
-    assert [one["status"] for one in run.status()["requests"]] == ["done"]
+    assert [request.status for request in run.status().requests] == ["done"]
     assert verify_run(own_trained).problems == []

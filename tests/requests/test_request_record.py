@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -24,15 +25,15 @@ from sifu.store.writer import RunWriter
 def test_every_step_is_an_event_with_time_and_actor(own_trained: Path, cli: Command, monkeypatch: Any) -> None:
     monkeypatch.setenv("SIFU_ACTOR", "the desk")
     assert cli("request", own_trained, "--clients", "client-003", "--id", "a", "--actor", "portal").code == 0
-    assert cli("decide", own_trained, "a", "verified", "--actor", "ann").code == 0
+    assert cli("requests", "decide", own_trained, "a", "verified", "--actor", "ann").code == 0
     run = sifu.open_run(own_trained)
     run.forget(request="a")
-    steps = run.request_history("a")
-    assert [one["status"] for one in steps] == ["received", "verified", "planned", "running", "done"]
-    assert [one["actor"] for one in steps] == ["portal", "ann", "the desk", "the desk", "the desk"]
-    assert all(one["time"] for one in steps)
+    steps = run.request_record("a").steps
+    assert [step.status for step in steps] == ["received", "verified", "planned", "running", "done"]
+    assert [step.actor for step in steps] == ["portal", "ann", "the desk", "the desk", "the desk"]
+    assert all(step.time for step in steps)
     assert run.verify().problems == []
-    shown = cli("requests", own_trained)
+    shown = cli("requests", "list", own_trained)
     assert "verified by ann" in shown.out
 
 
@@ -40,9 +41,9 @@ def test_every_step_is_an_event_with_time_and_actor(own_trained: Path, cli: Comm
 def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cli: Command, decision: str) -> None:
     run = sifu.open_run(own_trained)
     run.request(["client-003"], "a")
-    assert run.status()["clients"][3]["state"] == "waiting"
-    assert cli("decide", own_trained, "a", decision, "--reason", "not theirs").code == 0
-    assert run.status()["clients"][3]["state"] == "active"
+    assert run.status().clients[3].state == "waiting"
+    assert cli("requests", "decide", own_trained, "a", decision, "--reason", "not theirs").code == 0
+    assert run.status().clients[3].state == "active"
     assert run.forget() == []
     with pytest.raises(InputError, match=decision):
         run.forget(request="a")
@@ -113,15 +114,18 @@ def test_the_public_record_holds_no_personal_data(own_trained: Path, cli: Comman
     run.request(["client-004", "client-005"], "secret-id", actor="Ann")
     run.decide("secret-id", "refused", "Jane said so", "Ann")
     for answer in (
-        cli("requests", own_trained, "--public"),
-        cli("requests", own_trained, "--public", "--format", "json"),
+        cli("requests", "list", own_trained, "--public"),
+        cli("requests", "list", own_trained, "--public", "--format", "json"),
     ):
         assert answer.code == 0
         for word in ("client-00", "Jane", "secret", "Ann"):
             assert word not in answer.out
     record = run.public_record()
-    assert [(one["number"], one["status"], one["clients"]) for one in record] == [(1, "done", 1), (2, "refused", 2)]
-    assert set(record[0]) == {
+    assert [(request.number, request.status, request.clients) for request in record] == [
+        (1, "done", 1),
+        (2, "refused", 2),
+    ]
+    assert set(dataclasses.asdict(record[0])) == {
         "number", "status", "clients", "received", "deadline", "finished", "overdue", "method", "level", "epsilon",
         "delta",
     }  # fmt: skip
@@ -190,9 +194,9 @@ def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
     # Whoever found the run in use left a letter; status names it, and the next writer takes it in.
     run = sifu.open_run(own_trained)
     status = run.status()
-    assert {one["request"] for one in status["requests"]} | {one["id"] for one in status["inbox"]} == set(answers)
+    assert {request.request for request in status.requests} | {letter.id for letter in status.inbox} == set(answers)
     run.request(["client-000"], "r-0")
-    assert not run.status()["inbox"]
+    assert not run.status().inbox
     assert query(own_trained, "SELECT COUNT(*) FROM requests") == [(4,)]
     assert sifu.open_run(own_trained).verify().problems == []
 

@@ -26,7 +26,7 @@ def test_plan_and_status_follow_what_another_process_writes(own_trained: Path) -
     first = run.plan(["client-003"], sigma=0.3)
     assert run.plan(["client-003"], sigma=0.3) == first
     fresh(own_trained).request(["client-001"], "elsewhere")
-    assert [one["request"] for one in run.status()["requests"]] == ["elsewhere"]
+    assert [request.request for request in run.status().requests] == ["elsewhere"]
     fresh(own_trained).forget()
     assert run.status() == fresh(own_trained).status()
     assert run.status() != before
@@ -49,10 +49,10 @@ def test_a_change_by_hand_is_not_hidden_by_what_was_remembered(own_trained: Path
 
 def test_another_run_in_the_same_place_is_another_run(own_trained: Path, run_with_requests: Path) -> None:
     run = fresh(own_trained)
-    assert run.status()["requests"] == []
+    assert run.status().requests == ()
     shutil.rmtree(own_trained)
     copy_run(run_with_requests, own_trained)
-    assert len(run.status()["requests"]) == 5
+    assert len(run.status().requests) == 5
 
 
 def test_psi_that_goes_on_from_what_was_known_is_the_replayed_one(run_with_requests: Path) -> None:

@@ -1,7 +1,7 @@
 """A certificate without its run, as a client holds it: signed by the operator's key, and still false.
 
 Whoever holds the key can sign anything. What a certificate says follows from its terms, its method and its premises, so
-a client without the run can tell that it does not hang together; what cannot be told is said by `sifu audit --client`.
+a client without the run can tell that it does not hang together; what cannot be told is said by `sifu client-audit`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def test_what_is_no_certificate_is_a_sentence(
     path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | values)
     with pytest.raises(InputError, match="not a sifu certificate"):
         audit_client("client-000", path)
-    assert cli("audit", "--client", "client-000", "--certificate", path).code == 2
+    assert cli("client-audit", "--client", "client-000", "--certificate", path).code == 2
 
 
 @pytest.mark.parametrize("digits", [400, 5000])

@@ -17,7 +17,7 @@ QUICK, ALL = range(6), range(200)
 def looked_after(seed: int, folder: Path) -> Path:
     """A random run with its requests, and some of: a request withdrawn, a purge, a new key, a backup put back."""
     run, dice = random_run(seed, folder / "run"), random.Random(-seed)
-    left = [one["name"] for one in run.status()["clients"] if one["state"] == "active"]
+    left = [client.name for client in run.status().clients if client.state == "active"]
     if dice.random() < 0.4 and len(left) > 2:
         run.request([left[0]], "not-any-more", deadline_days=dice.choice([0, 30]), actor="desk")
         run.decide("not-any-more", dice.choice(["verified", "withdrawn"]), actor="desk")

@@ -1,17 +1,37 @@
 """The Python API: train, plan, forget, verify, in the shape of the command line."""
 
-from sifu.api.backups import restore
-from sifu.api.run import Run
+from sifu.api.advice import Advice, advise
+from sifu.api.backups import Restoration, restore
+from sifu.api.run import NamedKey, OperatorKeys, Run
+from sifu.api.run_requests import Certificate, RequestRecord
 from sifu.api.start_run import open_run, train
+from sifu.api.status import ClientStatus, RequestStatus, RunStatus
 from sifu.launch.spec_files import load_spec
+from sifu.planning.plan import Plan
+from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
+from sifu.requests.request_record import PublicRequest, RequestStep
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.verification import Verification, verify_run
 
 __all__ = [
+    "Advice",
+    "Certificate",
+    "ClientStatus",
+    "NamedKey",
+    "OperatorKeys",
     "Outcome",
+    "Plan",
+    "PublicRequest",
+    "Purge",
+    "RequestRecord",
+    "RequestStatus",
+    "RequestStep",
+    "Restoration",
     "Run",
+    "RunStatus",
     "Verification",
+    "advise",
     "load_spec",
     "open_run",
     "restore",

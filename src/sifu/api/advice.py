@@ -36,7 +36,7 @@ PILOT_ROUNDS = 30
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class Advice:
     """The answer: the figures of the law, what the pilot saw, a verdict and what to change.
 
     `noise_to_signal` is that of the most expensive client at the pilot's last model, `typical_noise_to_signal` that
@@ -65,7 +65,7 @@ class WhatIf:
     suggestions: tuple[str, ...]
 
 
-def what_if(
+def advise(
     spec: Spec,
     *,
     data_folder: str | Path | None = None,
@@ -73,7 +73,7 @@ def what_if(
     clients: Any = None,
     model: Any = None,
     progress: ProgressCallback | None = None,
-) -> WhatIf:
+) -> Advice:
     """Train a pilot of the spec somewhere temporary and say whether requests would pay; keeps nothing."""
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
         # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
@@ -90,14 +90,11 @@ def what_if(
             replace(spec, stop=shorter), run=Path(folder) / "pilot", engine=engine, model=model, clients=clients,
             progress=progress,
         )  # fmt: skip
-        reader = run.reader()
-        try:
+        with run.reader() as reader:
             return _judge(spec, RunView(reader), engine)
-        finally:
-            reader.close()
 
 
-def _judge(spec: Spec, view: RunView, engine: Engine) -> WhatIf:
+def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     """From a pilot to an answer."""
     privacy = spec.privacy
     terms = RequestTerms(
@@ -136,7 +133,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> WhatIf:
         verdict = "Borderline: requests will go back a good part of the way, and save some of the rounds."
     else:
         verdict = "It does not pay: the noise would drown the model, and requests will be as slow as Scratch."
-    return WhatIf(
+    return Advice(
         clients=count,
         parameters=parameters,
         epsilon=privacy.epsilon,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +43,46 @@ def back_up(writer: RunWriter, file: Path) -> str:
     return anchor_of(writer)
 
 
+@dataclass(frozen=True)
+class Restoration:
+    """A run folder made from a backup.
+
+    `complete` says that the anchor shows it to be the latest state. `requests` were brought back by certificates
+    issued since, and the models of the nodes in `erased` went, since they held a part of their clients.
+    """
+
+    run: str
+    backup_head: str
+    complete: bool
+    requests: tuple[str, ...]
+    erased: tuple[int, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON."""
+        return asdict(self)
+
+
 def restore(
-    file: Path, folder: Path, anchor: str | None = None, certificates: Sequence[Path] = (), accept_older: bool = False
-) -> dict[str, Any]:
-    """Make a run folder from a backup, in a way that its ledger tells ever after.
+    file: str | Path,
+    folder: str | Path,
+    anchor: str | None = None,
+    certificates: Sequence[Path] = (),
+    accept_older: bool = False,
+) -> Restoration:
+    """Make a run folder from a backup; its ledger records this permanently.
 
     `anchor` is the latest head that was published or kept. A backup that does not hold it is older than the run was:
     it is refused unless `accept_older`, and then every certificate made from it is conditional at best, since
     releases may have been made that it knows nothing of. `certificates` issued since the backup bring their requests
     back: the clients are asked for no more, and kept models that hold their part are erased at once.
     """
+    file, folder = Path(file), Path(folder)
     if anchor is not None:
         parse_anchor(anchor)
     given = [_read_certificate(path) for path in certificates]
     with read_backup(file, folder) as staged:
         check_whole(staged, file)
-        reader = RunReader(staged)
-        try:
+        with RunReader(staged) as reader:
             known = {key for _, key in keys_of(reader)}
             head, run = anchor_of(reader), reader.value("run")
             held = anchor is not None and holds_anchor(reader, anchor)
@@ -74,17 +98,9 @@ def restore(
                     raise InputError(
                         f"certificate {body['body']['request']} is not one of this run, or its signature fails"
                     )
-        finally:
-            reader.close()
         # Recorded before the folder gets its name: there is no instant at which it looks as if nothing had happened.
         late, dropped, complete = _record_restoration(staged, file, head, anchor, held, [one["body"] for one in given])
-    return {
-        "run": str(folder),
-        "backup_head": head,
-        "complete": complete,
-        "requests": late,
-        "erased": list(dropped),
-    }
+    return Restoration(str(folder), head, complete, tuple(late), dropped)
 
 
 def check_whole(staged: Path, file: Path) -> None:
@@ -106,8 +122,7 @@ def _record_restoration(
     staged: Path, file: Path, head: str, anchor: str | None, held: bool, bodies: list[dict[str, Any]]
 ) -> tuple[list[str], tuple[int, ...], bool]:
     """Bring back the requests of `bodies`, erase what holds their clients' part, and say that this is a restoration."""
-    writer = RunWriter.open(staged)
-    try:
+    with RunWriter.open(staged) as writer:
         with transaction(writer.connection, None):
             writer.connection.execute("PRAGMA journal_mode=WAL")
         complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
@@ -129,8 +144,6 @@ def _record_restoration(
         }
         writer.record(RESTORED, content, dropped_models=dropped, for_good=bool(dropped))
         return sorted(late), dropped, complete
-    finally:
-        writer.close()
 
 
 def _carried_out(row: RequestRow | None) -> bool:

@@ -141,11 +141,8 @@ def create_run(folder: Path, asked: Spec, resolved: Spec, engine: Engine) -> Run
 
 def check_same_spec(existing: Run, asked: Spec) -> None:
     """A run is continued with the spec it was made with."""
-    reader = existing.reader()
-    try:
+    with existing.reader() as reader:
         recorded, wanted = reader.asked, asked.to_mapping()
-    finally:
-        reader.close()
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:

@@ -4,120 +4,235 @@ from __future__ import annotations
 
 import datetime
 import math
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from sifu.core.ledger import finite_or_text
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.registry import METHODS, method_named
-from sifu.planning.budgets import budget_lines, outlook_now
+from sifu.planning.budgets import Outlook, budget_lines, outlook_now
 from sifu.record.run_view import ACTIVE, RunView
-from sifu.requests.cost import cost_of
+from sifu.requests.cost import Cost, cost_of
 from sifu.requests.request_record import deadline_of, is_overdue
 from sifu.store.inbox import letters
 from sifu.store.reader import RunReader
+from sifu.store.table_rows import RejectionRow, RequestRow
 
 MOST_TOLD = 10
 """Refusals and incidents that are shown; the ledger has them all."""
+ClientState = Literal["active", "waiting", "forgotten"]
 
 
-def status_of(view: RunView) -> dict[str, Any]:
-    """Everything `sifu status` shows, as plain values."""
+@dataclass(frozen=True)
+class ClientStatus:
+    """A client now: its bound Psi, and the noise that would hide it at the current model."""
+
+    name: str
+    samples: int
+    state: ClientState
+    psi: float
+    sigma_needed_now: float
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """A model on disk; `depth` is None where it is not on the active history."""
+
+    node: int
+    depth: int | None
+    kept: bool
+    bytes: int
+
+
+@dataclass(frozen=True)
+class UpdatesStatus:
+    """The clients' updates on disk."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class BudgetStatus:
+    """What somebody forgotten by noise has used of a budget, and what is left."""
+
+    clients: tuple[str, ...]
+    budget: float
+    used: float
+    left: float
+
+
+@dataclass(frozen=True)
+class InboxLetter:
+    """A letter in the inbox; `trouble` says why it cannot be opened."""
+
+    kind: str
+    id: str
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A letter or a newcomer that was refused."""
+
+    time: str
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """A request: its terms, how far it is, until when it must be done, and what it cost."""
+
+    request: str
+    status: str
+    clients: tuple[str, ...]
+    method: str
+    epsilon: float
+    delta: float
+    sigma: float | str
+    level: str | None
+    received: str
+    deadline: str
+    overdue: bool
+    finished: str | None
+    cost: Cost | None
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Everything `sifu status` shows.
+
+    `rounds` are those on the active history, `rounds_run` all that were ever run. `psi_star` is the influence that
+    noise of `sigma` hides. `bytes_kept` says by method what a request needs on disk.
+    """
+
+    run: str
+    phase: str
+    rounds: int
+    rounds_run: int
+    branch: int
+    accuracy: float | None
+    target: float
+    parameters: int
+    regularity: str
+    local_rate: float
+    largest_certified_rate: float | None
+    epsilon: float
+    delta: float
+    sigma: float | None
+    psi_star: float | None
+    clients: tuple[ClientStatus, ...]
+    bytes_kept: dict[str, int]
+    models: tuple[ModelStatus, ...]
+    updates: UpdatesStatus
+    budgets: tuple[BudgetStatus, ...]
+    outlook: Outlook | None
+    inbox: tuple[InboxLetter, ...]
+    refused: tuple[Refusal, ...]
+    incidents: tuple[dict[str, Any], ...]
+    rejections: tuple[RejectionRow, ...]
+    requests: tuple[RequestStatus, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON; an unbounded Psi is the text inf."""
+        values = asdict(self)
+        for client in values["clients"]:
+            client.update({key: finite_or_text(client[key]) for key in ("psi", "sigma_needed_now")})
+        return values
+
+
+def status_of(view: RunView) -> RunStatus:
+    """Where a run stands at this instant."""
     reader, now = view.reader, datetime.datetime.now(datetime.UTC)
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     multiplier = terms.multiplier
     psi = view.tracker().total(np.arange(len(view.clients))).tolist()
     evaluations = [row for row in reader.evaluations() if row.subset == ACTIVE]
-    accuracy = next((row.accuracy for row in evaluations if row.node == reader.tip), None)
-    edges = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
-    sigma = privacy.sigma if privacy.sigma != "auto" else next((one for one in reversed(edges) if one > 0.0), None)
-    models, updates = reader.models(), reader.updates()
-    by_depth = view.path.depth_of
+    noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
+    last_noise = next((noise_std for noise_std in reversed(noises) if noise_std > 0.0), None)
+    sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
+    updates = reader.updates()
     measured = view.regularities.measured
     # Budgets as they are: an endless noise would cost nobody anything.
     budgets = budget_lines(view, view.exposures(view.earlier_subjects()), view.path.tip, math.inf)
-    ahead = outlook_now(view, terms)
-    return {
-        "run": str(reader.folder),
-        "phase": reader.phase,
-        "rounds": sum(1 for node in view.path.nodes if node.kind == "round"),
-        "rounds_run": sum(1 for row in reader.node_rows() if row.node.kind == "round"),
-        "branch": view.path.nodes[-1].branch,
-        "accuracy": accuracy,
-        "target": view.spec.stop.target,
-        "parameters": reader.layout.size,
-        "regularity": measured.kind,
-        "local_rate": measured.local_rate,
-        "largest_certified_rate": measured.largest_certified_rate,
-        "epsilon": privacy.epsilon,
-        "delta": privacy.delta,
-        "sigma": sigma,
-        "psi_star": sigma / multiplier if sigma else None,
-        "clients": [
-            {
-                "name": one.name,
-                "samples": one.samples,
-                "state": "forgotten" if k in view.forgotten else "waiting" if k in view.waiting else "active",
-                "psi": finite_or_text(psi[k]),
-                "sigma_needed_now": finite_or_text(psi[k] * multiplier),
-            }
-            for k, one in enumerate(view.clients)
-        ],
-        "bytes_kept": {name: method_named(name).bytes_kept(view) for name in METHODS},
-        "models": [
-            {"node": node, "depth": by_depth.get(node), "kept": row.kept, "bytes": row.bytes}
-            for node, row in models.items()
-        ],
-        "updates": {
-            "files": len(updates),
-            "bytes": sum(row.bytes for row in updates.values()),
-        },
-        "budgets": [
-            {"clients": list(one.names), "budget": one.budget, "used": one.used, "left": one.left} for one in budgets
-        ],
-        "outlook": asdict(ahead) if ahead else None,
-        "inbox": [{"kind": one.kind, "id": one.id, "trouble": one.trouble} for one in letters(reader.folder)],
-        "refused": _refusals(reader),
-        "incidents": _incidents(reader),
-        "rejections": [asdict(one) for one in reader.rejections()],
-        "requests": [
-            {
-                "request": one.request,
-                "status": one.status,
-                "clients": list(one.clients),
-                "method": one.method,
-                "epsilon": one.epsilon,
-                "delta": one.delta,
-                "sigma": one.noise_std if one.noise_std is not None else one.sigma,
-                "level": one.level,
-                "received": one.received,
-                "deadline": deadline_of(one).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "overdue": is_overdue(one, now),
-                "finished": one.finished,
-                "cost": asdict(cost_of(reader, one)) if one.status == "done" else None,
-            }
-            for one in view.requests
-        ],
-    }
+    return RunStatus(
+        run=str(reader.folder),
+        phase=reader.phase,
+        rounds=sum(1 for node in view.path.nodes if node.kind == "round"),
+        rounds_run=sum(1 for row in reader.node_rows() if row.node.kind == "round"),
+        branch=view.path.nodes[-1].branch,
+        accuracy=next((row.accuracy for row in evaluations if row.node == reader.tip), None),
+        target=view.spec.stop.target,
+        parameters=reader.layout.size,
+        regularity=measured.kind,
+        local_rate=measured.local_rate,
+        largest_certified_rate=measured.largest_certified_rate,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        sigma=sigma,
+        psi_star=sigma / multiplier if sigma else None,
+        clients=tuple(
+            ClientStatus(client.name, client.samples, _state(view, k), psi[k], psi[k] * multiplier)
+            for k, client in enumerate(view.clients)
+        ),
+        bytes_kept={name: method_named(name).bytes_kept(view) for name in METHODS},
+        models=tuple(
+            ModelStatus(node, view.path.depth_of.get(node), row.kept, row.bytes)
+            for node, row in reader.models().items()
+        ),
+        updates=UpdatesStatus(len(updates), sum(row.bytes for row in updates.values())),
+        budgets=tuple(BudgetStatus(line.names, line.budget, line.used, line.left) for line in budgets),
+        outlook=outlook_now(view, terms),
+        inbox=tuple(InboxLetter(letter.kind, letter.id, letter.trouble) for letter in letters(reader.folder)),
+        refused=_refusals(reader),
+        incidents=_incidents(reader),
+        rejections=tuple(reader.rejections()),
+        requests=tuple(request_status_of(reader, row, now) for row in view.requests),
+    )
 
 
-def _refusals(reader: RunReader) -> list[dict[str, str]]:
+def _state(view: RunView, client: int) -> ClientState:
+    return "forgotten" if client in view.forgotten else "waiting" if client in view.waiting else "active"
+
+
+def request_status_of(reader: RunReader, row: RequestRow, now: datetime.datetime) -> RequestStatus:
+    """Where a request stands."""
+    return RequestStatus(
+        request=row.request,
+        status=row.status,
+        clients=row.clients,
+        method=row.method,
+        epsilon=row.epsilon,
+        delta=row.delta,
+        sigma=row.noise_std if row.noise_std is not None else row.sigma,
+        level=row.level,
+        received=row.received,
+        deadline=deadline_of(row).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        overdue=is_overdue(row, now),
+        finished=row.finished,
+        cost=cost_of(reader, row) if row.status == "done" else None,
+    )
+
+
+def _refusals(reader: RunReader) -> tuple[Refusal, ...]:
     """The latest letters and newcomers that were refused, each with the reason."""
-    found = reader.latest_events(("letter refused", "client refused"), MOST_TOLD)
-    return [
-        {
-            "time": time,
-            "what": f"{one['kind']} {one['letter']}" if kind == "letter refused" else f"client {one['client']}",
-            "reason": str(one["reason"]),
-        }
-        for time, kind, one in found
-    ]
+    events = reader.latest_events(("letter refused", "client refused"), MOST_TOLD)
+    return tuple(
+        Refusal(
+            time,
+            f"{content['kind']} {content['letter']}" if kind == "letter refused" else f"client {content['client']}",
+            str(content["reason"]),
+        )
+        for time, kind, content in events
+    )
 
 
-def _incidents(reader: RunReader) -> list[dict[str, Any]]:
+def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
     """What went otherwise than asked in the latest rounds on Flower."""
-    found = reader.latest_events(("incidents",), MOST_TOLD)
-    return [{"time": time} | one for time, _, event in found for one in event["incidents"]][-MOST_TOLD:]
+    events = reader.latest_events(("incidents",), MOST_TOLD)
+    incidents = [{"time": time} | incident for time, _, content in events for incident in content["incidents"]]
+    return tuple(incidents[-MOST_TOLD:])

@@ -1,4 +1,4 @@
-"""What `sifu audit` shows: verdict first, then the evidence."""
+"""What `sifu audit` and `sifu client-audit` show: verdict first, then the evidence."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from sifu.audit import (
     audit_run,
     run_controls,
 )
-from sifu.cli.commands import table
-from sifu.cli.output import err, level_text, names_text, number, out, percent, plain_values, print_json
+from sifu.cli.output import err, level_text, names_text, number, out, percent, plain_values, print_json, table
 from sifu.cli.progress import ShownBar
 from sifu.errors import InputError
 from sifu.store.database import DATABASE
@@ -104,7 +103,7 @@ def audit_as_client(
     nonce: str | None,
     as_json: bool,
 ) -> None:
-    """`sifu audit --client NAME`: files by option, or by their usual names in a folder."""
+    """`sifu client-audit`: files by option, or by their usual names in a folder."""
     if folder is not None and (folder / DATABASE).exists():
         raise InputError(
             f"{folder} is the operator's run: a client checks with what it holds. Give --certificate, --before, "
@@ -283,7 +282,7 @@ def _print_controls(controls: Sequence[Control]) -> None:
 
 
 def show_client_audit(found: ClientAudit, as_json: bool) -> None:
-    """`sifu audit --client`: exit code 3 if something is wrong."""
+    """`sifu client-audit`: exit code 3 if something is wrong."""
     if as_json:
         print_json({"holds": found.holds, **asdict(found)})
     else:

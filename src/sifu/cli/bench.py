@@ -1,10 +1,10 @@
-"""`sifu bench`: the paper's experiments, one command a figure."""
+"""`sifu bench`: the paper's experiments, one command per figure."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,8 +30,7 @@ OutOption = Annotated[
 @bench.command("list")
 def list_experiments(format: FormatOption = Format.text) -> None:
     """What can be run."""
-    from sifu.cli.commands import table
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import out, print_json, table
     from sifu.experiments.settings import experiment_names, load_experiment
 
     found = [load_experiment(name) for name in experiment_names()]
@@ -70,10 +69,9 @@ def run_experiment(
     datasets: Annotated[str | None, typer.Option("--datasets", help="Only these.", metavar="A,B")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="Only these.", metavar="A,B")] = None,
     preset: Annotated[
-        str | None,
-        typer.Option("--preset", help="The paper's rules, ours, or both.", metavar="paper|ours|both"),
+        Literal["paper", "ours", "both"] | None, typer.Option("--preset", help="The paper's rules, ours, or both.")
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="smoke shrinks everything.", metavar="smoke|paper")] = "paper",
+    scale: Annotated[Literal["smoke", "paper"], typer.Option("--scale", help="smoke shrinks everything.")] = "paper",
     max_rounds: Annotated[
         int | None, typer.Option("--max-rounds", help="Stop trainings and requests after this many rounds.")
     ] = None,
@@ -87,7 +85,7 @@ def run_experiment(
     lanes: Annotated[int | None, typer.Option("--lanes", help="Runs computed at once on a GPU.")] = None,
     precision: PrecisionOption = "float32",
     engine: Annotated[
-        str, typer.Option("--engine", help="Who runs the rounds: this program, or Flower.", metavar="embedded|flower")
+        Literal["embedded", "flower"], typer.Option("--engine", help="Who runs the rounds: this program, or Flower.")
     ] = "embedded",
     jobs: Annotated[
         int, typer.Option("--jobs", help="Processes at once, a data set and a seed each; they may share a GPU.")
@@ -103,10 +101,7 @@ def run_experiment(
     from sifu.cli.bench_progress import BenchProgress
     from sifu.experiments.jobs import run_in_processes
     from sifu.experiments.runner import Bench, Options, default_seeds, parse_names, parse_seeds
-    from sifu.experiments.settings import SCALES
 
-    if scale not in SCALES:
-        raise InputError(f"--scale must be smoke or paper, found {scale!r}")
     if max_rounds is not None and max_rounds < 1:
         raise InputError(f"--max-rounds must be at least 1, found {max_rounds}")
     if data is not None and not data.expanduser().is_dir():
@@ -142,22 +137,17 @@ def run_experiment(
 @bench.command("plot")
 def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOption = Format.text) -> None:
     """Draw the figures of an experiment from its results."""
-    from sifu.cli.output import out as console
-    from sifu.cli.output import print_json
+    from sifu.cli.output import tell
     from sifu.experiments.provenance import read_record
     from sifu.experiments.settings import load_experiment
 
     load_experiment(name)  # refuses a name that is not known
     folder = out or Path(f"bench-{name}")
-    found = read_record(folder)["asked"]["experiment"]
-    if found != name:
-        raise InputError(f"{folder} holds results of {found}, not of {name}")
-    figures = _plot(folder)
-    if format is Format.json:
-        print_json({"experiment": name, "figures": [str(path) for path in figures]})
-    else:
-        for path in figures:
-            console.print(f"Wrote {path}", markup=False)
+    recorded = read_record(folder)["asked"]["experiment"]
+    if recorded != name:
+        raise InputError(f"{folder} holds results of {recorded}, not of {name}")
+    figures = [str(path) for path in _plot(folder)]
+    tell(format, {"experiment": name, "figures": figures}, *(f"Wrote {path}" for path in figures))
 
 
 @bench.command("page")
@@ -169,18 +159,14 @@ def results_page(
     format: FormatOption = Format.text,
 ) -> None:
     """One page of results: figures, tables, what the paper says and what was measured."""
-    from sifu.cli.output import out as console
-    from sifu.cli.output import print_json
+    from sifu.cli.output import tell
     from sifu.experiments.page import write_page
 
     chosen = folders or sorted(path for path in Path().glob("bench-*") if path.is_dir())
     if not chosen:
         raise InputError("there are no results here: make some with sifu bench run NAME, or name their folders")
     page = write_page(chosen, out)
-    if format is Format.json:
-        print_json({"page": str(page), "results": [str(folder) for folder in chosen]})
-    else:
-        console.print(f"Wrote {page}", markup=False)
+    tell(format, {"page": str(page), "results": [str(folder) for folder in chosen]}, f"Wrote {page}")
 
 
 def _plot(folder: Path) -> list[Path]:
@@ -222,8 +208,8 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
 def _print_summary(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from sifu.cli.commands import table
     from sifu.cli.output import out as console
+    from sifu.cli.output import table
 
     if not rows:
         return

@@ -41,8 +41,7 @@ def add_client(
 @clients.command("list")
 def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Who is on the list."""
-    from sifu.cli.commands import table
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import out, print_json, table
     from sifu.requests.client_list import described_clients, run_id
 
     found = described_clients(run)
@@ -74,15 +73,12 @@ def sign_own_request(
     """At the client: ask to be forgotten. The operator hands the file in with sifu request DIR --signed FILE."""
     import json
 
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
     from sifu.requests.signed_requests import sign_request
     from sifu.store.files import write_atomically
 
     write_atomically(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")
-    if format is Format.json:
-        print_json({"request": id, "file": str(output)})
-    else:
-        out.print(f"Wrote {output}: send it to the operator.", markup=False)
+    tell(format, {"request": id, "file": str(output)}, f"Wrote {output}: send it to the operator.")
 
 
 def read_statement(path: Path) -> dict[str, Any]:
@@ -101,13 +97,9 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 
 def _apply(run: Path, change: dict[str, Any], sentence: str, format: Format) -> None:
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
     from sifu.requests.client_list import ask_for_change
 
     done = ask_for_change(run, change)
-    if format is Format.json:
-        print_json({"change": change, "done": done})
-    elif done:
-        out.print(f"{sentence}.", markup=False)
-    else:
-        out.print(f"The running server was told, and will take it in between rounds: {sentence}.", markup=False)
+    told = "" if done else "The running server was told, and will take it in between rounds: "
+    tell(format, {"change": change, "done": done}, f"{told}{sentence}.")

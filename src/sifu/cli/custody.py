@@ -1,4 +1,4 @@
-"""Commands that look after a run: erase for good, back up, anchor, keys, and the record of requests."""
+"""`sifu purge|anchor|backup|restore|key`: look after a run."""
 
 from __future__ import annotations
 
@@ -40,13 +40,10 @@ def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
 def anchor(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Print the chain's head, to publish or keep elsewhere; sifu verify --anchor checks it later."""
     from sifu.api import Run
-    from sifu.cli.output import print_json
+    from sifu.cli.output import tell
 
     head = Run(run).anchor()
-    if format is Format.json:
-        print_json({"anchor": head})
-    else:
-        typer.echo(head)
+    tell(format, {"anchor": head}, head)
 
 
 BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")]
@@ -55,14 +52,15 @@ BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup
 def backup(run: RunArgument, file: BackupArgument, format: FormatOption = Format.text) -> None:
     """Write everything the run is into one file; the ledger remembers that it was made."""
     from sifu.api import Run
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
 
     head = Run(run).backup(file)
-    if format is Format.json:
-        print_json({"backup": str(file), "anchor": head})
-        return
-    out.print(f"Wrote {file}. It is as confidential as the run, and holds the operator's key.", markup=False)
-    out.print(f"Keep this anchor elsewhere: {head}", markup=False, soft_wrap=True)
+    tell(
+        format,
+        {"backup": str(file), "anchor": head},
+        f"Wrote {file}. It is as confidential as the run, and holds the operator's key.",
+        f"Keep this anchor elsewhere: {head}",
+    )
 
 
 def restore(
@@ -80,29 +78,26 @@ def restore(
     ] = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """Make a run folder from a backup; the ledger says so ever after.
+    """Make a run folder from a backup; the ledger records this permanently.
 
     A backup that is not shown to be the latest state (by --anchor) makes every later certificate conditional at best.
     """
-    from sifu.api import restore as make
-    from sifu.cli.output import out, print_json
+    from sifu.api import restore as make_folder
+    from sifu.cli.output import tell
 
-    done = make(file, run, anchor, certificates or [], accept_older)
-    if format is Format.json:
-        print_json(done)
-        return
-    out.print(f"Restored {run} as of event {done['backup_head'].split(':')[0]}; the ledger says so.", markup=False)
-    if not done["complete"]:
-        out.print(
+    restored = make_folder(file, run, anchor, certificates or [], accept_older)
+    sentences = [f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger says so."]
+    if not restored.complete:
+        sentences.append(
             "Nothing shows that this was the latest state: later certificates are conditional at best, and clients "
             "forgotten since must be forgotten again."
         )
-    if done["requests"]:
-        out.print(
-            f"Brought back: {', '.join(done['requests'])}; {len(done['erased'])} models were erased. Next: sifu forget "
-            f"{run}",
-            markup=False,
+    if restored.requests:
+        sentences.append(
+            f"Brought back: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. "
+            f"Next: sifu forget {run}"
         )
+    tell(format, restored.to_mapping(), *sentences)
 
 
 key = typer.Typer(name="key", help="The operator's key.", no_args_is_help=True)
@@ -118,25 +113,22 @@ def rotate(
 ) -> None:
     """Put a new key in place of the old; both sign the change. SIFU_PASSPHRASE encrypts it at rest."""
     from sifu.api import Run
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
 
     public = Run(run).rotate_key(brought)
-    if format is Format.json:
-        print_json({"public_key": public})
-    else:
-        out.print(f"The run is signed with the key {public} from now on. Publish it.", soft_wrap=True)
+    tell(format, {"public_key": public}, f"The run is signed with the key {public} from now on. Publish it.")
 
 
 @key.command("show")
 def show(run: RunArgument, format: FormatOption = Format.text) -> None:
     """The public keys of the run, and whether the private one is encrypted at rest."""
     from sifu.api import Run
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
 
-    found = Run(run).keys()
-    if format is Format.json:
-        print_json(found)
-        return
-    for one in found["public_keys"]:
-        out.print(f"{one['key']} from event {one['since']} on", soft_wrap=True)
-    out.print("The private key is " + ("encrypted." if found["encrypted"] else "not encrypted (see SIFU_PASSPHRASE)."))
+    keys = Run(run).keys()
+    tell(
+        format,
+        keys.to_mapping(),
+        *(f"{named.key} from event {named.since} on" for named in keys.public_keys),
+        f"The private key is {'encrypted' if keys.encrypted else 'not encrypted (see SIFU_PASSPHRASE)'}.",
+    )

@@ -43,11 +43,16 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
 
     started = time.monotonic()
     target = folder or _free_folder(Path("sifu-demo"))
-    say = (lambda text: None) if as_json else out.print
+
+    def say(text: str) -> None:
+        if not as_json:
+            out.print(text)
+
     say("[bold]1. Train[/]  160 clients, 10 digits each, softmax regression, to 95 % accuracy.")
     with RoundsProgress(quiet=as_json) as progress:
         run = train(DEMO, run=target, progress=progress)
-    rounds = len(run.reader().path()) - 1
+    with run.reader() as reader:
+        rounds = len(reader.path()) - 1
     say(f"   {rounds} rounds; every client's influence on the model was bounded in each of them.\n")
     outcomes: list[Outcome] = []
     for number in range(REQUESTS):

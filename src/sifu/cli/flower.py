@@ -28,10 +28,11 @@ def new_app(
 ) -> None:
     """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
     from sifu.cli.flower_template import default_run, write_app
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
 
     files = write_app(folder, run or default_run(folder), insecure)
-    if format is Format.json:
-        print_json({"app": str(folder), "files": files})
-    else:
-        out.print(f"Wrote {', '.join(files)} into {folder}. Next: read {folder / 'README.md'}", markup=False)
+    tell(
+        format,
+        {"app": str(folder), "files": files},
+        f"Wrote {', '.join(files)} into {folder}. Next: read {folder / 'README.md'}",
+    )

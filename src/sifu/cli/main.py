@@ -14,10 +14,10 @@ from sifu.cli.bench import bench
 from sifu.cli.clients import clients
 from sifu.cli.custody import anchor, backup, key, purge, restore
 from sifu.cli.flower import flower
-from sifu.cli.proof import audit, verify
-from sifu.cli.requests import certificate, decide, requests
+from sifu.cli.proof import audit, client_audit, verify
+from sifu.cli.requests import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, methods, report, status, train
-from sifu.cli.unlearning import forget, plan, request
+from sifu.cli.unlearning import advise, forget, plan, request
 from sifu.errors import SifuError
 from sifu.version import __version__
 
@@ -29,13 +29,12 @@ app = typer.Typer(
     "(nothing was changed), 5 the run is damaged or in use.",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 PANELS = {
-    "Start here": (demo, init, train, status, report, export),
-    "Forget a client": (plan, request, requests, decide, forget, certificate, methods),
-    "Prove it": (verify, audit, anchor),
+    "Start here": (demo, init, advise, train, status, report, export),
+    "Forget a client": (plan, request, requests, forget, certificate, methods),
+    "Prove it": (verify, audit, client_audit, anchor),
     "Keep the run safe": (purge, backup, restore, key),
     "Federations and experiments": (clients, flower, bench, doctor),
 }
@@ -47,8 +46,8 @@ for panel, commands in PANELS.items():
             app.command(rich_help_panel=panel)(command)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"sifu {__version__}")
         raise typer.Exit
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from sifu.choices import Device, Precision
+
 
 class Format(enum.StrEnum):
     """How results are printed."""
@@ -21,12 +23,13 @@ FormatOption = Annotated[
 ]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with data files (or set SIFU_DATA).")]
 RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
+RequestArgument = Annotated[str, typer.Argument(metavar="ID", help="The request.")]
+ActorOption = Annotated[str | None, typer.Option("--actor", help="Who acts; or set SIFU_ACTOR.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key of the spec.", metavar="KEY=VALUE")]
+PublicKeyOption = Annotated[
+    str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
+]
 DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device", help="Where to compute; auto takes a GPU where there is one and it pays.", metavar="auto|cpu|cuda"
-    ),
+    Device, typer.Option("--device", help="Where to compute; auto takes a GPU where there is one and it pays.")
 ]
-PrecisionOption = Annotated[
-    str, typer.Option("--precision", help="Of networks on a GPU.", metavar="float32|tf32|tf32x3")
-]
+PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Of networks on a GPU.")]

@@ -11,8 +11,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from sifu.cli.commands import MOST_CLIENTS, table
-from sifu.cli.output import level_text, names_text, number, out, percent, print_json
+from sifu.api import Advice
+from sifu.cli.commands import MOST_CLIENTS
+from sifu.cli.output import level_text, names_text, number, out, percent, print_json, table
 from sifu.core.certificate import attacker_rate
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import BEFORE_TRAINING
@@ -222,43 +223,35 @@ def _fixed_noise_text(outlook: Outlook) -> str:
     )
 
 
-def show_what_if(spec: Path, overrides: list[str], data: Path | None, as_json: bool) -> None:
-    """`sifu plan SPEC.toml --what-if`."""
-    from sifu.api import load_spec
-    from sifu.api.advice import what_if
-    from sifu.cli.progress import RoundsProgress
-
-    if spec.is_dir():
-        raise InputError(f"{spec} is a folder: --what-if takes a spec, from before training (sifu init writes one)")
-    with RoundsProgress(quiet=as_json) as progress:
-        answer = what_if(load_spec(spec, overrides), data_folder=data, progress=progress)
+def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
+    """`sifu advise`."""
     if as_json:
-        print_json({"spec": str(spec), **asdict(answer)})
+        print_json({"spec": str(spec), **asdict(advice)})
         return
-    style = "green" if answer.pays else "yellow"
-    out.print(f"[bold {style}]{answer.verdict}[/]")
+    style = "green" if advice.pays else "yellow"
+    out.print(f"[bold {style}]{advice.verdict}[/]")
     facts = table("", "")
-    facts.add_row("clients, parameters", f"{answer.clients}, {answer.parameters}")
-    facts.add_row("clients / (s sqrt(d))", f"{number(answer.clients_over_law, 3)}; several times 1 is good")
+    facts.add_row("clients, parameters", f"{advice.clients}, {advice.parameters}")
+    facts.add_row("clients / (s sqrt(d))", f"{number(advice.clients_over_law, 3)}; several times 1 is good")
     facts.add_row(
         "noise / signal",
-        f"{number(answer.noise_to_signal, 3)} for the most expensive client, "
-        f"{number(answer.typical_noise_to_signal, 3)} for a typical one",
+        f"{number(advice.noise_to_signal, 3)} for the most expensive client, "
+        f"{number(advice.typical_noise_to_signal, 3)} for a typical one",
     )
-    reached = "its target was reached" if answer.reached_target else "its target was not reached"
-    facts.add_row("pilot", f"{answer.pilot_rounds} rounds, accuracy {percent(answer.accuracy)}; {reached}")
-    if answer.predicted_rounds is not None:
-        facts.add_row("a request", f"perhaps {answer.predicted_rounds} rounds; Scratch {answer.scratch_rounds}")
-    facts.add_row("level", level_text(answer.level))
-    if answer.epsilon_needed is not None:
+    reached = "its target was reached" if advice.reached_target else "its target was not reached"
+    facts.add_row("pilot", f"{advice.pilot_rounds} rounds, accuracy {percent(advice.accuracy)}; {reached}")
+    if advice.predicted_rounds is not None:
+        facts.add_row("a request", f"perhaps {advice.predicted_rounds} rounds; Scratch {advice.scratch_rounds}")
+    facts.add_row("level", level_text(advice.level))
+    if advice.epsilon_needed is not None:
         facts.add_row(
-            "would pay with", f"epsilon {number(answer.epsilon_needed)}, or about {answer.clients_needed} such clients"
+            "would pay with", f"epsilon {number(advice.epsilon_needed)}, or about {advice.clients_needed} such clients"
         )
-    elif answer.clients_needed is not None:
-        facts.add_row("would pay with", f"about {answer.clients_needed} such clients")
+    elif advice.clients_needed is not None:
+        facts.add_row("would pay with", f"about {advice.clients_needed} such clients")
     out.print(facts)
-    for one in answer.suggestions:
-        out.print(f"- {escape(one)}")
+    for suggestion in advice.suggestions:
+        out.print(f"- {escape(suggestion)}")
     out.print("Nothing was kept.")
 
 

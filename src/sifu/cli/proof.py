@@ -1,4 +1,4 @@
-"""`sifu verify|audit`: recompute what was certified, and try to break it."""
+"""`sifu verify|audit|client-audit`: recompute what was certified, and try to break it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import DataOption, Format, FormatOption
+from sifu.cli.options import DataOption, Format, FormatOption, PublicKeyOption
 from sifu.errors import InputError, VerificationError
 
 
 def verify(
     target: Annotated[Path, typer.Argument(metavar="DIR|CERTIFICATE", help="A run folder or a certificate file.")],
-    public_key: Annotated[
-        str | None, typer.Option("--public-key", help="The operator's public key (hex), known from elsewhere.")
-    ] = None,
+    public_key: PublicKeyOption = None,
     anchor: Annotated[
         str | None,
         typer.Option("--anchor", help="A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH"),
@@ -71,10 +69,7 @@ def verify(
 
 
 def audit(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR", help="The run folder; with --client, a folder with what the client holds."),
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The run folder.")] = None,
     request: Annotated[
         str | None, typer.Option("--request", help="Attack the release of this request.", show_default="the last")
     ] = None,
@@ -93,23 +88,6 @@ def audit(
     output: Annotated[
         Path | None, typer.Option("--output", help="Folder for audit.json and audit.png.", show_default="DIR/audit")
     ] = None,
-    client: Annotated[
-        str | None, typer.Option("--client", help="Check as this leaving client, without the run.", metavar="NAME")
-    ] = None,
-    certificate: Annotated[Path | None, typer.Option("--certificate", help="--client: its public certificate.")] = None,
-    before: Annotated[
-        Path | None, typer.Option("--before", help="--client: released model before, safetensors.")
-    ] = None,
-    after: Annotated[Path | None, typer.Option("--after", help="--client: released model after.")] = None,
-    own_data: Annotated[
-        Path | None, typer.Option("--own-data", help="--client: its data, an npz with x and y.")
-    ] = None,
-    public_key: Annotated[
-        str | None, typer.Option("--public-key", help="--client: the operator's key (hex), known from elsewhere.")
-    ] = None,
-    nonce: Annotated[
-        str | None, typer.Option("--nonce", help="--client: opens the commitment to the model after.")
-    ] = None,
     data: DataOption = None,
     format: FormatOption = Format.text,
 ) -> None:
@@ -117,20 +95,35 @@ def audit(
 
     Replays the run with and without the forgotten clients (all data must be at hand), holds true distances
     against Psi and noise against its record, bounds epsilon from below by replaying releases, and attacks the released
-    model. With --client: what a leaving client can check with only its certificate, two released models and its data.
+    model. A leaving client, who has no run, checks with sifu client-audit.
     """
-    as_json = format is Format.json
-    if client is not None:
-        from sifu.cli.audit import audit_as_client
-
-        audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, as_json)
-        return
-    clients_only = {"certificate": certificate, "before": before, "after": after, "own-data": own_data, "nonce": nonce}
-    for name, value in clients_only.items():
-        if value is not None:
-            raise InputError(f"--{name} belongs to --client NAME, the audit of a leaving client")
     if folder is None and not controls:
-        raise InputError("name the run folder to audit, or give --controls or --client")
+        raise InputError("name the run folder to audit, or give --controls")
     from sifu.cli.audit import audit_folder
 
-    audit_folder(folder, request, attacks, subjects, replays, shadows, seed, controls, output, data, as_json)
+    audit_folder(
+        folder, request, attacks, subjects, replays, shadows, seed, controls, output, data, format is Format.json
+    )
+
+
+def client_audit(
+    client: Annotated[str, typer.Option("--client", help="The name of the client that left.", metavar="NAME")],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="A folder with what the client holds, by the usual names.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="Its public certificate.")] = None,
+    before: Annotated[Path | None, typer.Option("--before", help="Released model before, safetensors.")] = None,
+    after: Annotated[Path | None, typer.Option("--after", help="Released model after, safetensors.")] = None,
+    own_data: Annotated[Path | None, typer.Option("--own-data", help="Its data, an npz with x and y.")] = None,
+    public_key: PublicKeyOption = None,
+    nonce: Annotated[str | None, typer.Option("--nonce", help="Opens the commitment to the model after.")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """What a leaving client can check without the run. Exit code 3 if something is wrong.
+
+    It needs its public certificate; with the two released models and its own data it sees more. The usual names in DIR
+    are certificate.json, before.safetensors, after.safetensors and data.npz.
+    """
+    from sifu.cli.audit import audit_as_client
+
+    audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, format is Format.json)

@@ -1,74 +1,97 @@
-"""Commands for the record of requests: decide on one, list them, answer a client."""
+"""`sifu requests|certificate`: list the requests of a run, decide on one, answer a client."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sifu.cli.options import Format, FormatOption, RunArgument
+from sifu.choices import Decision
+from sifu.cli.options import ActorOption, Format, FormatOption, RequestArgument, RunArgument
 
-RequestArgument = Annotated[str, typer.Argument(metavar="ID", help="The request.")]
+if TYPE_CHECKING:
+    from sifu.api import RequestRecord
 
-
-def decide(
-    run: RunArgument,
-    request: RequestArgument,
-    decision: Annotated[str, typer.Argument(metavar="verified|refused|withdrawn", help="What was decided.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; a refusal needs one.")] = "",
-    actor: Annotated[str | None, typer.Option("--actor", help="Who decided; or set SIFU_ACTOR.")] = None,
-    format: FormatOption = Format.text,
-) -> None:
-    """Record that a waiting request was verified, refused or withdrawn."""
-    from sifu.api import Run
-    from sifu.cli.output import out, print_json
-
-    new = Run(run).decide(request, decision, reason, actor)
-    if format is Format.json:
-        print_json({"request": request, "status": decision, "changed": new})
-    else:
-        out.print(f"Request {request} {'is' if new else 'was already'} {decision}.", markup=False)
+requests = typer.Typer(
+    name="requests", help="The record of requests: list them, show one, decide on one.", no_args_is_help=True
+)
 
 
-def requests(
+@requests.command("list")
+def list_requests(
     run: RunArgument,
     public: Annotated[bool, typer.Option("--public", help="Without personal data: no names, ids or actors.")] = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Every request with its steps, times, actors and deadline; --public for publication."""
-    from rich.markup import escape
-
     from sifu.api import Run
-    from sifu.cli.commands import table
-    from sifu.cli.output import names_text, out, print_json
+    from sifu.cli.output import out, print_json, table
 
     opened = Run(run)
-    if public:
-        record = opened.public_record()
-        if format is Format.json:
-            print_json({"requests": record})
-            return
-        shown = table("-number", "status", "-clients", "received", "until", "finished", "level")
-        for one in record:
-            until = one["deadline"] + (" overdue" if one["overdue"] else "")
-            level = one["level"] or "-"
-            finished = one["finished"] or "-"
-            shown.add_row(
-                str(one["number"]), one["status"], str(one["clients"]), one["received"], until, finished, level
-            )
-        out.print(shown)
+    if not public:
+        _show(opened.request_records(), format)
         return
-    listed = [one | {"steps": opened.request_history(one["request"])} for one in opened.status()["requests"]]
+    record = opened.public_record()
     if format is Format.json:
-        print_json({"requests": listed})
+        print_json({"requests": [asdict(request) for request in record]})
         return
-    for one in listed:
-        late = " [bold red]overdue[/]" if one["overdue"] else ""
-        out.print(f"[bold]{one['request']}[/]: {names_text(one['clients'])}; until {one['deadline'][:10]}{late}")
-        for step in one["steps"]:
-            why = f": {escape(step['reason'])}" if step["reason"] else ""
-            out.print(f"  {step['time']} {step['status']} by {escape(step['actor'])}{why}")
-    if not listed:
+    shown = table("-number", "status", "-clients", "received", "until", "finished", "level")
+    for request in record:
+        shown.add_row(
+            str(request.number),
+            request.status,
+            str(request.clients),
+            request.received,
+            request.deadline + (" overdue" if request.overdue else ""),
+            request.finished or "-",
+            request.level or "-",
+        )
+    out.print(shown)
+
+
+@requests.command("show")
+def show_request(run: RunArgument, request: RequestArgument, format: FormatOption = Format.text) -> None:
+    """One request with its steps, times, actors and deadline."""
+    from sifu.api import Run
+
+    _show([Run(run).request_record(request)], format)
+
+
+@requests.command("decide")
+def decide(
+    run: RunArgument,
+    request: RequestArgument,
+    decision: Annotated[Decision, typer.Argument(help="What was decided.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; a refusal needs one.")] = "",
+    actor: ActorOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Record that a waiting request was verified, refused or withdrawn."""
+    from sifu.api import Run
+    from sifu.cli.output import tell
+
+    changed = Run(run).decide(request, decision, reason, actor)
+    values = {"request": request, "status": decision, "changed": changed}
+    tell(format, values, f"Request {request} {'is' if changed else 'was already'} {decision}.")
+
+
+def _show(records: list[RequestRecord], format: Format) -> None:
+    from rich.markup import escape
+
+    from sifu.cli.output import names_text, out, print_json
+
+    if format is Format.json:
+        print_json({"requests": [record.to_mapping() for record in records]})
+        return
+    for record in records:
+        status = record.status
+        late = " [bold red]overdue[/]" if status.overdue else ""
+        out.print(f"[bold]{status.request}[/]: {names_text(status.clients)}; until {status.deadline[:10]}{late}")
+        for step in record.steps:
+            why = f": {escape(step.reason)}" if step.reason else ""
+            out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
+    if not records:
         out.print("There are no requests.")
 
 
@@ -83,7 +106,7 @@ def _group() -> None:
 
 
 @certificate.command("show")
-def show(
+def show_certificate(
     run: RunArgument,
     request: RequestArgument,
     public: Annotated[bool, typer.Option("--public", help="The answer to the client, in plain words.")] = False,
@@ -96,7 +119,7 @@ def show(
 
     content = Run(run).certificate(request, "public" if public else "auditor")
     if format is Format.json or not public:
-        print_json(content)
+        print_json(content.to_mapping())
         return
-    for line in plain_answer(content["body"]):
+    for line in plain_answer(content.body):
         out.print(line, markup=False)

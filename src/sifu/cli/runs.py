@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, RunArgument
+from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, RunArgument, SetOption
 from sifu.errors import InputError
 
 
@@ -30,7 +30,7 @@ def init(
     format: FormatOption = Format.text,
 ) -> None:
     """Write a commented spec to start from."""
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
     from sifu.core.spec import Spec, commented_toml
     from sifu.store.files import write_atomically
 
@@ -39,18 +39,13 @@ def init(
     if not file.parent.is_dir():
         raise InputError(f"there is no folder {file.parent} to write {file.name} into")
     write_atomically(file, commented_toml(Spec()).encode())
-    if format is Format.json:
-        print_json({"spec": str(file)})
-    else:
-        out.print(f"Wrote {file}. Next: sifu train {file} --run my-run", markup=False)
+    tell(format, {"spec": str(file)}, f"Wrote {file}. Next: sifu train {file} --run my-run")
 
 
 def train(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to train, see sifu init.")],
     run: Annotated[Path, typer.Option("--run", help="Folder for the run; an unfinished one is continued.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of the spec.", metavar="KEY=VALUE")
-    ] = None,
+    settings: SetOption = None,
     data: DataOption = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch missing data files.")] = False,
     device: DeviceOption = "auto",
@@ -69,17 +64,17 @@ def train(
 
     merged = load_spec(spec, settings or [])
     with RoundsProgress(quiet=format is Format.json) as progress:
-        made = start(
+        trained = start(
             merged,
             run=run,
             data_folder=data,
             download=download,
             progress=progress,
             data_progress=download_progress(),
-            device=device,  # type: ignore[arg-type]
-            precision=precision,  # type: ignore[arg-type]
+            device=device,
+            precision=precision,
         )
-    show_status(made, as_json=format is Format.json)
+    show_status(trained, as_json=format is Format.json)
 
 
 def status(run: RunArgument, format: FormatOption = Format.text) -> None:
@@ -102,30 +97,24 @@ def report(
     format: FormatOption = Format.text,
 ) -> None:
     """One self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
     from sifu.report import write_report
 
     page = write_report(run, output)
-    if format is Format.json:
-        print_json({"report": str(page)})
-    else:
-        out.print(f"Wrote {page}", markup=False)
+    tell(format, {"report": str(page)}, f"Wrote {page}")
 
 
 def export(
     run: RunArgument,
-    model: Annotated[Path, typer.Option("--model", help="The safetensors file to write.", metavar="FILE")],
+    model: Annotated[Path, typer.Option("--model", "--output", help="The safetensors file to write.", metavar="FILE")],
     format: FormatOption = Format.text,
 ) -> None:
     """Write the current released model as safetensors."""
     from sifu.api import Run
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
 
     path = Run(run).export(model)
-    if format is Format.json:
-        print_json({"model": str(path)})
-    else:
-        out.print(f"Wrote {path}", markup=False)
+    tell(format, {"model": str(path)}, f"Wrote {path}")
 
 
 def methods(format: FormatOption = Format.text) -> None:
@@ -137,6 +126,6 @@ def methods(format: FormatOption = Format.text) -> None:
 
 def doctor(format: FormatOption = Format.text) -> None:
     """What is installed, which engines and devices work here."""
-    from sifu.cli.commands import show_doctor
+    from sifu.cli.doctor import show_doctor
 
     show_doctor(as_json=format is Format.json)

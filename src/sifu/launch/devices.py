@@ -82,4 +82,4 @@ def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
         return True
     rule = engine.facts.participation
     share = {"all": 1.0, "fixed": rule.count / len(clients), "poisson": rule.rate}[rule.kind]
-    return min(share, 1.0) * sum(one.x.size for one in clients) >= WORTH_A_GPU
+    return bool(min(share, 1.0) * sum(client.x.size for client in clients) >= WORTH_A_GPU)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
@@ -81,42 +82,66 @@ def _time(text: str) -> datetime.datetime:
     return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
 
 
-def history_of(reader: RunReader, request: str) -> list[dict[str, Any]]:
-    """Every step in the life of a request: status, time, actor, and the reason where one was given."""
-    steps = []
-    for event in reader.events():
-        content = event.content
-        if event.kind in STATUS_AFTER and _request_of(event.kind, content) == request:
-            steps.append(
-                {
-                    "status": STATUS_AFTER[event.kind],
-                    "time": event.time,
-                    "actor": content.get("actor", "unknown"),
-                    "reason": content.get("reason", ""),
-                }
-            )
-    return steps
+@dataclass(frozen=True)
+class RequestStep:
+    """A step in the life of a request; the reason is empty where none was given."""
+
+    status: str
+    time: str
+    actor: str
+    reason: str
 
 
-def public_record(reader: RunReader, now: datetime.datetime) -> list[dict[str, Any]]:
-    """The requests without personal data: no names, no ids (an operator may choose telling ones), no actors.
+def history_of(reader: RunReader, request: str) -> list[RequestStep]:
+    """Every step in the life of a request."""
+    return [
+        RequestStep(
+            STATUS_AFTER[event.kind],
+            event.time,
+            event.content.get("actor", "unknown"),
+            event.content.get("reason", ""),
+        )
+        for event in reader.events()
+        if event.kind in STATUS_AFTER and _request_of(event.kind, event.content) == request
+    ]
+
+
+@dataclass(frozen=True)
+class PublicRequest:
+    """A request without personal data: no names, no id (an operator may choose telling ones), no actors.
 
     Counts and dates remain; whoever knows when somebody asked may recognise the request.
     """
+
+    number: int
+    status: str
+    clients: int
+    received: str
+    deadline: str
+    finished: str | None
+    overdue: bool
+    method: str
+    level: str | None
+    epsilon: float
+    delta: float
+
+
+def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicRequest]:
+    """The requests, as they may be published."""
     return [
-        {
-            "number": number,
-            "status": row.status,
-            "clients": len(row.clients),
-            "received": row.received[:10],
-            "deadline": deadline_of(row).strftime("%Y-%m-%d"),
-            "finished": row.finished[:10] if row.finished else None,
-            "overdue": is_overdue(row, now),
-            "method": row.method,
-            "level": row.level,
-            "epsilon": row.epsilon,
-            "delta": row.delta,
-        }
+        PublicRequest(
+            number=number,
+            status=row.status,
+            clients=len(row.clients),
+            received=row.received[:10],
+            deadline=deadline_of(row).strftime("%Y-%m-%d"),
+            finished=row.finished[:10] if row.finished else None,
+            overdue=is_overdue(row, now),
+            method=row.method,
+            level=row.level,
+            epsilon=row.epsilon,
+            delta=row.delta,
+        )
         for number, row in enumerate(reader.requests(), start=1)
     ]
 

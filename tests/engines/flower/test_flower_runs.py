@@ -187,7 +187,7 @@ def test_who_does_not_rehearse_rounds_holds_up_nobody(tmp_path: Path, answer: st
     flower.serve()
     assert asked
     run = sifu.open_run(flower.run_folder)
-    assert run.status()["phase"] == "ready"
+    assert run.status().phase == "ready"
     # Missing from one of the three it spoils the comparison; missing from all of them it is simply not there.
     assert len(healed(flower.run_folder)) == (0 if answer == "once" else 4)
     assert run.plan([flower.data[3].name]).noise_std >= 0.0
@@ -566,7 +566,7 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
     assert [one.clients for one in reader.requests()] == [(names[6],)]
     reader.close()
     assert kinds.count("letter refused") == 5
-    assert [one["what"] for one in run.status()["refused"]] == [
+    assert [refusal.what for refusal in run.status().refused] == [
         f"signed {one}" for one in ("a", "b", "c", "other", "a")
     ]
     assert run.verify().problems == []

@@ -39,7 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def psi_of(run: sifu.Run) -> np.ndarray:
-    return np.array([float(one["psi"]) for one in sorted(run.status()["clients"], key=lambda one: one["name"])])
+    return np.array([client.psi for client in sorted(run.status().clients, key=lambda client: client.name)])
 
 
 @pytest.mark.usefixtures("gpu")

@@ -1,0 +1,120 @@
+"""A run folder from Python: how it is read and written, and the engine that goes with it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sifu.core.engine import Engine
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.record.run_view import RunView
+from sifu.store.database import DATABASE
+from sifu.store.reader import RunReader
+from sifu.store.writer import RunWriter
+from sifu.theory.facts import ClientProfile
+from sifu.verify.integrity import blaming_damage
+
+
+class RunFolder:
+    """A run folder and, where training is needed, the engine that goes with it."""
+
+    def __init__(self, folder: str | Path, make_engine: Callable[[Spec], Engine] | None = None) -> None:
+        self.folder = Path(folder)
+        RunReader(self.folder).close()  # refuses at once what is not a run
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._constants: dict[Any, Any] = {}
+        self._last_view: tuple[Any, RunView] | None = None
+
+    def reader(self) -> RunReader:
+        """A fresh reader, for a with block."""
+        return RunReader(self.folder, constants=self._constants)
+
+    def writer(self) -> RunWriter:
+        """The run for writing, for a with block: nobody else can write meanwhile."""
+        return RunWriter.open(self.folder, self._constants)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[RunReader]:
+        """A reader that sees one instant of the run; what cannot be read is blamed on damage."""
+        with self.reader() as reader, reader.snapshot(), blaming_damage(reader):
+            yield reader
+
+    @contextmanager
+    def view(self) -> Iterator[RunView]:
+        """The run at this instant; what was worked out is used again as long as nothing was written."""
+        files = [self.folder / name for name in (DATABASE, f"{DATABASE}-wal")]
+        stamps = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) if (stat := _stat(path)) else None for path in files]
+        try:
+            with self.snapshot() as reader:
+                state = (reader.value("head"), *stamps)
+                if self._last_view is not None and self._last_view[0] == state:
+                    reader.take_over(self._last_view[1].reader)
+                    self._last_view[1].reader = reader
+                else:
+                    self._last_view = (state, RunView(reader))
+                yield self._last_view[1]
+        except BaseException:
+            self._last_view = None
+            raise
+
+    @property
+    def spec(self) -> Spec:
+        """The merged spec of the run."""
+        with self.reader() as reader:
+            return Spec.from_mapping(reader.spec)
+
+    def engine(self) -> Engine:
+        """The engine of this run, built when it is first needed."""
+        if self._engine is None:
+            spec = self.spec
+            if self._make_engine is None:
+                self._engine, _ = engine_from_spec(spec, clients_from_spec(spec))
+            else:
+                self._engine = self._make_engine(spec)
+            self._check_engine(self._engine)
+        return self._engine
+
+    def _check_engine(self, engine: Engine) -> None:
+        with self.reader() as reader:
+            recorded, layout, outside = reader.clients(), reader.layout, set(reader.facts.get("outside", ()))
+        strange = [name for name in engine.facts.outside if name not in outside]
+        if strange:  # certificates name what was recorded when the run was begun
+            raise InputError(
+                f"{self.folder} was not begun with {', '.join(strange)}, and its certificates would not say so: "
+                "go on as it was begun"
+            )
+        if layout != engine.layout:
+            raise InputError(
+                f"the model is not the one the run was made with: its parameters are {engine.layout.names} of shapes "
+                f"{engine.layout.shapes}, recorded {layout.names} of {layout.shapes}"
+            )
+        different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if not _same_client(a, b)]
+        if different or len(recorded) != len(engine.clients):
+            raise InputError(
+                f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
+                f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
+            )
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """What the file system says of a file, if it is there."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _same_client(recorded: ClientProfile, present: ClientProfile) -> bool:
+    """The same client with the same data, as far as it shows; smoothness may differ in its last digits."""
+    plain = all(getattr(recorded, name) == getattr(present, name) for name in ("name", "samples", "local_steps"))
+    pairs = ((recorded.smoothness, present.smoothness), (recorded.curvature, present.curvature))
+    return plain and all(
+        a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs
+    )

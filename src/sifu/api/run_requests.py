@@ -1,0 +1,262 @@
+"""The requests of a run: plan one, ask, decide, carry out, and account for what was done."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Unpack
+
+from sifu.api.run_folder import RunFolder
+from sifu.api.status import RequestStatus, request_status_of
+from sifu.choices import Level, TermsGiven
+from sifu.core.request_terms import RequestTerms
+from sifu.errors import InputError, NotCertifiableError, RunBusyError
+from sifu.methods.registry import method_named
+from sifu.planning.budgets import most_expensive
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.record.training import ProgressCallback
+from sifu.requests.given_terms import LEVELS, check_level, make_terms
+from sifu.requests.mailbox import take_in
+from sifu.requests.outcome import Outcome, outcome_of
+from sifu.requests.receiving import DEADLINE_DAYS, check_new, receive
+from sifu.requests.request_record import PublicRequest, RequestStep, decide, history_of, public_record
+from sifu.requests.signed_requests import id_of_signed, terms_of_signed
+from sifu.requests.worker import Worker
+from sifu.store import keys
+from sifu.store.actor import actor_name
+from sifu.store.inbox import post
+from sifu.store.reader import RunReader
+from sifu.store.table_rows import RequestRow
+from sifu.verify.integrity import check_integrity
+
+CertificateForm = Literal["public", "auditor"]
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A request with every step of its life."""
+
+    status: RequestStatus
+    steps: tuple[RequestStep, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON."""
+        return asdict(self.status) | {"steps": [asdict(step) for step in self.steps]}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A signed certificate: its statements in `body`, the operator's key, and the signature over the body."""
+
+    form: CertificateForm
+    body: dict[str, Any]
+    public_key: str
+    signature: str
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The content of the certificate's file."""
+        return {"body": self.body, "public_key": self.public_key, "signature": self.signature}
+
+
+class RunRequests(RunFolder):
+    """What can be asked of a run, and what became of it."""
+
+    def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
+        """What a request would do: node, noise, rounds, level. Changes nothing.
+
+        Terms that are not given come from the run's spec.
+        """
+        with self.view() as view:
+            wanted = make_terms(view.spec, clients, terms)
+            return method_named(wanted.method).plan(view, wanted)
+
+    def most_expensive(self) -> str:
+        """The name of the active client whom it costs most to forget now."""
+        with self.snapshot() as reader:
+            return most_expensive(RunView(reader))
+
+    def request(
+        self,
+        clients: Sequence[str],
+        request: str | None = None,
+        *,
+        deadline_days: int = DEADLINE_DAYS,
+        actor: str | None = None,
+        **terms: Unpack[TermsGiven],
+    ) -> str:
+        """Put a request into the ledger; the same id with the same terms again changes nothing."""
+        try:
+            writer = self.writer()
+        except RunBusyError:
+            with self.snapshot() as reader:
+                view = RunView(reader)
+                wanted = _new_terms(view, clients, request, terms)
+                check_new(view, wanted, request)
+            return self._post(wanted, request, deadline_days, actor)
+        with writer:
+            take_in(writer)
+            view = RunView(writer)
+            wanted = _new_terms(view, clients, request, terms)
+            return receive(writer, view, wanted, request, deadline_days, actor)
+
+    def _post(self, terms: RequestTerms, request: str | None, deadline_days: int, actor: str | None) -> str:
+        """Leave a request in the inbox of a run that another process writes to; it is taken in between rounds."""
+        name = request if request is not None else f"r-{secrets.token_hex(4)}"
+        letter = terms.to_mapping() | {"deadline_days": deadline_days, "actor": actor_name(actor)}
+        post(self.folder, "request", name, letter)
+        return name
+
+    def request_signed(self, statement: dict[str, Any]) -> str:
+        """Take in a request that a client signed with its node's key; what does not count is refused and recorded."""
+        request = id_of_signed(statement)
+        try:
+            writer = self.writer()
+        except RunBusyError:
+            post(self.folder, "signed", request, statement)
+            self._check_signed(statement, request)
+            return request  # the server takes it in
+        with writer:
+            post(self.folder, "signed", request, statement)
+            refusals = [sentence for sentence in take_in(writer) if sentence.startswith(f"signed {request}: ")]
+        if refusals:
+            raise InputError(f"refused and recorded: {refusals[0].partition(': ')[2]}")
+        return request
+
+    def _check_signed(self, statement: dict[str, Any], request: str) -> None:
+        """Say now what the server that writes to the run will find when it opens the letter."""
+        try:
+            with self.snapshot() as reader:
+                check_new(RunView(reader), terms_of_signed(reader, statement), request)
+        except InputError as error:
+            raise InputError(f"{error}. The running server will refuse it, too, and record that") from error
+
+    def decide(self, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
+        """Record that a waiting request was verified, refused or withdrawn; False if it was so already."""
+        with self.writer() as writer:
+            return decide(writer, request, decision, reason, actor)
+
+    def forget(
+        self,
+        clients: Sequence[str] | None = None,
+        request: str | None = None,
+        *,
+        min_level: Level | None = None,
+        compare_scratch: bool = False,
+        progress: ProgressCallback | None = None,
+        **terms: Unpack[TermsGiven],
+    ) -> list[Outcome]:
+        """Carry out the queued requests, or one of them, or a new one for `clients`.
+
+        `min_level` is the least level that is accepted (by default `conditional` for methods that certify):
+        a plan below it is refused and nothing is changed. `compare_scratch` also trains Scratch beside each, for
+        the rounds it takes.
+        """
+        if min_level is not None and min_level not in LEVELS:
+            raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
+        with self.writer() as writer:
+            check_integrity(writer)
+            take_in(writer)
+            view = RunView(writer)
+            rows = {row.request: row for row in view.requests}
+            wanted = None if clients is None else make_terms(view.spec, clients, terms)
+            if wanted is None and request is not None and request not in rows:
+                raise _no_such_request(request, rows)
+            _check_not_settled(view, request)
+            if wanted is not None:
+                # The same command again after an interruption goes on with what it had begun.
+                begun = [row.request for row in view.requests if _is_open(row) and row.terms == wanted]
+                request = begun[0] if request is None and begun else request
+                check_new(view, wanted, request)
+            elif not any(_is_open(row) for row in view.requests) and request is None:
+                return []
+            keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
+            worker = Worker(writer, self.engine(), progress)
+            resumed = worker.finish_running()
+            if wanted is not None:
+                view = RunView(writer)
+                if request not in rows:
+                    check_level(method_named(wanted.method).plan(view, wanted), min_level)
+                request = receive(writer, view, wanted, request)
+            chosen = [request] if request is not None else [row.request for row in writer.requests() if row.waits]
+            while worker.carry_out_next(min_level, chosen):
+                pass
+            carried_out = [name for name in chosen if name not in worker.refused]
+            refusals = [f"request {name}: {error}" for name, error in worker.refused.items()]
+            if refusals and not carried_out:
+                raise NotCertifiableError(refusals[0])
+            done = [*(name for name in resumed if name not in carried_out), *carried_out]
+            if compare_scratch:
+                for name in done:
+                    worker.compare_scratch(name)
+            if refusals:
+                raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
+            rows = {row.request: row for row in writer.requests()}
+            return [outcome_of(writer, rows[name]) for name in done]
+
+    def outcomes(self) -> list[Outcome]:
+        """What came of the requests that are done, in order."""
+        with self.snapshot() as reader:
+            return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
+
+    def request_status(self, request: str) -> str:
+        """`received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
+        with self.reader() as reader:
+            return next((row.status for row in reader.requests() if row.request == request), "posted")
+
+    def request_record(self, request: str) -> RequestRecord:
+        """One request with every step of its life."""
+        with self.snapshot() as reader:
+            rows = {row.request: row for row in reader.requests()}
+            if request not in rows:
+                raise _no_such_request(request, rows)
+            return _record_of(reader, rows[request])
+
+    def request_records(self) -> list[RequestRecord]:
+        """Every request with every step of its life, in the order they were received."""
+        with self.snapshot() as reader:
+            return [_record_of(reader, row) for row in reader.requests()]
+
+    def public_record(self) -> list[PublicRequest]:
+        """The requests without personal data."""
+        with self.reader() as reader:
+            return public_record(reader, datetime.datetime.now(datetime.UTC))
+
+    def certificate(self, request: str, form: CertificateForm = "public") -> Certificate:
+        """A signed certificate, as recorded."""
+        with self.reader() as reader:
+            text = reader.certificates().get((request, form))
+        if text is None:
+            raise InputError(f"request {request!r} has no {form} certificate: is it done? See sifu requests list")
+        return Certificate(form, **json.loads(text))
+
+
+def _record_of(reader: RunReader, row: RequestRow) -> RequestRecord:
+    now = datetime.datetime.now(datetime.UTC)
+    return RequestRecord(request_status_of(reader, row, now), tuple(history_of(reader, row.request)))
+
+
+def _new_terms(view: RunView, clients: Sequence[str], request: str | None, given: TermsGiven) -> RequestTerms:
+    """The terms of a request that somebody asks for now."""
+    terms = make_terms(view.spec, clients, given)
+    _check_not_settled(view, request)
+    return terms
+
+
+def _no_such_request(request: str, rows: dict[str, RequestRow]) -> InputError:
+    return InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
+
+
+def _check_not_settled(view: RunView, request: str | None) -> None:
+    """A request that was refused or withdrawn is never carried out: saying that it is in the ledger would mislead."""
+    for row in view.requests:
+        if row.request == request and row.status in ("refused", "withdrawn"):
+            raise InputError(f"request {request} was {row.status}: ask again with another id")
+
+
+def _is_open(row: RequestRow) -> bool:
+    """Whether there is something left to be done for a request."""
+    return row.waits or row.status == "running"
