@@ -1,0 +1,53 @@
+"""What `import sifu` offers is there, and the shell completes what the command line takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sifu
+from run_tools import environment
+
+
+@pytest.mark.parametrize("name", sifu.__all__)
+def test_every_exported_name_is_there(name: str) -> None:
+    assert getattr(sifu, name) is not None
+
+
+def test_a_name_that_is_not_there_is_named() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'forgte'"):
+        _ = sifu.forgte
+
+
+def test_status_keys_and_certificates_have_plain_forms(run_with_requests: Path) -> None:
+    run = sifu.open_run(run_with_requests)
+    status = run.status()
+    assert status.to_mapping()["clients"][0]["name"] == status.clients[0].name == "client-000"
+    assert run.keys().to_mapping()["public_keys"][0]["key"] == run.keys().public_keys[0].key
+    certificate = run.certificate("to-the-middle")
+    assert set(certificate.to_mapping()) == {"body", "public_key", "signature"}
+    assert certificate.body["request"] == "to-the-middle"
+    assert [record.status.request for record in run.request_records()][-1] == "waits"
+    with pytest.raises(sifu.InputError, match="there is no request 'nobody'"):
+        run.request_record("nobody")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sifu cl", ["clients", "client-audit"]),
+        ("sifu plan run --unit j", ["joint"]),
+        ("sifu forget run --method fed_", ["fed_eraser", "fed_accum"]),
+        ("sifu requests decide run r1 w", ["withdrawn"]),
+    ],
+)
+def test_the_shell_completes_commands_and_choices(words: str, expected: list[str]) -> None:
+    asked = {"_SIFU_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    program = "import sys; sys.argv = ['sifu']; from sifu.cli.main import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment() | asked, capture_output=True, text=True, timeout=60
+    )
+    assert sorted(ended.stdout.split()) == sorted(expected), ended.stderr
