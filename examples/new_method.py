@@ -9,21 +9,18 @@ premise fails, and the level follows from the premises alone. docs/new-method.md
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import sifu
 from sifu.core.engine import Engine
 from sifu.core.method_info import MethodInfo
-from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start, heuristic_premises
-from sifu.methods.in_place import plan_in_place
+from sifu.methods.base import Method, Start
+from sifu.methods.plans import plan_in_place
 from sifu.methods.registry import register
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
-from sifu.theory.rollback import Exposure
 
 
 class Halfway(Method):
@@ -39,21 +36,7 @@ class Halfway(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """What the request would do; changes nothing."""
-        subjects = view.new_subjects(terms, view.next_order)
-        exposures = view.exposures([*subjects, *view.earlier_subjects()])
-        premises = self.premises(view, view.indices(terms.clients), exposures, view.path.tip, terms)
-        return plan_in_place(self, view, terms, subjects, exposures, premises)
-
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
-        """What a certificate would rest on; the level follows from it."""
-        return heuristic_premises(view, clients, self.info.name)
+        return plan_in_place(self, view, terms)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The model retraining starts from."""

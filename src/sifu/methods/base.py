@@ -23,6 +23,7 @@ from sifu.core.premises import (
     preprocessing_premise,
 )
 from sifu.core.request_terms import RequestTerms
+from sifu.methods.noised import noised_premises
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
 from sifu.theory.composition import TrainingNoise
@@ -75,8 +76,18 @@ class Method(Protocol):
         depth: int,
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
-        """What a certificate for `clients` rests on, with noise at `depth`; the level follows from it."""
-        ...
+        """What a certificate for `clients` rests on, with noise at `depth`; the level follows from it.
+
+        Those of any noised release, unless the method is a heuristic.
+        """
+        if self.info.certifies:
+            return noised_premises(view, clients, exposures, depth, terms)
+        return (
+            heuristic_premise(self.info.name),
+            preprocessing_premise(view.facts),
+            hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
+            *identity_premises(view.facts),
+        )
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
         """What noise in training promises the subjects; None for methods that do not rest on it."""
@@ -89,13 +100,3 @@ class Method(Protocol):
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The model retraining starts from, noise included, and what clients did for it."""
         ...
-
-
-def heuristic_premises(view: RunView, clients: Sequence[int], method: str) -> tuple[Premise, ...]:
-    """The premises of a method that proves nothing."""
-    return (
-        heuristic_premise(method),
-        preprocessing_premise(view.facts),
-        hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
-        *identity_premises(view.facts),
-    )

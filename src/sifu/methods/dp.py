@@ -9,6 +9,7 @@ level, so a budget that it exceeds certifies nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from sifu.core.premises import Premise, training_noise_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Method, Start
-from sifu.methods.in_place import plan_in_place
+from sifu.methods.plans import plan_in_place
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
 from sifu.theory.composition import TrainingNoise, composed_ratio, promise_of
@@ -44,23 +45,21 @@ class Dp(Method):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Nothing is undone and nothing added; the noise of training has to be enough."""
         self.check_run(view)
-        subjects = view.new_subjects(terms, view.next_order)
-        new = view.exposures(subjects)
-        exposures = [*new, *view.exposures(view.earlier_subjects())]
-        premises = self.premises(view, view.indices(terms.clients), new, view.path.tip, terms)
-        promised = self.training_noise(view, subjects, terms)
+        plan = plan_in_place(self, view, terms)
+        promised = self.training_noise(view, plan.subjects, terms)
         note = (
             f"epsilon at delta {terms.delta:g}: {promised.epsilon_one_round:.4g} for one round, as the paper counts; "
             f"{promised.epsilon_composed:.4g} for the {promised.counted_rounds} rounds together, which is what holds"
         )
-        return plan_in_place(self, view, terms, subjects, exposures, premises, training_noise=promised, notes=(note,))
+        return replace(plan, training_noise=promised, notes=(note,))
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise:
         """Every recorded round of each subject composed; the largest of them counts."""
-        each = [self._composed(view, one.clients) for one in subjects]
-        ratio, rounds = max(one[0] for one in each), max(one[1] for one in each)
+        ratios, rounds = zip(*(self._composed(view, subject.clients) for subject in subjects), strict=True)
         facts = view.facts
-        return promise_of(ratio, rounds, facts.clip, facts.noise, terms.epsilon, terms.delta, terms.calibration)
+        return promise_of(
+            max(ratios), max(rounds), facts.clip, facts.noise, terms.epsilon, terms.delta, terms.calibration
+        )
 
     def _composed(self, view: RunView, clients: Sequence[int]) -> tuple[float, int]:
         """mu of all rounds a set took part in, cut off later or not, and how many there were."""
@@ -81,7 +80,7 @@ class Dp(Method):
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """Those of noise in training; the loss need not be regular."""
-        subjects = [one.subject for one in exposures if set(one.subject.clients) <= set(clients)]
+        subjects = [exposure.subject for exposure in exposures if set(exposure.subject.clients) <= set(clients)]
         return training_noise_premises(
             view.facts,
             self.training_noise(view, subjects, terms),

@@ -31,8 +31,8 @@ class FedAccum(Replaying):
         kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
         model = initial_model(view).astype(np.float64)
         replayed = []
-        for one in kept:
-            updates = RoundUpdates(one.clients, load(view, one))
+        for kept_round in kept:
+            updates = RoundUpdates(kept_round.clients, load(view, kept_round))
             model = move(view, model, updates)
             replayed.append(updates)
         return Start(model.astype(engine.layout.dtype), replayed=tuple(replayed))

@@ -37,17 +37,19 @@ class FedEraser(Replaying):
         dtype = engine.layout.dtype
         model = initial_model(view).astype(np.float64)
         replayed = []
-        for number, one in enumerate(kept):
-            directions = engine.local_updates(model.astype(dtype), Position(plan.order, number), one.clients, steps)
+        for number, kept_round in enumerate(kept):
+            directions = engine.local_updates(
+                model.astype(dtype), Position(plan.order, number), kept_round.clients, steps
+            )
             directions = directions.astype(np.float64)
-            lengths = np.linalg.norm(load(view, one).astype(np.float64), axis=1)
+            lengths = np.linalg.norm(load(view, kept_round).astype(np.float64), axis=1)
             norms = np.linalg.norm(directions, axis=1)
             # A client that would not move at all gives no direction, so it does not move the model either.
             scale = np.divide(lengths, norms, out=np.zeros_like(norms), where=norms > 0.0)
-            updates = RoundUpdates(one.clients, (scale[:, None] * directions).astype(dtype))
+            updates = RoundUpdates(kept_round.clients, (scale[:, None] * directions).astype(dtype))
             model = move(view, model, updates)
             replayed.append(updates)
-        trained = sum(one.clients.size for one in kept)
+        trained = sum(kept_round.clients.size for kept_round in kept)
         return Start(
             model.astype(dtype),
             rounds=len(kept),

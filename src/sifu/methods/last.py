@@ -12,21 +12,20 @@ own accounting, seeded noise) it is exactly the least. A number is used as given
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, level_of
+from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import NotCertifiableError
 from sifu.methods.base import Method, Start
-from sifu.methods.in_place import plan_in_place
-from sifu.methods.noised import noised_model, noised_premises
+from sifu.methods.noised import noised_model
+from sifu.methods.plans import plan_in_place
 from sifu.planning.noise_choice import on_ladder
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
-from sifu.theory.rollback import Exposure, least_noise
+from sifu.theory.rollback import least_noise
 
 
 class Last(Method):
@@ -56,18 +55,7 @@ class Last(Method):
                     f"sigma = {terms.sigma:g} is not enough on the current model, {needed:.6g} is: nothing was "
                     "changed. Use sigma auto or a larger one, or method sifu, which goes back to where it is enough"
                 )
-        return plan_in_place(self, view, terms, subjects, exposures, premises, noise_std)
-
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
-        """Those of any noised release."""
-        return noised_premises(view, clients, exposures, depth, terms)
+        return plan_in_place(self, view, terms, noise_std)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The current model plus N(0, sigma^2 I)."""

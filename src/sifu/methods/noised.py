@@ -36,10 +36,10 @@ def planned_charges(
 ) -> tuple[PlannedCharge, ...]:
     """What noise at `depth` costs every new subject, and every earlier one with something to hide there."""
     return tuple(
-        PlannedCharge(one.subject, psi, charge(psi, noise_std))
-        for one in exposures
-        for psi in [one.psi_to_hide(depth)]
-        if psi > 0.0 or one.subject in new
+        PlannedCharge(exposure.subject, psi, charge(psi, noise_std))
+        for exposure in exposures
+        for psi in [exposure.psi_to_hide(depth)]
+        if psi > 0.0 or exposure.subject in new
     )
 
 

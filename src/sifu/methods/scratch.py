@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.engine import Engine
@@ -16,9 +17,8 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
-from sifu.planning.forecast import Forecast
+from sifu.methods.plans import plan_from
 from sifu.planning.plan import Plan, PlannedCharge
-from sifu.planning.prediction import predicted_rounds
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Exposure
@@ -31,28 +31,13 @@ class Scratch(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """No node, no noise, nothing charged to anyone."""
-        order = view.next_order
-        subjects = view.new_subjects(terms, order)
-        premises = self.premises(view, view.indices(terms.clients), (), 0, terms)
-        return Plan(
-            terms=terms,
-            order=order,
-            subjects=subjects,
-            source_node=None,
-            source_depth=0,
-            source_rounds=0,
-            wanted_node=None,
-            tip_rounds=view.path.rounds_until(view.path.tip),
-            noise_std=0.0,
-            multiplier=terms.multiplier,
-            psi=0.0,
+        plan = plan_from(self, view, terms, None)
+        return replace(
+            plan,
             psi_star=0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier),
-            charges=tuple(PlannedCharge(one, 0.0, 0.0) for one in subjects),
-            premises=premises,
-            level=level_of(premises, exact=True),
-            predicted_rounds=predicted_rounds(Forecast(view, terms).scratch()),
-            scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
-            protection=self.info.protection,
+            charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
+            level=level_of(plan.premises, exact=True),
+            predicted_rounds=plan.scratch_rounds,
             untouched=True,
         )
 

@@ -8,26 +8,23 @@ node is of kind `heuristic`, from which on every Psi is infinite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.layout import Vector
-from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
-from sifu.methods.base import Method, RoundUpdates, heuristic_premises
-from sifu.planning.forecast import Forecast
+from sifu.methods.base import Method, RoundUpdates
+from sifu.methods.plans import plan_from
 from sifu.planning.plan import Plan
-from sifu.planning.prediction import predicted_rounds
 from sifu.record.run_view import RunView
 from sifu.store.updates import UpdatesRow
 from sifu.theory.arrays import Floats
 from sifu.theory.participation import ClientIndices
-from sifu.theory.rollback import Exposure
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,8 @@ class KeptRound:
 
 def rounds_to_replay(stored: Iterable[UpdatesRow], gone: set[int]) -> list[KeptRound]:
     """The kept rounds without the clients that are `gone`; a round that nobody is left of is skipped."""
-    found = ((row, sorted(set(row.clients) - gone)) for row in stored)
-    return [KeptRound(row, np.array(clients, dtype=np.int64)) for row, clients in found if clients]
+    remaining = ((row, sorted(set(row.clients) - gone)) for row in stored)
+    return [KeptRound(row, np.array(clients, dtype=np.int64)) for row, clients in remaining if clients]
 
 
 def clients_gone(view: RunView, terms: RequestTerms) -> set[int]:
@@ -62,16 +59,19 @@ def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: i
         for depth in (path.depth_of[row.node] for row in stored)
     }
     promised = {
-        one.request: one.request_order
-        for one in view.requests
-        if one.request_order is not None and one.request_order < before_order and one.level not in (None, "none")
+        request.request: request.request_order
+        for request in view.requests
+        if request.request_order is not None
+        and request.request_order < before_order
+        and request.level not in (None, "none")
     }
     broken = set()
     for protection in ("noise", "training noise"):
-        for one in view.exposures(view.earlier_subjects(before_order, protection)):
-            held = one.psi_to_hide if protection == "noise" else one.psi_without_noise
-            if one.subject.order in promised.values() and any(held(depth) > 0.0 for depth in starts if depth >= 0):
-                broken.add(one.subject.order)
+        for exposure in view.exposures(view.earlier_subjects(before_order, protection)):
+            held = exposure.psi_to_hide if protection == "noise" else exposure.psi_without_noise
+            order = exposure.subject.order
+            if order in promised.values() and any(held(depth) > 0.0 for depth in starts if depth >= 0):
+                broken.add(order)
     return [request for request, order in promised.items() if order in broken]
 
 
@@ -98,41 +98,8 @@ class Replaying(Method):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """From the initial model through every kept round, no noise, nothing charged and nothing promised."""
         self.check_run(view)
-        order = view.next_order
-        subjects = view.new_subjects(terms, order)
         replayed = len(rounds_to_replay(view.stored_updates, clients_gone(view, terms)))
-        return Plan(
-            terms=terms,
-            order=order,
-            subjects=subjects,
-            source_node=view.path.nodes[0].node,
-            source_depth=0,
-            source_rounds=0,
-            wanted_node=view.path.nodes[0].node,
-            tip_rounds=view.path.rounds_until(view.path.tip),
-            noise_std=0.0,
-            multiplier=terms.multiplier,
-            psi=math.inf,
-            psi_star=0.0,
-            charges=(),
-            premises=self.premises(view, view.indices(terms.clients), view.exposures(subjects), 0, terms),
-            level="none",
-            predicted_rounds=None,
-            scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),
-            notes=(self.note.format(rounds=replayed),),
-            protection=self.info.protection,
-        )
-
-    def premises(
-        self,
-        view: RunView,
-        clients: Sequence[int],
-        exposures: Sequence[Exposure],
-        depth: int,
-        terms: RequestTerms,
-    ) -> tuple[Premise, ...]:
-        """That it is a heuristic decides everything."""
-        return heuristic_premises(view, clients, self.info.name)
+        return replace(plan_from(self, view, terms, 0), psi=math.inf, notes=(self.note.format(rounds=replayed),))
 
     def bytes_kept(self, view: RunView) -> int:
         """The size of all stored updates on disk."""
