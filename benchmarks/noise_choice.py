@@ -45,7 +45,7 @@ from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.noised import noised_model
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
-from sifu.record.training import retrain_unrecorded
+from sifu.record.unrecorded_training import retrain_unrecorded
 
 GRID = 12
 CAP = 1.5

@@ -14,7 +14,7 @@ from sifu.core.spec import ModelSpec, Spec
 from sifu.data import ClientData
 from sifu.engines.sim import ModuleModel
 from sifu.launch.federation import engine_from_spec
-from sifu.record.run_view import Regularities
+from sifu.record.regularities import Regularities
 from sifu.record.training import levels_to_keep
 from sifu.theory.participation import ClientIndices
 from sifu.theory.retention import crosses_a_level, thin

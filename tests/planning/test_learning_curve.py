@@ -17,8 +17,9 @@ from sifu.core.engine import Position
 from sifu.planning.forecast import LUCK, MOST_LUCK, SCATTER, Forecast
 from sifu.planning.learning_curve import ErrorCurve, LearningCurve
 from sifu.planning.measure import rise_of_loss
+from sifu.record.evaluations import ACTIVE
 from sifu.record.rehearsal import RATIOS, REHEARSED, rehearse, rehearsed_noises
-from sifu.record.run_view import ACTIVE, RunView
+from sifu.record.run_view import RunView
 
 SPEC = small_spec(
     data={"clients": 40, "samples_per_client": 10}, local={"steps": 5}, stop={"target": 0.93, "max_rounds": 300}

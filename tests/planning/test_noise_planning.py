@@ -20,6 +20,7 @@ from sifu.planning.budgets import influence
 from sifu.planning.forecast import Forecast
 from sifu.planning.noise_choice import SIGMA_LADDER, on_ladder
 from sifu.planning.prediction import Prediction
+from sifu.record.everyones_psi import track_everyone
 from sifu.record.run_view import RunView
 from sifu.theory.rollback import is_allowed
 from sifu.theory.tracking import summarise_round
@@ -107,10 +108,10 @@ def test_auto_falls_back_to_the_initial_model_where_noise_would_drown_it(trained
 def test_the_sum_of_the_database_is_psi(trained: Path) -> None:
     view = RunView(sifu.open_run(trained).reader())
     everyone = np.arange(len(view.clients))
-    np.testing.assert_allclose(influence(view, view.path.tip), view.tracker().total(everyone), rtol=1e-6)
+    np.testing.assert_allclose(influence(view, view.path.tip), track_everyone(view).total(everyone), rtol=1e-6)
     middle = view.path.tip // 2
     earlier = RunView(view.reader, tip=view.path.nodes[middle].node)
-    np.testing.assert_allclose(influence(view, middle), earlier.tracker().total(everyone), rtol=1e-6)
+    np.testing.assert_allclose(influence(view, middle), track_everyone(earlier).total(everyone), rtol=1e-6)
 
 
 def test_influence_where_losses_contract(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_influence_where_losses_contract(tmp_path: Path) -> None:
     view = RunView(run.reader())
     assert not view.path.constant_when_absent
     everyone = np.arange(len(view.clients))
-    np.testing.assert_allclose(influence(view, view.path.tip), view.tracker().total(everyone), rtol=1e-9)
+    np.testing.assert_allclose(influence(view, view.path.tip), track_everyone(view).total(everyone), rtol=1e-9)
 
 
 def test_forward_forgetting_is_weighed_where_losses_contract(trained: Path, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_forward_forgetting_is_weighed_where_losses_contract(trained: Path, tmp_
     plan = run.plan(["client-001"], epsilon=2.0)
     forward, view = plan.forward, RunView(run.reader())
     assert forward is not None
-    tracker = view.tracker()
+    tracker = track_everyone(view)
     psi = [float(tracker.total(np.array([1]))[0])]
     # The truth: rounds without the client, each with its own scalars, by the code that follows Psi in training.
     stays = np.delete(np.arange(40), 1)

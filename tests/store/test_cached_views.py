@@ -12,6 +12,7 @@ import pytest
 import sifu
 from run_tools import copy_run
 from sifu.errors import RunDamagedError
+from sifu.record.everyones_psi import track_everyone
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 
@@ -62,8 +63,8 @@ def test_psi_that_goes_on_from_what_was_known_is_the_replayed_one(run_with_reque
     tips = [row.node.node for row in warm.node_rows()]
     for tip in [*tips, *reversed(tips)]:
         cold = RunReader(run_with_requests)
-        expected = RunView(cold, tip=tip).tracker().total(everyone)
-        assert np.array_equal(RunView(warm, tip=tip).tracker().total(everyone), expected)
+        expected = track_everyone(RunView(cold, tip=tip)).total(everyone)
+        assert np.array_equal(track_everyone(RunView(warm, tip=tip)).total(everyone), expected)
         assert [row.node for row in warm.path(tip)] == [row.node for row in cold.path(tip)]
         cold.close()
     warm.close()

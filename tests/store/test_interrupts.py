@@ -13,7 +13,8 @@ import pytest
 
 import sifu
 from run_tools import scalars, small_spec
-from sifu.record.training import Progress, uninterrupted
+from sifu.record.interrupts import uninterrupted
+from sifu.record.progress import Progress
 
 SPECS: dict[str, dict[str, Any]] = {
     "everyone": small_spec(),

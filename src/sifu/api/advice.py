@@ -27,8 +27,8 @@ from sifu.launch.federation import LINEAR_KINDS, clients_from_spec, engine_from_
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
+from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
-from sifu.record.training import ProgressCallback
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError
-from sifu.record.training import uninterrupted
+from sifu.record.interrupts import uninterrupted
 from sifu.store import keys
 from sifu.store.writer import RunWriter
 from sifu.verify.operator_keys import ROTATED, keys_of

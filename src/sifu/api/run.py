@@ -12,7 +12,7 @@ from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
 from sifu.errors import InputError, RunDamagedError
 from sifu.launch.federation import way_to_go_on
-from sifu.record.training import ProgressCallback
+from sifu.record.progress import ProgressCallback
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.worker import Worker
 from sifu.store import keys

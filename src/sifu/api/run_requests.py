@@ -17,8 +17,8 @@ from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
+from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
-from sifu.record.training import ProgressCallback
 from sifu.requests.given_terms import LEVELS, check_level, make_terms
 from sifu.requests.mailbox import take_in
 from sifu.requests.outcome import Outcome, outcome_of

@@ -19,8 +19,8 @@ from sifu.errors import InputError
 from sifu.launch.devices import check_choice, on_device
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.launch.spec_files import load_spec
-from sifu.record.run_view import Regularities
-from sifu.record.training import ProgressCallback
+from sifu.record.progress import ProgressCallback
+from sifu.record.regularities import Regularities
 from sifu.store.database import DATABASE
 from sifu.store.writer import RunWriter
 from sifu.version import __version__

@@ -13,7 +13,9 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
-from sifu.record.run_view import ACTIVE, RunView
+from sifu.record.evaluations import ACTIVE
+from sifu.record.everyones_psi import track_everyone
+from sifu.record.run_view import RunView
 from sifu.requests.cost import Cost, cost_of
 from sifu.requests.request_record import deadline_of, is_overdue
 from sifu.store.inbox import letters
@@ -150,7 +152,7 @@ def status_of(view: RunView) -> RunStatus:
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     multiplier = terms.multiplier
-    psi = view.tracker().total(np.arange(len(view.clients))).tolist()
+    psi = track_everyone(view).total(np.arange(len(view.clients))).tolist()
     evaluations = [row for row in reader.evaluations() if row.subset == ACTIVE]
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
     last_noise = next((noise_std for noise_std in reversed(noises) if noise_std > 0.0), None)

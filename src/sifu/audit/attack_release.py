@@ -28,7 +28,7 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.record.run_view import RunView
-from sifu.record.training import retrain_unrecorded
+from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu.requests.certification import RecordedRequest
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import EvaluationRow, RequestRow

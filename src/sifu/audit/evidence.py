@@ -12,6 +12,7 @@ from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
 from sifu.record.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_worlds
+from sifu.record.everyones_psi import track_everyone
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
@@ -274,7 +275,7 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
         and requests[row.request].noise_node is not None
     ]
     if not reader.subjects():
-        psi = view.tracker().total(view.active)
+        psi = track_everyone(view).total(view.active)
         largest = view.active[np.argsort(-psi)][: min(most, 3)]
         return [Watched(-1 - k, (int(c),), (names[c],)) for k, c in enumerate(largest.tolist())], 0
     subjects.sort(key=lambda row: (-charged.get(row.subject, 0.0), row.subject))

@@ -33,7 +33,7 @@ from sifu.experiments.table import DISTANCE_COLUMNS, REQUEST_COLUMNS, Table
 from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_row
 from sifu.experiments.work import Training, Trajectory, Work, combinations, plan_work, variant_text
 from sifu.launch.federation import engine_from_spec
-from sifu.record.training import Progress
+from sifu.record.progress import Progress
 
 TABLE = "results.csv"
 RUNS = "runs"

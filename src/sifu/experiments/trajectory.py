@@ -23,7 +23,7 @@ from sifu.errors import RoundRejectedError
 from sifu.experiments.costs import request_cost, training_cost
 from sifu.experiments.table import Row, Table
 from sifu.experiments.work import Training, Trajectory
-from sifu.record.training import ProgressCallback
+from sifu.record.progress import ProgressCallback
 from sifu.store.files import write_atomically
 
 BEFOREHAND = "bench.json"

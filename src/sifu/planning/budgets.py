@@ -24,6 +24,7 @@ import numpy as np
 
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.forecast import WORTH_IT, Forecast
+from sifu.record.everyones_psi import is_followed, track_everyone
 from sifu.record.run_view import RunView
 from sifu.theory.arrays import Floats
 from sifu.theory.rollback import Exposure, Subject, charge, is_covered
@@ -169,8 +170,8 @@ def influence(view: RunView, depth: int) -> Floats:
 
 def _influence(view: RunView, depth: int) -> Floats:
     simple = view.path.constant_when_absent and view.spec.privacy.accounting == "round"
-    if not simple or view.is_followed(depth):
-        return RunView(view.reader, tip=view.path.nodes[depth].node).tracker().total(np.arange(len(view.clients)))
+    if not simple or is_followed(view, depth):
+        return track_everyone(RunView(view.reader, tip=view.path.nodes[depth].node)).total(np.arange(len(view.clients)))
     rounds = [node.node for node in view.path.nodes[: depth + 1] if node.kind == "round"]
     drifts: Floats = np.zeros(len(view.clients))
     for client, total in view.reader.weighted_drifts(rounds):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sifu.planning.learning_curve import ErrorCurve, LearningCurve
+from sifu.record.evaluations import ACTIVE
 from sifu.record.rehearsal import rehearsed_noises
-from sifu.record.run_view import ACTIVE, RunView
+from sifu.record.run_view import RunView
 from sifu.store.table_rows import EvaluationRow
 
 

@@ -21,6 +21,7 @@ from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.theory.history import PathNode
+from sifu.theory.participation import ClientIndices
 
 NoisedModel = Callable[[PathNode, Vector], Vector | None]
 """The model that a noise edge made of its source in the real world; None where that cannot be known any more."""
@@ -73,19 +74,19 @@ def replay_worlds(
         if node.parent is not None and waiting[node.parent] == 0:
             alive.pop(node.parent, None)
         there = took_part.between(node.node, node.node).clients
-        made = _replay_node(engine, node, before, there, worlds, noised)
-        if made is None:
+        replayed = _replay_node(engine, node, before, there, worlds, noised)
+        if replayed is None:
             continue
         if waiting[node.node]:
-            alive[node.node] = made
-        yield made
+            alive[node.node] = replayed
+        yield replayed
 
 
 def _replay_node(
     engine: Engine,
     node: PathNode,
     before: ReplayedNode | None,
-    there: np.ndarray,
+    there: ClientIndices,
     worlds: Mapping[int, Collection[int]],
     noised: NoisedModel,
 ) -> ReplayedNode | None:
@@ -137,7 +138,7 @@ def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:
     """Psi by (subject, node), for everyone whom noise of a request promised to hide, at every node, cut or not."""
     nodes = [row.node for row in reader.node_rows()]
     result = {}
-    for leaf in sorted({one.node for one in nodes} - {one.parent for one in nodes}):
+    for leaf in sorted({node.node for node in nodes} - {node.parent for node in nodes if node.parent is not None}):
         view = RunView(reader, tip=leaf)
         for subject in view.earlier_subjects():
             psi = view.curve(subject).at(np.arange(len(view.path)))

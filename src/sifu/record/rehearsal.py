@@ -52,22 +52,25 @@ def rehearse(
     healed_sigma = HEALED_RATIO * distance / math.sqrt(model.size)
     healed = _healed_copies(engine, model, healed_sigma, position, active, seed)
     noised = _noised_copies(model, sigmas, keyed_generator(seed, "rehearsal"))
-    found = iter(evaluate_each(engine, chain(noised, (copy for copies in healed.values() for copy in copies)), active))
-    rows = [_averaged(node, f"{REHEARSED}{sigma!r}", list(islice(found, 2 * draws))) for sigma, draws in sigmas.items()]
-    after = [_averaged(node, subset, list(islice(found, len(copies)))) for subset, copies in healed.items()]
-    if None in after or len({one.samples for one in after if one}) > 1:
+    models = chain(noised, (copy for copies in healed.values() for copy in copies))
+    results = iter(evaluate_each(engine, models, active))
+    rows = [
+        _averaged(node, f"{REHEARSED}{sigma!r}", list(islice(results, 2 * draws))) for sigma, draws in sigmas.items()
+    ]
+    after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in healed.items()]
+    if None in after or len({row.samples for row in after if row}) > 1:
         after = []  # a share that healed is told by all of them together
-    return [one for one in rows + after if one is not None]
+    return [row for row in rows + after if row is not None]
 
 
-def _averaged(node: int, subset: str, found: Sequence[Evaluation]) -> EvaluationRow | None:
+def _averaged(node: int, subset: str, evaluations: Sequence[Evaluation]) -> EvaluationRow | None:
     """The mean of evaluations on the same samples, else None: on others the slope would not cancel."""
-    if not found[0].samples.any() or any(not np.array_equal(one.samples, found[0].samples) for one in found):
+    samples = evaluations[0].samples
+    if not samples.any() or any(not np.array_equal(evaluation.samples, samples) for evaluation in evaluations):
         return None
-    loss, accuracy = (
-        float(np.mean(values)) for values in zip(*((one.loss, one.accuracy) for one in found), strict=True)
-    )
-    return EvaluationRow(node, subset, int(found[0].samples.sum()), accuracy, loss) if math.isfinite(loss) else None
+    loss = float(np.mean([evaluation.loss for evaluation in evaluations]))
+    accuracy = float(np.mean([evaluation.accuracy for evaluation in evaluations]))
+    return EvaluationRow(node, subset, int(samples.sum()), accuracy, loss) if math.isfinite(loss) else None
 
 
 def _noised_copies(model: Vector, sigmas: Mapping[float, int], generator: np.random.Generator) -> Iterator[Vector]:
@@ -96,20 +99,20 @@ def _healed_copies(
         except (RoundRejectedError, NobodyAnsweredError):
             break  # nobody waits for a rehearsal: training is done all the same
         who = done[0].participants
-        if who.size == 0 or any(not np.array_equal(one.participants, who) for one in done):
+        if who.size == 0 or any(not np.array_equal(result.participants, who) for result in done):
             break
-        copies = [one.model for one in done]
+        copies = [result.model for result in done]
         healed[f"{HEALED}{rounds}:{0.0!r}"], healed[f"{HEALED}{rounds}:{sigma!r}"] = copies[:1], copies[1:]
     return healed
 
 
 def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, EvaluationRow]]]:
     """(sigma, evaluation) of every rehearsal, by node."""
-    found: dict[int, list[tuple[float, EvaluationRow]]] = {}
+    by_node: dict[int, list[tuple[float, EvaluationRow]]] = {}
     for row in rows:
         if row.subset.startswith(REHEARSED):
-            found.setdefault(row.node, []).append((float(row.subset.removeprefix(REHEARSED)), row))
-    return found
+            by_node.setdefault(row.node, []).append((float(row.subset.removeprefix(REHEARSED)), row))
+    return by_node
 
 
 @dataclass(frozen=True)
@@ -123,16 +126,16 @@ class HealedNoise:
 
 def healed_noise(rows: list[EvaluationRow]) -> HealedNoise | None:
     """What the rehearsed rounds of a run say; None where there are none, or where noise did no harm that lasted."""
-    found: dict[tuple[int, int], dict[float, EvaluationRow]] = {}
+    by_round: dict[tuple[int, int], dict[float, EvaluationRow]] = {}
     for row in rows:
         if row.subset.startswith(HEALED):
-            rounds, sigma = row.subset.removeprefix(HEALED).split(":")
-            found.setdefault((row.node, int(rounds)), {})[float(sigma)] = row
-    if not found:
+            rounds, size = row.subset.removeprefix(HEALED).split(":")
+            by_round.setdefault((row.node, int(rounds)), {})[float(size)] = row
+    if not by_round:
         return None
-    last = max(node for node, _ in found)
-    pairs = [found[key] for key in sorted(found) if key[0] == last]
-    (sigma,) = {one for pair in pairs for one in pair if one > 0.0}
+    last = max(node for node, _ in by_round)
+    pairs = [by_round[key] for key in sorted(by_round) if key[0] == last]
+    (sigma,) = {noise for pair in pairs for noise in pair if noise > 0.0}
     losses = tuple(pair[sigma].loss - pair[0.0].loss for pair in pairs)
     errors = tuple(pair[0.0].accuracy - pair[sigma].accuracy for pair in pairs)
     return HealedNoise(sigma, losses, errors) if min(losses) > 0.0 else None

@@ -4,71 +4,31 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from sifu.core.certificate import Protection
 from sifu.core.method_info import method_info
-from sifu.core.premises import MeasuredRegularity, RateSource
+from sifu.core.premises import RateSource
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError
+from sifu.record.evaluations import ACTIVE
+from sifu.record.regularities import Regularities
 from sifu.store.reader import RunReader, readable
 from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.table_rows import ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
-from sifu.theory.arrays import Floats
-from sifu.theory.facts import ClientProfile, TrainingFacts
-from sifu.theory.history import ActivePath, PathNode, PsiCurve, TakenPart, client_curve, joint_curve
+from sifu.theory.facts import TrainingFacts
+from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
-from sifu.theory.regularity import (
-    certified_rates,
-    classify,
-    largest_certified_rate,
-    largest_rate_within,
-    local_regularities,
-)
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
-from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 MOST_EXPOSURES = 20_000
 """Subjects whose Psi is kept in memory: everyone forgotten so far, and whoever plans were made for."""
-MOST_TRACKERS = 3
-"""Places at which everyone's Psi is kept in memory: the tip, and two that requests may go on from."""
-ACTIVE = "active"
-"""The subset of clients that evaluations for the stop rule are made on."""
-
-
-@dataclass(frozen=True)
-class Regularities:
-    """P_i and alpha_i of every client, and the class the run falls into."""
-
-    factors: Floats
-    averagedness: Floats
-    measured: MeasuredRegularity
-    certified_rates: Floats | None
-
-    @staticmethod
-    def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> Regularities:
-        """From what the clients reported, or from what the spec assumes."""
-        assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
-        factors, averagedness = local_regularities(clients, facts, assumed)
-        betas = [one.smoothness for one in clients if one.smoothness is not None]
-        rates = certified_rates(clients, facts.momentum)
-        measured = MeasuredRegularity(
-            kind=classify(clients, factors, assumed is not None),
-            largest_smoothness=max(betas) if betas else None,
-            largest_factor=float(factors.max()),
-            local_rate=facts.local_rate,
-            largest_certified_rate=largest_rate_within(rates),
-            assumed_factor=assumed,
-        )
-        return Regularities(factors, averagedness, measured, rates)
 
 
 class RunView:
@@ -107,27 +67,10 @@ class RunView:
         found: Regularities = constants[key]
         return found
 
-    def rate_source(self, clients: Iterable[int]) -> RateSource:
-        """Whether the local rate was given, and if not, whether it would be the same without `clients`."""
-        # Whoever joined later had no say in the rate.
-        founders, rates = self.clients[: self.founders], self.regularities.certified_rates
-        # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.
-        largest = (
-            largest_certified_rate(founders, self.facts.momentum)
-            if rates is None
-            else largest_rate_within(rates[: self.founders])
-        )
-        # A rate copied by hand from what a plan printed tells as much as an automatic one.
-        copied = largest is not None and math.isclose(self.facts.local_rate, largest, rel_tol=1e-4)
-        if self.reader.asked["local"]["rate"] != "auto" and not copied:
-            return "given"
-        gone = sorted(one for one in set(clients) if one < self.founders)
-        if rates is None:
-            rest = [one for index, one in enumerate(founders) if index not in gone]
-            same = largest_certified_rate(rest, self.facts.momentum) == largest
-        else:
-            same = largest_rate_within(np.delete(rates[: self.founders], gone)) == largest
-        return "others" if same else "forgotten"
+    def rate_source(self, leaving: Iterable[int]) -> RateSource:
+        """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""
+        given = self.reader.asked["local"]["rate"] != "auto"
+        return self.regularities.rate_source(self.clients[: self.founders], self.facts, given, leaving)
 
     @cached_property
     def parameters(self) -> int:
@@ -153,7 +96,7 @@ class RunView:
         constants = self.reader.constants
         key = ("index of", len(self.clients))
         if key not in constants:
-            constants[key] = {one.name: index for index, one in enumerate(self.clients)}
+            constants[key] = {client.name: index for index, client in enumerate(self.clients)}
         found: dict[str, int] = constants[key]
         return found
 
@@ -163,7 +106,7 @@ class RunView:
         constants = self.reader.constants
         key = ("samples", len(self.clients))
         if key not in constants:
-            constants[key] = sum(one.samples for one in self.clients)
+            constants[key] = sum(client.samples for client in self.clients)
         return int(constants[key])
 
     @cached_property
@@ -187,22 +130,22 @@ class RunView:
 
     def replies_left_out(self, depth: int) -> int:
         """How many clients' replies were refused and left out on the way to the model at `depth`."""
-        left_out = [one for one in self.reader.rejections() if one.left_out]
+        left_out = [rejection for rejection in self.reader.rejections() if rejection.left_out]
         if not left_out:
             return 0
-        rounds = {(one.branch, one.position - 1) for one in self.path.nodes[: depth + 1] if one.kind == "round"}
-        return sum(1 for one in left_out if (one.branch, one.round) in rounds)
+        rounds = {(node.branch, node.position - 1) for node in self.path.nodes[: depth + 1] if node.kind == "round"}
+        return sum(1 for rejection in left_out if (rejection.branch, rejection.round) in rounds)
 
     @cached_property
     def gaps(self) -> int:
         """How often the run was restored, before this history, from what may not have been its latest state."""
         branch = self.path.nodes[-1].branch
-        found = self.reader.query("SELECT payload FROM events WHERE kind = 'restored'")
-        restored = [json.loads(payload) for (payload,) in found]
+        payloads = self.reader.query("SELECT payload FROM events WHERE kind = 'restored'")
+        restored = [json.loads(payload) for (payload,) in payloads]
         return sum(
             1
-            for one in restored
-            if not one["complete"] and (one["branch"] < branch or (self._now and one["branch"] == branch))
+            for event in restored
+            if not event["complete"] and (event["branch"] < branch or (self._now and event["branch"] == branch))
         )
 
     @cached_property
@@ -226,7 +169,7 @@ class RunView:
     @cached_property
     def waiting(self) -> set[int]:
         """Clients whose request is in the ledger and not yet carried out: they are not sampled any more."""
-        return {self.index_of[name] for one in self.requests if one.waits for name in one.clients}
+        return {self.index_of[name] for request in self.requests if request.waits for name in request.clients}
 
     @property
     def active(self) -> ClientIndices:
@@ -238,15 +181,15 @@ class RunView:
     @property
     def next_order(self) -> int:
         """The number of the next request to be carried out; the first is 1."""
-        return 1 + sum(1 for one in self.requests if one.request_order is not None)
+        return 1 + sum(1 for request in self.requests if request.request_order is not None)
 
     def indices(self, names: Sequence[str]) -> tuple[int, ...]:
         """Client indices of `names`; unknown and already forgotten ones are refused."""
         unknown = [name for name in names if name not in self.index_of]
         if unknown:
-            known = list(self.index_of)
-            some = ", ".join(known[:3]) + (f", ... ({len(known)} in all)" if len(known) > 3 else "")
-            near = difflib.get_close_matches(unknown[0], known, n=1)
+            everyone = list(self.index_of)
+            some = ", ".join(everyone[:3]) + (f", ... ({len(everyone)} in all)" if len(everyone) > 3 else "")
+            near = difflib.get_close_matches(unknown[0], everyone, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
         indices = tuple(self.index_of[name] for name in names)
@@ -256,12 +199,12 @@ class RunView:
         return indices
 
     def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
-        """The subjects a request makes: one a client, or one for all of them jointly."""
+        """The subjects a request makes: one per client, or one for all of them jointly."""
         indices = self.indices(terms.clients)
         if len(self.forgotten) + len(indices) >= len(self.clients):
             raise InputError("the request would forget every client: nobody would be left to train with")
-        groups = [indices] if terms.unit == "joint" else [(one,) for one in indices]
-        first = 1 + max((one.subject for one in self.reader.subjects()), default=0)
+        groups = [indices] if terms.unit == "joint" else [(client,) for client in indices]
+        first = 1 + max((row.subject for row in self.reader.subjects()), default=0)
         return tuple(
             Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)
             for k, group in enumerate(groups)
@@ -280,7 +223,7 @@ class RunView:
         return found
 
     def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
-        by_request = {one.request: one for one in self.requests}
+        by_request = {request.request: request for request in self.requests}
         nodes = self.reader.nodes_by_number()
         used: dict[int, float] = {}
         for charge in self.reader.charges():
@@ -303,13 +246,13 @@ class RunView:
 
     def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
         """The subjects with their Psi along the path, computed when it is first looked at."""
-        known = self._exposures
-        if len(known) > MOST_EXPOSURES:
-            known.clear()
-        for one in subjects:
-            if one not in known:
-                known[one] = Exposure(one, self.path, lambda one=one: self.curve(one))  # type: ignore[misc]
-        return [known[one] for one in subjects]
+        exposures = self._exposures
+        if len(exposures) > MOST_EXPOSURES:
+            exposures.clear()
+        for subject in subjects:
+            if subject not in exposures:
+                exposures[subject] = Exposure(subject, self.path, partial(self.curve, subject))
+        return [exposures[subject] for subject in subjects]
 
     def curve(self, subject: Subject) -> PsiCurve:
         """Psi(., subject) along the path."""
@@ -321,8 +264,8 @@ class RunView:
     def shared_depths(self, clients: Sequence[int]) -> list[int]:
         """Depths of the rounds on the path that two or more of `clients` took part in."""
         depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
-        found, counts = np.unique(depths, return_counts=True)
-        return [int(depth) for depth in found[counts > 1]]
+        unique, counts = np.unique(depths, return_counts=True)
+        return [int(depth) for depth in unique[counts > 1]]
 
     def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
         rows = self.reader.participation(clients)
@@ -347,58 +290,6 @@ class RunView:
             "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
         )
         return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
-
-    def tracker(self) -> SensitivityTracker:
-        """Psi of every client at the tip, by replaying the rounds of the path from the last place it was known at."""
-        count = len(self.clients)
-        known = {node: one for node, one in self.reader.trackers.items() if one.client_count == count}
-        start = next((d for d in range(len(self.rows) - 1, -1, -1) if self.rows[d].node.node in known), None)
-        tracker = SensitivityTracker(len(self.clients)) if start is None else known[self.rows[start].node.node].copy()
-        beyond = self.rows[0 if start is None else start + 1 :]
-        rows, numbers = ParticipationRows.empty(), [row.node.node for row in beyond]
-        if any(row.node.kind == "round" for row in beyond):
-            rows = self.reader.everyone() if start is None else self.reader.participation(first=min(numbers))
-        starts, ends = np.searchsorted(rows.nodes, numbers), np.searchsorted(rows.nodes, numbers, side="right")
-        for row, first, last in zip(beyond, starts, ends, strict=True):
-            self._track(tracker, row.node, rows, slice(first, last))
-        self.remember(self.rows[-1].node.node, tracker)
-        return tracker.copy()
-
-    def is_followed(self, depth: int) -> bool:
-        """Whether everyone's Psi at this depth is at hand, but for noise that adds nothing to it."""
-        nodes = self.path.nodes
-        while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in self.reader.trackers:
-            depth -= 1
-        return nodes[depth].node in self.reader.trackers
-
-    def _track(self, tracker: SensitivityTracker, node: PathNode, rows: ParticipationRows, taken: slice) -> None:
-        if node.kind == "heuristic":
-            tracker.lose_track()
-        if node.kind == "noise":
-            tracker.add_rounding(node.rounding)
-        if node.kind != "round":
-            return
-        who = rows.clients[taken]
-        _, scalars = summarise_round(
-            who,
-            rows.samples[taken],
-            rows.drifts[taken],
-            node.mean_shift,
-            node.rounding,
-            factors=self.regularities.factors[who],
-            averagedness=self.regularities.averagedness[who],
-            server_rate=self.facts.server_rate,
-            population_samples=self.tracked_population,
-        )
-        tracker.update(scalars)
-
-    def remember(self, node: int, tracker: SensitivityTracker) -> None:
-        """Keep what is known of everyone's Psi at a node, for whoever goes on from there."""
-        known = self.reader.trackers
-        known.pop(node, None)
-        known[node] = tracker
-        while len(known) > MOST_TRACKERS:
-            del known[next(iter(known))]
 
     @property
     def tracked_population(self) -> int | None:

@@ -7,13 +7,9 @@ kill takes with it are run again bit for bit, and the ledger ends up the same.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,9 +19,13 @@ from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec, StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated, should_stop, stream_rounds
-from sifu.errors import RoundRejectedError, RunDamagedError
+from sifu.errors import RunDamagedError
+from sifu.record.evaluations import ACTIVE, evaluation_row
+from sifu.record.everyones_psi import remember_psi, track_everyone
+from sifu.record.interrupts import uninterrupted
+from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.rehearsal import rehearse
-from sifu.record.run_view import ACTIVE, RunView
+from sifu.record.run_view import RunView
 from sifu.store.client_accuracy import write_standing
 from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.table_rows import EvaluationRow
@@ -46,20 +46,6 @@ COMMIT_BYTES = 1 << 28
 """Of updates that wait in memory."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a progress bar shows."""
-
-    phase: str
-    rounds: int
-    accuracy: float
-    target: float
-    max_rounds: int
-
-
-ProgressCallback = Callable[[Progress], None]
-
-
 def levels_to_keep(spec: Spec) -> Floats:
     """The levels of Psi at which models are kept: one when sigma is fixed, a ladder when it is auto."""
     privacy = spec.privacy
@@ -68,35 +54,6 @@ def levels_to_keep(spec: Spec) -> Floats:
         return np.array([hidden_sensitivity(privacy.sigma, terms.multiplier)])
     keep = spec.keep
     return level_ladder(keep.lowest_sigma / terms.multiplier, keep.highest_sigma / terms.multiplier, keep.ratio)
-
-
-def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> EvaluationRow:
-    """An evaluation as it is recorded; one that is not finite is refused."""
-    if not math.isfinite(evaluation.loss):
-        raise RoundRejectedError(
-            f"the loss on {subset} clients is {evaluation.loss}: training diverged, lower local.rate; "
-            "the last good state stays"
-        )
-    return EvaluationRow(node, subset, int(evaluation.samples.sum()), evaluation.accuracy, evaluation.loss)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C until the block is done, so that a commit is never cut in two.
-
-    Blocking the signal would not do: the kernel hands it to any other thread, and torch has some.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if held and callable(before):
-            before(*held[0])
 
 
 @dataclass
@@ -115,7 +72,8 @@ class _Pending:
     @property
     def is_large(self) -> bool:
         """Whether so much waits that it should be committed, however little time has passed."""
-        return len(self.nodes) >= COMMIT_ROUNDS or sum(one.values.nbytes for one in self.updates) >= COMMIT_BYTES
+        waiting = sum(updates.values.nbytes for updates in self.updates)
+        return len(self.nodes) >= COMMIT_ROUNDS or waiting >= COMMIT_BYTES
 
 
 class RecordedTraining:
@@ -131,7 +89,7 @@ class RecordedTraining:
         self._depth = view.path.tip
         self._next = 1 + max(writer.nodes_by_number())
         self._root = writer.load_model(view.rows[0].node.node).astype(np.float64)
-        self._tracker = view.tracker()
+        self._tracker = track_everyone(view)
         self._levels = levels_to_keep(view.spec)
         self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
         # The initial model, and the last noise edge: past it nobody forgotten so far costs anything.
@@ -154,7 +112,7 @@ class RecordedTraining:
             ended = self._until_stopped(phase, progress, pause)
         finally:
             self.commit()
-        self.view.remember(self._tip.node, self._tracker.copy())
+        remember_psi(self.view.reader, self._tip.node, self._tracker.copy())
         return ended
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
@@ -258,14 +216,14 @@ class RecordedTraining:
             self._pending.grams.append((node, np.ascontiguousarray(done.gram, dtype="<f8").tobytes()))
         self._pending.rejections.extend(
             {
-                "branch": one.position.branch,
-                "round": one.position.round,
+                "branch": rejection.position.branch,
+                "round": rejection.position.round,
                 "number": number,
-                "client": one.client,
-                "reason": one.reason,
-                "left_out": int(one.left_out),
+                "client": rejection.client,
+                "reason": rejection.reason,
+                "left_out": int(rejection.left_out),
             }
-            for number, one in enumerate(done.rejections)
+            for number, rejection in enumerate(done.rejections)
         )
         if done.updates is not None and count > 0:
             values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
@@ -273,10 +231,10 @@ class RecordedTraining:
 
     def note_standing(self) -> None:
         """Write down how each active client stands at the current model, for plans to read."""
-        known = self._evaluation
-        if known is None or known[0] != self._tip.node:
-            known = (self._tip.node, self.engine.evaluate(self.model, self.active))
-        write_standing(self.writer.folder, *known)
+        latest = self._evaluation
+        if latest is None or latest[0] != self._tip.node:
+            latest = (self._tip.node, self.engine.evaluate(self.model, self.active))
+        write_standing(self.writer.folder, *latest)
 
     def finish(self) -> None:
         """Record that the first training is done; and what noise would do to its model, and how each client stands."""
@@ -326,32 +284,3 @@ class RecordedTraining:
 def _largest(psi: Floats) -> float:
     """The largest Psi, capped, since JSON has no infinity; nothing hides a Psi anywhere near the cap."""
     return min(float(psi.max(initial=0.0)), 1e300)
-
-
-def retrain_unrecorded(
-    engine: Engine,
-    active: ClientIndices,
-    stop: StopSpec,
-    branch: int,
-    progress: ProgressCallback | None = None,
-    start: Vector | None = None,
-) -> tuple[Vector, int, float, bool]:
-    """Training among `active`, recorded nowhere, from `start` or a fresh model: what Scratch would take.
-
-    Returns the model, the rounds, the accuracy, and whether the target was reached.
-    """
-    first = engine.initial_model(branch) if start is None else start
-    fetch_model: Callable[[], Vector] = lambda: first  # noqa: E731
-    rounds, accuracy = 0, math.nan
-    evaluated = engine.evaluate(first, active).accuracy if is_evaluated(stop, 0) else None
-    wanted = RoundsWanted(stop, first.astype(np.float64))
-    stream = stream_rounds(engine, first, Position(branch, 0), active, wanted)
-    while True:
-        accuracy = accuracy if evaluated is None else evaluated
-        if should_stop(stop, rounds, evaluated):
-            return fetch_model(), rounds, accuracy, bool(stop.target > 0 and accuracy >= stop.target)
-        done = next(stream)
-        fetch_model, rounds = done.fetch_model, rounds + 1
-        evaluated = done.evaluation.accuracy if done.evaluation is not None else None
-        if progress:
-            progress(Progress("Scratch", rounds, accuracy, stop.target, stop.max_rounds))

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sifu.errors import InputError
+from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
-from sifu.record.training import uninterrupted
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger

@@ -9,8 +9,8 @@ from typing import Any
 
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.errors import InputError, NoSpaceError, RunDamagedError, SifuError
+from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
-from sifu.record.training import uninterrupted
 from sifu.requests.client_list import change_clients
 from sifu.requests.given_terms import check_retention
 from sifu.requests.receiving import DEADLINE_DAYS, receive

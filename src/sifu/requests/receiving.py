@@ -5,8 +5,8 @@ from __future__ import annotations
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
+from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
-from sifu.record.training import uninterrupted
 from sifu.store.actor import actor_name
 from sifu.store.writer import RunWriter
 

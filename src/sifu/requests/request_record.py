@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from sifu.choices import Decision
 from sifu.errors import InputError
-from sifu.record.training import uninterrupted
+from sifu.record.interrupts import uninterrupted
 from sifu.store.actor import actor_name
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow

@@ -11,8 +11,10 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.noise import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
+from sifu.record.evaluations import evaluation_row
+from sifu.record.everyones_psi import track_everyone
+from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
-from sifu.record.training import evaluation_row, uninterrupted
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
 from sifu.store.actor import actor_name
 from sifu.store.client_accuracy import remove_standing
@@ -87,7 +89,7 @@ class RollBack:
         """The new starting model; and the current one if the request stays there: later requests may go back to it."""
         psi_max = LARGEST_PSI if self.replayed else 0.0
         if not self.fresh and not self.replayed:
-            at_source = RunView(self.writer, tip=self.plan.source_node).tracker()
+            at_source = track_everyone(RunView(self.writer, tip=self.plan.source_node))
             psi_max = min(float(at_source.total(self.view.active).max(initial=0.0)), LARGEST_PSI)
         models = [NewModel(self.noise_node, self.start.model, kept=True, psi_max=psi_max)]
         source = self.source

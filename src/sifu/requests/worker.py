@@ -16,8 +16,11 @@ from sifu.core.engine import Engine
 from sifu.core.spec import StopSpec
 from sifu.errors import NotCertifiableError
 from sifu.methods.registry import method_named
+from sifu.record.interrupts import uninterrupted
+from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
-from sifu.record.training import ProgressCallback, RecordedTraining, retrain_unrecorded, uninterrupted
+from sifu.record.training import RecordedTraining
+from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.given_terms import check_level
 from sifu.requests.issuing import issue_certificates

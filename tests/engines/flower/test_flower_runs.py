@@ -21,9 +21,10 @@ from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.launch.federation import clients_from_spec
+from sifu.record.everyones_psi import track_everyone
+from sifu.record.progress import Progress
 from sifu.record.rehearsal import HEALED, REHEARSED
 from sifu.record.run_view import RunView
-from sifu.record.training import Progress
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients, run_id
 from sifu.requests.signed_requests import sign_request
 from sifu.server import flower_app as flower_server
@@ -86,7 +87,7 @@ def psi_of(folder: Path, node: int | None = None) -> np.ndarray:
     reader = sifu.open_run(folder).reader()
     try:
         view = RunView(reader, tip=node)
-        return view.tracker().total(np.arange(len(view.clients)))
+        return track_everyone(view).total(np.arange(len(view.clients)))
     finally:
         reader.close()
 

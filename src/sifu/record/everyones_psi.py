@@ -1,0 +1,71 @@
+"""Psi of every client at the tip of a run, by replaying its recorded rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sifu.record.run_view import RunView
+from sifu.store.reader import RunReader
+from sifu.store.rows import ParticipationRows
+from sifu.theory.history import PathNode
+from sifu.theory.tracking import SensitivityTracker, summarise_round
+
+MOST_TRACKERS = 3
+"""Places at which everyone's Psi is kept in memory: the tip, and two that requests may go on from."""
+
+
+def track_everyone(view: RunView) -> SensitivityTracker:
+    """Psi of every client at the tip of `view`, from the last place on its path at which it was remembered."""
+    reader, rows, count = view.reader, view.rows, len(view.clients)
+    remembered = {node: tracker for node, tracker in reader.trackers.items() if tracker.client_count == count}
+    start = next((d for d in range(len(rows) - 1, -1, -1) if rows[d].node.node in remembered), None)
+    tracker = SensitivityTracker(count) if start is None else remembered[rows[start].node.node].copy()
+    beyond = rows[0 if start is None else start + 1 :]
+    taken_part, numbers = ParticipationRows.empty(), [row.node.node for row in beyond]
+    if any(row.node.kind == "round" for row in beyond):
+        taken_part = reader.everyone() if start is None else reader.participation(first=min(numbers))
+    starts = np.searchsorted(taken_part.nodes, numbers)
+    ends = np.searchsorted(taken_part.nodes, numbers, side="right")
+    for row, first, last in zip(beyond, starts, ends, strict=True):
+        _track(view, tracker, row.node, taken_part, slice(first, last))
+    remember_psi(reader, rows[-1].node.node, tracker)
+    return tracker.copy()
+
+
+def is_followed(view: RunView, depth: int) -> bool:
+    """Whether everyone's Psi at this depth is at hand, but for noise that adds nothing to it."""
+    nodes, trackers = view.path.nodes, view.reader.trackers
+    while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in trackers:
+        depth -= 1
+    return nodes[depth].node in trackers
+
+
+def remember_psi(reader: RunReader, node: int, tracker: SensitivityTracker) -> None:
+    """Keep everyone's Psi at a node, for whoever goes on from there."""
+    trackers = reader.trackers
+    trackers.pop(node, None)
+    trackers[node] = tracker
+    while len(trackers) > MOST_TRACKERS:
+        del trackers[next(iter(trackers))]
+
+
+def _track(view: RunView, tracker: SensitivityTracker, node: PathNode, rows: ParticipationRows, taken: slice) -> None:
+    if node.kind == "heuristic":
+        tracker.lose_track()
+    if node.kind == "noise":
+        tracker.add_rounding(node.rounding)
+    if node.kind != "round":
+        return
+    who = rows.clients[taken]
+    _, scalars = summarise_round(
+        who,
+        rows.samples[taken],
+        rows.drifts[taken],
+        node.mean_shift,
+        node.rounding,
+        factors=view.regularities.factors[who],
+        averagedness=view.regularities.averagedness[who],
+        server_rate=view.facts.server_rate,
+        population_samples=view.tracked_population,
+    )
+    tracker.update(scalars)
