@@ -110,8 +110,8 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     signal = view.rows[tip].distance
     psi = influence(view, tip)[view.active]
 
-    def ratio(one: float) -> float:
-        return multiplier * math.sqrt(parameters) * one / signal if signal > 0.0 else math.inf
+    def ratio(bound: float) -> float:
+        return multiplier * math.sqrt(parameters) * bound / signal if signal > 0.0 else math.inf
 
     worst, typical = ratio(float(psi.max())), ratio(float(np.median(psi)))
     method = method_named("sifu")
@@ -167,49 +167,51 @@ def _epsilon_for(multiplier: float, delta: float) -> float | None:
 def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, pays: bool) -> Sequence[str]:
     """What could be changed, most useful first."""
     facts, measured = view.facts, view.regularities.measured
-    found = []
+    suggestions = []
     if spec.model.kind not in LINEAR_KINDS and not facts.smooth_model:
-        found.append(
+        suggestions.append(
             "Freeze the features and train a linear head (docs/frozen-features.md): convex, so certificates can be "
             "proven, and with far fewer parameters."
         )
     if measured.kind == "smooth" and measured.largest_certified_rate is not None:
-        found.append(
+        suggestions.append(
             f"Set local.rate to at most {measured.largest_certified_rate:.6g} (now {measured.local_rate:g}): the "
             "largest that is certified as convex. Above it the bound grows with every step."
         )
     if facts.dtype != "float64" and facts.smooth_model:
-        found.append(
+        suggestions.append(
             'Set model.dtype = "float64": the rounding of float32 is an assumption, that of float64 is bounded.'
         )
     participation = Participation.parse(spec.server.participation)
     if participation.kind == "fixed":
         rate = min(1.0, participation.count / len(view.clients))
-        found.append(
+        suggestions.append(
             f'Set server.participation = "poisson({rate:.3g})": with a fixed number another client would have filled '
             "the slot, and certificates are conditional."
         )
     if spec.privacy.accounting != "round":
-        found.append('Set privacy.accounting = "round": population accounting certifies nothing.')
+        suggestions.append('Set privacy.accounting = "round": population accounting certifies nothing.')
     if pays:
-        return found
+        return suggestions
     if spec.local.weight_decay == 0.0 and facts.smooth_model and measured.kind != "smooth":
-        steps = max(one.local_steps for one in view.clients)
+        steps = max(client.local_steps for client in view.clients)
         # L = (1 - eta lambda)^K a round; with L = 0.98 Psi stops growing after some 50 rounds.
         decay = 0.02 / (measured.local_rate * steps)
-        found.append(
+        suggestions.append(
             f"Try local.weight_decay = {decay:.2g}: then L is about 0.98 a round, and Psi stops growing after some 50 "
             "rounds. It must not keep the model from its target."
         )
     if worst > 3.0 * typical:
-        found.append(
+        suggestions.append(
             "A few clients weigh far more than the others: cap the samples of a client, or the requests of those few "
             "will be as slow as Scratch (the others pay less)."
         )
     if participation.kind == "all" and spec.local.steps > 5:
-        found.append(
+        suggestions.append(
             f"Try fewer local steps (now {spec.local.steps}): clients drift apart less within a round, at the price of "
             "more rounds."
         )
-    found.append("More clients, fewer parameters (frozen features of a smaller width), or a larger epsilon all help.")
-    return found
+    suggestions.append(
+        "More clients, fewer parameters (frozen features of a smaller width), or a larger epsilon all help."
+    )
+    return suggestions

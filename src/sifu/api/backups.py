@@ -83,7 +83,7 @@ def restore(
     with read_backup(file, folder) as staged:
         check_whole(staged, file)
         with RunReader(staged) as reader:
-            known = {key for _, key in keys_of(reader)}
+            key_values = {key for _, key in keys_of(reader)}
             head, run = anchor_of(reader), reader.value("run")
             held = anchor is not None and holds_anchor(reader, anchor)
             if anchor is not None and not held and not accept_older:
@@ -94,12 +94,14 @@ def restore(
                     "issued since"
                 )
             for body in given:
-                if body["body"]["run"] != run or not any(keys.signature_holds(body, key) for key in known):
+                if body["body"]["run"] != run or not any(keys.signature_holds(body, key) for key in key_values):
                     raise InputError(
                         f"certificate {body['body']['request']} is not one of this run, or its signature fails"
                     )
         # Recorded before the folder gets its name: there is no instant at which it looks as if nothing had happened.
-        late, dropped, complete = _record_restoration(staged, file, head, anchor, held, [one["body"] for one in given])
+        late, dropped, complete = _record_restoration(
+            staged, file, head, anchor, held, [certificate["body"] for certificate in given]
+        )
     return Restoration(str(folder), head, complete, tuple(late), dropped)
 
 
@@ -126,13 +128,13 @@ def _record_restoration(
         with transaction(writer.connection, None):
             writer.connection.execute("PRAGMA journal_mode=WAL")
         complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
-        known = {one.request: one for one in writer.requests()}
-        late = {one["request"]: one for one in bodies if not _carried_out(known.get(one["request"]))}
-        for one in late.values():
-            if one["request"] not in known:
-                writer.record("request received", {"request": _request_again(one)})
+        recorded = {row.request: row for row in writer.requests()}
+        late = {body["request"]: body for body in bodies if not _carried_out(recorded.get(body["request"]))}
+        for body in late.values():
+            if body["request"] not in recorded:
+                writer.record("request received", {"request": _request_again(body)})
         view = RunView(writer)
-        names = sorted({name for one in late.values() for name in one["clients"]})
+        names = sorted({name for body in late.values() for name in body["clients"]})
         dropped = forgetting_models(view, view.indices(names), set(writer.models())) if names else ()
         content = {
             "backup": file.name,

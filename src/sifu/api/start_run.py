@@ -47,8 +47,8 @@ def open_run(
         if engine is not None:
             return engine
         data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-        made, _ = engine_from_spec(spec, data, as_model(model))
-        return on_device(made, data, spec, device, precision)
+        built, _ = engine_from_spec(spec, data, as_model(model))
+        return on_device(built, data, spec, device, precision)
 
     return Run(folder, make_engine)
 
@@ -118,14 +118,16 @@ def train(
         file=str(Path(file).resolve()) if file else "",
     )
     create_run(folder, spec, replace(resolved, data=located), engine).close()
-    made = open_run(folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision)
-    made._engine = engine
-    return made.train(progress)
+    created = open_run(
+        folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision
+    )
+    created._engine = engine
+    return created.train(progress)
 
 
 def create_run(folder: Path, asked: Spec, resolved: Spec, engine: Engine) -> RunWriter:
     """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in."""
-    check_names([one.name for one in engine.clients])
+    check_names([client.name for client in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     return RunWriter.create(
         folder,
@@ -146,11 +148,11 @@ def check_same_spec(existing: Run, asked: Spec) -> None:
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:
-            found = recorded[section][key] if key else recorded[section]
-            if found != value:
+            recorded_value = recorded[section][key] if key else recorded[section]
+            if recorded_value != value:
                 name = f"{section}.{key}" if key else section
                 raise InputError(
-                    f"{existing.folder} was made with {name} = {found!r}, the spec says {value!r}: "
+                    f"{existing.folder} was made with {name} = {recorded_value!r}, the spec says {value!r}: "
                     "use the same spec to continue it, or another folder"
                 )
 
@@ -168,19 +170,19 @@ def as_clients(data: Any, spec: Spec) -> Any:
             )
         if len(set(pairs.values())) > 1:
             raise InputError("some clients have pairs of arrays and some torch data sets: give all the same way")
-        made = (
+        clients = (
             from_arrays(data, dtype=spec.model.dtype)
             if all(pairs.values())
             else from_torch(data, dtype=spec.model.dtype)
         )
     else:
-        made = tuple(data)
-        strange = [one for one in made if not all(hasattr(one, name) for name in ("name", "x", "y"))]
+        clients = tuple(data)
+        strange = [client for client in clients if not all(hasattr(client, name) for name in ("name", "x", "y"))]
         if strange:
             raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
-    if len(made) < 2:
-        raise InputError(f"a federation needs at least 2 clients, found {len(made)}")
-    return made
+    if len(clients) < 2:
+        raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
+    return clients
 
 
 def as_model(model: Any) -> Any:

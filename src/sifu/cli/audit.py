@@ -137,19 +137,19 @@ def show_audit(report: AuditReport | None, controls: Sequence[Control], output: 
     """`sifu audit DIR`: exit code 3 if a certified claim is contradicted, or a control came to the wrong verdict."""
     values: dict[str, Any] = {} if report is None else report.values()
     if controls:
-        values["controls"] = [asdict(one) | {"passed": one.passed} for one in controls]
+        values["controls"] = [asdict(control) | {"passed": control.passed} for control in controls]
         values.setdefault("holds", True)
-        values["holds"] = values["holds"] and all(one.passed for one in controls)
+        values["holds"] = values["holds"] and all(control.passed for control in controls)
     files = [] if report is None or output is None else write_audit(report, values, output)
     if as_json:
-        print_json(values | {"files": [str(one) for one in files]})
+        print_json(values | {"files": [str(path) for path in files]})
     else:
         if report is not None:
             print_report(report)
         if controls:
             _print_controls(controls)
-        for one in files:
-            out.print(f"Wrote {one}", markup=False)
+        for path in files:
+            out.print(f"Wrote {path}", markup=False)
     if not values.get("holds", True):
         raise typer.Exit(3)
 
@@ -183,14 +183,14 @@ def print_report(report: AuditReport) -> None:
             out.print(f"  [red]![/] {escape(sentence)}")
     for sentence in report.observations:
         out.print(f"[yellow]Not certified, and does not hold:[/] {escape(sentence)}")
-    nodes = sum(len(one.nodes) for one in report.subjects)
+    nodes = sum(len(subject.nodes) for subject in report.subjects)
     out.print(
         f"{report.nodes_replayed} nodes replayed with and without {len(report.subjects)} subject(s): {nodes} distances "
         "held against Psi"
     )
     _print_subjects(report)
     if report.noise:
-        sound = sum(1 for one in report.noise if one.as_recorded)
+        sound = sum(1 for edge in report.noise if edge.as_recorded)
         out.print(f"{sound} of {len(report.noise)} noise edges hold the noise that was recorded")
     if report.attacks is not None:
         _print_attacks(report)
@@ -200,14 +200,16 @@ def print_report(report: AuditReport) -> None:
 
 def _print_subjects(report: AuditReport) -> None:
     shown = table("request", "client", "level", "-distance", "-Psi", "-eps", "-true", "-shown", title="\nForgotten")
-    for one in report.subjects[:MOST_SUBJECTS]:
-        largest = max(one.nodes, key=lambda node: node.psi, default=None)
-        found, source = one.releases, one.at_source if one.request else largest
-        epsilons = (found.epsilon_certified, found.epsilon_true, found.epsilon_shown) if found else (None,) * 3
+    for subject in report.subjects[:MOST_SUBJECTS]:
+        largest = max(subject.nodes, key=lambda node: node.psi, default=None)
+        releases, source = subject.releases, subject.at_source if subject.request else largest
+        epsilons = (
+            (releases.epsilon_certified, releases.epsilon_true, releases.epsilon_shown) if releases else (None,) * 3
+        )
         shown.add_row(
-            one.request or "-",
-            names_text(one.clients, 1),
-            level_text(one.level) if one.request else "not asked",
+            subject.request or "-",
+            names_text(subject.clients, 1),
+            level_text(subject.level) if subject.request else "not asked",
             number(source.distance, 3) if source else "-",
             number(source.psi, 3) if source else "-",
             *(number(value, 3) for value in epsilons),
@@ -215,7 +217,7 @@ def _print_subjects(report: AuditReport) -> None:
     out.print(shown)
     if len(report.subjects) > MOST_SUBJECTS:
         out.print(f"... and {len(report.subjects) - MOST_SUBJECTS} more in the JSON")
-    if any(one.releases for one in report.subjects):
+    if any(subject.releases for subject in report.subjects):
         out.print(
             "distance is the true one at the model gone back to, Psi its bound; eps is certified, true what follows "
             "from the distance and the noise, shown what tests that see only releases prove."
@@ -225,23 +227,25 @@ def _print_subjects(report: AuditReport) -> None:
 def _print_attacks(report: AuditReport) -> None:
     attacks = report.attacks
     assert attacks is not None
-    found, membership = attacks.forgetting, attacks.membership
+    forgetting, membership = attacks.forgetting, attacks.membership
     shown = table(
         "", "-before", "-released", "-Scratch", title=f"\nRequest {attacks.request}: {names_text(attacks.clients)}"
     )
-    labels = any(value > 0.0 for value in found.accuracy.values())
-    figures = found.accuracy if labels else found.loss
+    labels = any(value > 0.0 for value in forgetting.accuracy.values())
+    figures = forgetting.accuracy if labels else forgetting.loss
     row = [percent(figures.get(name)) if labels else number(figures.get(name)) for name in MODELS]
     shown.add_row(f"{'accuracy' if labels else 'loss'} on their data", *row)
     if membership is not None and membership.loss is not None:
         for title, pick in (("1 %", "at_1_percent"), ("10 %", "at_10_percent")):
-            rates = [percent(getattr(one, pick)) if (one := membership.loss.get(name)) else "-" for name in MODELS]
+            rates = [
+                percent(getattr(shown_by, pick)) if (shown_by := membership.loss.get(name)) else "-" for name in MODELS
+            ]
             shown.add_row(f"spotted by loss at {title} false alarms", *rates)
-    if found.watermark is not None:
-        marks = [percent(mark.success) if (mark := found.watermark.get(name)) else "-" for name in MODELS]
+    if forgetting.watermark is not None:
+        marks = [percent(mark.success) if (mark := forgetting.watermark.get(name)) else "-" for name in MODELS]
         shown.add_row("owed to their watermark", *marks)
-    if found.relearn:
-        rounds = [_rounds(found.relearn.get(name), found.relearn_limit) for name in ("released", "scratch")]
+    if forgetting.relearn:
+        rounds = [_rounds(forgetting.relearn.get(name), forgetting.relearn_limit) for name in ("released", "scratch")]
         shown.add_row("rounds to relearn them", "-", *rounds)
     out.print(shown)
     if membership is not None and membership.lira is not None:
@@ -254,55 +258,57 @@ def _print_attacks(report: AuditReport) -> None:
             f"  at 10 % they point at {percent(membership.lira_released)} of the samples in the released model, "
             f"{percent(membership.lira_scratch)} in Scratch"
         )
-    parts = [f"{percent(value)} of the {name} samples" for name, value in found.disagreement.items()]
+    parts = [f"{percent(value)} of the {name} samples" for name, value in forgetting.disagreement.items()]
     if parts:
         out.print(f"Released model and Scratch predict otherwise on {' and '.join(parts)};")
     out.print(
-        f"they are {number(found.distance_to_scratch)} apart, where Scratch went {number(found.distance_from_start)} "
-        f"from its start in {found.scratch_rounds} rounds."
+        f"they are {number(forgetting.distance_to_scratch)} apart, where Scratch went "
+        f"{number(forgetting.distance_from_start)} from its start in {forgetting.scratch_rounds} rounds."
     )
 
 
-def _rounds(found: int | None, limit: int) -> str:
-    return f"> {limit}" if found is None else str(found)
+def _rounds(rounds: int | None, limit: int) -> str:
+    return f"> {limit}" if rounds is None else str(rounds)
 
 
 def _print_controls(controls: Sequence[Control]) -> None:
     shown = table("control", "-eps certified", "-eps true", "-eps shown", "caught", "as it should", title="\nControls")
-    for one in controls:
+    for control in controls:
         shown.add_row(
-            one.name,
-            number(one.epsilon_certified, 3),
-            number(one.epsilon_true, 3),
-            number(one.epsilon_shown, 3),
-            "yes" if one.caught else "no",
-            "[green]yes[/]" if one.passed else "[bold red]no[/]",
+            control.name,
+            number(control.epsilon_certified, 3),
+            number(control.epsilon_true, 3),
+            number(control.epsilon_shown, 3),
+            "yes" if control.caught else "no",
+            "[green]yes[/]" if control.passed else "[bold red]no[/]",
         )
     out.print(shown)
 
 
-def show_client_audit(found: ClientAudit, as_json: bool) -> None:
+def show_client_audit(audit: ClientAudit, as_json: bool) -> None:
     """`sifu client-audit`: exit code 3 if something is wrong."""
     if as_json:
-        print_json({"holds": found.holds, **asdict(found)})
+        print_json({"holds": audit.holds, **asdict(audit)})
     else:
-        verdict = "[bold green]Nothing is wrong[/]" if found.holds else "[bold red]Something is wrong[/]"
-        out.print(f"{verdict} with what {escape(found.client)} holds of request {escape(found.request)}.")
-        for sentence in found.problems:
+        verdict = "[bold green]Nothing is wrong[/]" if audit.holds else "[bold red]Something is wrong[/]"
+        out.print(f"{verdict} with what {escape(audit.client)} holds of request {escape(audit.request)}.")
+        for sentence in audit.problems:
             out.print(f"  [red]![/] {escape(sentence)}")
         facts = table("", "-before", "-after")
-        if found.before or found.after:
-            pair = (found.before, found.after)
-            facts.add_row("accuracy on your data", *(percent(one.accuracy) if one else "-" for one in pair))
-            facts.add_row("loss on your data", *(number(one.loss) if one else "-" for one in pair))
-            out.print(facts)
-        if found.distance is not None:
-            out.print(
-                f"The two models are {number(found.distance)} apart; noise of {number(found.sigma)} was added between."
+        if audit.before or audit.after:
+            pair = (audit.before, audit.after)
+            facts.add_row(
+                "accuracy on your data", *(percent(evaluation.accuracy) if evaluation else "-" for evaluation in pair)
             )
-        if found.committed:
+            facts.add_row("loss on your data", *(number(evaluation.loss) if evaluation else "-" for evaluation in pair))
+            out.print(facts)
+        if audit.distance is not None:
+            out.print(
+                f"The two models are {number(audit.distance)} apart; noise of {number(audit.sigma)} was added between."
+            )
+        if audit.committed:
             out.print("The model after is the one the certificate commits to.")
-        for sentence in found.statements:
+        for sentence in audit.statements:
             out.print(f"* {escape(sentence)}")
-    if not found.holds:
+    if not audit.holds:
         raise typer.Exit(3)

@@ -33,28 +33,28 @@ def list_experiments(format: FormatOption = Format.text) -> None:
     from sifu.cli.output import out, print_json, table
     from sifu.experiments.settings import experiment_names, load_experiment
 
-    found = [load_experiment(name) for name in experiment_names()]
+    experiments = [load_experiment(name) for name in experiment_names()]
     if format is Format.json:
         print_json(
             {
                 "experiments": [
                     {
-                        "name": one.name,
-                        "title": one.title,
-                        "question": one.question,
-                        "paper_figure": one.paper_figure,
-                        "datasets": one.datasets,
-                        "methods": one.methods,
-                        "variants": one.grid,
+                        "name": experiment.name,
+                        "title": experiment.title,
+                        "question": experiment.question,
+                        "paper_figure": experiment.paper_figure,
+                        "datasets": experiment.datasets,
+                        "methods": experiment.methods,
+                        "variants": experiment.grid,
                     }
-                    for one in found
+                    for experiment in experiments
                 ]
             }
         )
         return
     shown = table("experiment", "what it asks", "in the paper")
-    for one in found:
-        shown.add_row(one.name, one.question, one.paper_figure or "not in it")
+    for experiment in experiments:
+        shown.add_row(experiment.name, experiment.question, experiment.paper_figure or "not in it")
     out.print(shown)
     out.print("Run one with: sifu bench run NAME (--scale smoke for a first look)")
 
@@ -191,7 +191,7 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
                 "summary": rows,
                 "figures": [str(path) for path in figures],
                 "notes": result.notes,
-                "failures": [{"unit": one.unit.name, "error": one.error} for one in result.failures],
+                "failures": [{"unit": failure.unit.name, "error": failure.error} for failure in result.failures],
             }
         )
     else:
@@ -201,8 +201,10 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
             console.print(f"Wrote {path}", markup=False)
         for note in result.notes:
             console.print(f"Note: {note}.", style="yellow", markup=False)
-    for one in result.failures:
-        err.print(f"failed: {one.unit.name}: {one.error} (see {folder / 'failures.txt'})", style="red", markup=False)
+    for failure in result.failures:
+        err.print(
+            f"failed: {failure.unit.name}: {failure.error} (see {folder / 'failures.txt'})", style="red", markup=False
+        )
 
 
 def _print_summary(rows: list[dict[str, Any]]) -> None:

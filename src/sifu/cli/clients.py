@@ -44,13 +44,13 @@ def list_clients(run: RunArgument, format: FormatOption = Format.text) -> None:
     from sifu.cli.output import out, print_json, table
     from sifu.requests.client_list import described_clients, run_id
 
-    found = described_clients(run)
+    listed = described_clients(run)
     if format is Format.json:
-        print_json({"clients": found, "run_id": run_id(run)})
+        print_json({"clients": listed, "run_id": run_id(run)})
         return
     shown = table("client", "state", "SHA-256 of its key")
-    for one in found:
-        shown.add_row(one["name"], one["status"], one["key"])
+    for client in listed:
+        shown.add_row(client["name"], client["status"], client["key"])
     out.print(shown)
     out.print(f"Run id: {run_id(run) or 'there is no run yet'}", markup=False)
 
@@ -86,14 +86,14 @@ def read_statement(path: Path) -> dict[str, Any]:
     import json
 
     try:
-        found = json.loads(path.read_bytes())
+        statement = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a signed request: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("body"), dict):
+    if not isinstance(statement, dict) or not isinstance(statement.get("body"), dict):
         raise InputError(f"{path} is not a signed request: it has no body")
-    return found
+    return statement
 
 
 def _apply(run: Path, change: dict[str, Any], sentence: str, format: Format) -> None:

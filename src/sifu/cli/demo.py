@@ -67,13 +67,16 @@ def run_demo(folder: Path | None, as_json: bool) -> None:
         say(f"   Done in {outcome.rounds} rounds; Scratch took {outcome.scratch_rounds}. Level: {outcome.level}.\n")
     verified = run.verify()
     page = write_report(target)
-    total, scratch = sum(one.rounds for one in outcomes), sum(one.scratch_rounds or 0 for one in outcomes)
+    total, scratch = (
+        sum(outcome.rounds for outcome in outcomes),
+        sum(outcome.scratch_rounds or 0 for outcome in outcomes),
+    )
     if as_json:
         print_json(
             {
                 "run": str(target),
                 "training_rounds": rounds,
-                "requests": [outcome_values(one) for one in outcomes],
+                "requests": [outcome_values(outcome) for outcome in outcomes],
                 "total_rounds": total,
                 "total_scratch_rounds": scratch,
                 "verified": verified.holds,

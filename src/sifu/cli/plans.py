@@ -49,20 +49,20 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "attacker_true_positive_rate_at_1_percent": attacker_rate(plan.level, plan.multiplier),
         "charges": [
             {
-                "subject": one.subject.subject,
-                "clients": list(one.subject.clients),
-                "psi": finite_or_text(one.psi),
-                "charge": one.charge,
-                "budget": one.subject.budget,
-                "used": one.subject.used,
+                "subject": charge.subject.subject,
+                "clients": list(charge.subject.clients),
+                "psi": finite_or_text(charge.psi),
+                "charge": charge.charge,
+                "budget": charge.subject.budget,
+                "used": charge.subject.used,
             }
-            for one in plan.charges
+            for charge in plan.charges
         ],
-        "premises": [asdict(one) for one in plan.premises],
+        "premises": [asdict(premise) for premise in plan.premises],
         "predicted_interval": list(plan.predicted_interval) if plan.predicted_interval else None,
-        "options": [asdict(one) for one in plan.options],
-        "units": [asdict(one) | {"psi_now": finite_or_text(one.psi_now)} for one in plan.units],
-        "budgets": [budget_values(one) for one in plan.budgets],
+        "options": [asdict(option) for option in plan.options],
+        "units": [asdict(unit) | {"psi_now": finite_or_text(unit.psi_now)} for unit in plan.units],
+        "budgets": [budget_values(budget) for budget in plan.budgets],
         "outlook": asdict(plan.outlook) if plan.outlook else None,
         "forward": asdict(plan.forward) if plan.forward else None,
         "notes": list(plan.notes),
@@ -116,16 +116,18 @@ def print_curve(plan: Plan) -> None:
     shown = table(
         "-sigma", "-back to round", "-noise/signal", "-rounds, predicted", "level", title="\nWhat each noise would do"
     )
-    chosen = [one for one in plan.options if one.depth == plan.source_depth and one.noise_std == plan.noise_std]
+    chosen = [
+        option for option in plan.options if option.depth == plan.source_depth and option.noise_std == plan.noise_std
+    ]
     few = thinned(plan.options)
-    few += [one for one in chosen if one not in few]  # the plan itself is always among those shown
-    for one in sorted(few, key=lambda one: (-one.rounds, one.noise_std)):
+    few += [option for option in chosen if option not in few]  # the plan itself is always among those shown
+    for option in sorted(few, key=lambda option: (-option.rounds, option.noise_std)):
         shown.add_row(
-            number(one.noise_std) + (" *" if one in chosen else ""),
-            str(one.rounds),
-            number(one.noise_to_signal, 2),
-            interval_text(one.predicted_rounds, one.predicted_interval),
-            level_text(one.level),
+            number(option.noise_std) + (" *" if option in chosen else ""),
+            str(option.rounds),
+            number(option.noise_to_signal, 2),
+            interval_text(option.predicted_rounds, option.predicted_interval),
+            level_text(option.level),
         )
     out.print(shown)
 
@@ -151,14 +153,14 @@ def print_units(plan: Plan) -> None:
     shown = table(
         "unit", "-Psi now", "-sigma needed now", "-back to round", "Psi is", title="\nEach by itself, or together"
     )
-    for one in plan.units:
-        bound = one.shared_rounds - one.gram_rounds
+    for unit in plan.units:
+        bound = unit.shared_rounds - unit.gram_rounds
         how = "each client's own"
-        if one.unit == "joint":
+        if unit.unit == "joint":
             how = "exact, from Gram matrices" if bound == 0 else "bounded (triangle inequality)"
-            if bound and one.gram_rounds:
-                how = f"exact in {one.gram_rounds} rounds, bounded in {bound}"
-        shown.add_row(one.unit, number(one.psi_now), number(one.noise_now), str(one.rollback_to), how)
+            if bound and unit.gram_rounds:
+                how = f"exact in {unit.gram_rounds} rounds, bounded in {bound}"
+        shown.add_row(unit.unit, number(unit.psi_now), number(unit.noise_now), str(unit.rollback_to), how)
     out.print(shown)
 
 
@@ -175,13 +177,13 @@ def print_sequence(plan: Plan) -> None:
 def budgets_table(lines: Sequence[BudgetLine]) -> Table:
     """The budgets of those forgotten earlier: the ones with least left."""
     shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of those forgotten earlier")
-    for one in sorted(lines, key=lambda line: line.left_share)[:MOST_CLIENTS]:
-        share = [f"{100 * value / one.budget:.0f} %" if one.budget else "-" for value in (one.used, one.cost)]
+    for line in sorted(lines, key=lambda line: line.left_share)[:MOST_CLIENTS]:
+        share = [f"{100 * value / line.budget:.0f} %" if line.budget else "-" for value in (line.used, line.cost)]
         shown.add_row(
-            names_text(one.names, 2),
+            names_text(line.names, 2),
             share[0],
-            "nothing, covered" if one.covered else share[1],
-            f"{100 * one.left_share:.0f} %",
+            "nothing, covered" if line.covered else share[1],
+            f"{100 * line.left_share:.0f} %",
         )
     return shown
 
@@ -294,10 +296,10 @@ def print_plan(plan: Plan) -> None:
         facts.add_row("erased", "every model that holds their part, also from before that round")
     out.print(facts)
     exact = plan.untouched
-    for one in plan.premises:
-        if one.status in ("assumed", "failed") and not (exact and one.name not in BEFORE_TRAINING):
-            out.print(f"[yellow]{one.status}[/] {one.name}: {escape(one.statement)}")
-    others = [one for one in plan.charges if one.subject.order != plan.order]
+    for premise in plan.premises:
+        if premise.status in ("assumed", "failed") and not (exact and premise.name not in BEFORE_TRAINING):
+            out.print(f"[yellow]{premise.status}[/] {premise.name}: {escape(premise.statement)}")
+    others = [charge for charge in plan.charges if charge.subject.order != plan.order]
     if others:
         out.print(f"It also uses up budget of {len(others)} subject(s) forgotten earlier.")
     for note in plan.notes:

@@ -45,7 +45,7 @@ def verify(
                 "public_key": result.public_key,
                 "checked": result.checked,
                 "notes": result.notes,
-                "leftovers": [asdict(one) for one in result.leftovers],
+                "leftovers": [asdict(leftover) for leftover in result.leftovers],
                 "problems": result.problems,
             }
         )

@@ -85,7 +85,7 @@ class ReplyGate:
     ) -> None:
         self._start, self._position, self._layout, self._clients = start, position, layout, clients
         self._asked, self._forgotten, self._rules = set(asked), set(forgotten), rules
-        self._index: Mapping[str, int] = {one.name: index for index, one in enumerate(clients)}
+        self._index: Mapping[str, int] = {client.name: index for index, client in enumerate(clients)}
         self.accepted: dict[int, Vector] = {}
         self._refused: list[Rejection] = []
 
@@ -108,14 +108,14 @@ class ReplyGate:
         A second or a stray reply takes nothing away from a round. It is dropped whole only if somebody is missing.
         """
         names = {self._clients[client].name for client in self._asked - self.accepted.keys()}
-        found = [replace(one, left_out=one.client in names) for one in self._refused]
-        if self._rules.on_rejection == "round" and any(one.left_out for one in found):
-            found += [
+        rejections = [replace(rejection, left_out=rejection.client in names) for rejection in self._refused]
+        if self._rules.on_rejection == "round" and any(rejection.left_out for rejection in rejections):
+            rejections += [
                 Rejection(self._position, self._clients[client].name, "round dropped", True)
                 for client in sorted(self.accepted)
             ]
             self.accepted.clear()
-        return tuple(found)
+        return tuple(rejections)
 
     def _known(self, named: object) -> int | None:
         """The index of a client named by index or by name."""
@@ -165,7 +165,7 @@ def vector_refusal(vector: object, start: Vector, layout: ModelLayout, limit: fl
 def _printable(named: object) -> str:
     """What an unknown client calls itself, in a form that can be written down and shown."""
     text = named if isinstance(named, str) else f"<{type(named).__name__}>"
-    return "".join(one if one.isprintable() else "?" for one in text[:LONGEST_NAME])
+    return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_NAME])
 
 
 def largest_increment(samples: int, others: int, server_rate: float, update_bound: float) -> float:

@@ -162,15 +162,17 @@ def gate_replies(
     forgotten: Iterable[int],
 ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
     """Check replies one by one; where the rules say so, one that cannot be used stops the training with a sentence."""
-    asked, position = drawn.tolist(), setup.position
-    gate = ReplyGate(setup.start, position, asked, steps.layout, steps.clients, rules, forgotten=set(forgotten))
+    position = setup.position
+    gate = ReplyGate(
+        setup.start, position, drawn.tolist(), steps.layout, steps.clients, rules, forgotten=set(forgotten)
+    )
     for reply in replies:
         gate.take(reply)
     rejections = gate.finish()
     left_out = [f"{rejection.client}: {rejection.reason}" for rejection in rejections if rejection.left_out]
     if left_out and rules.on_rejection == "stop":
         raise RoundRejectedError(
-            f"{_rejected(position)}{len(left_out)} of {len(asked)} replies cannot be used ({_listed(left_out)}). "
+            f"{_rejected(position)}{len(left_out)} of {drawn.size} replies cannot be used ({_listed(left_out)}). "
             "See server.rejected"
         )
     if not gate.accepted:

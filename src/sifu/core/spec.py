@@ -186,10 +186,10 @@ def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
     if not isinstance(mapping, Mapping):
         raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
-    known = {one.name for one in fields(kind)}
+    names = {entry.name for entry in fields(kind)}
     values = {}
     for key, value in mapping.items():
-        if key not in known:
+        if key not in names:
             raise InputError(f"unknown key {prefix}{key!s} in the spec{nearest_hint(prefix, str(key), kind)}")
         hint = hints[key]
         values[key] = (
@@ -202,12 +202,12 @@ def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
 
 def nearest_hint(prefix: str, key: str, kind: type[Any] = Spec) -> str:
     """A sentence with the nearest known keys, here or in another section."""
-    here = [prefix + one.name for one in fields(kind)]
+    here = [prefix + entry.name for entry in fields(kind)]
     everywhere = [
-        f"{section.name}.{one.name}"
+        f"{section.name}.{entry.name}"
         for section in fields(Spec)
         if section.name != "seed"
-        for one in fields(_hints(Spec)[section.name])
+        for entry in fields(_hints(Spec)[section.name])
     ]
     near = [name for name in everywhere if name.split(".")[1] == key] or difflib.get_close_matches(
         prefix + key, here, n=1
@@ -222,14 +222,14 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
         if value in typing.get_args(hint) and not isinstance(value, bool):
             return value
         options = ", ".join(map(str, typing.get_args(hint)))
-        near = difflib.get_close_matches(str(value), [str(one) for one in typing.get_args(hint)], n=1)
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in typing.get_args(hint)], n=1)
         raise InputError(
             f"{name} must be one of {options}; found {value!r}" + (f", did you mean {near[0]}?" if near else "")
         )
     alternatives = typing.get_args(hint)
     if alternatives:  # a number or a word
         if isinstance(value, str):
-            words = next(one for one in alternatives if typing.get_origin(one) is Literal)
+            words = next(alternative for alternative in alternatives if typing.get_origin(alternative) is Literal)
             if value in typing.get_args(words):
                 return value
             raise InputError(f"{name} must be a number or {typing.get_args(words)[0]!r}, found {value!r}")
@@ -251,9 +251,9 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
 
 
 def _check_ranges(spec: Spec) -> None:
-    def demand(holds: bool, name: str, found: object, wanted: str) -> None:
+    def demand(holds: bool, name: str, value: object, wanted: str) -> None:
         if not holds:
-            raise InputError(f"{name} must be {wanted}, found {found}")
+            raise InputError(f"{name} must be {wanted}, found {value}")
 
     demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
     demand(spec.data.clients >= 2, "data.clients", spec.data.clients, "at least 2")
@@ -333,8 +333,8 @@ def commented_toml(spec: Spec) -> str:
         heading = (type(value).__doc__ or "").strip().splitlines()[0]
         lines += ["", f"[{section.name}]  # {heading}"]
         keys = [
-            (f"{one.name} = {_toml_value(getattr(value, one.name))}", _comment(type(value), one.name))
-            for one in fields(value)
+            (f"{entry.name} = {_toml_value(getattr(value, entry.name))}", _comment(type(value), entry.name))
+            for entry in fields(value)
         ]
         width = max(len(text) for text, _ in keys)
         lines += [f"{text:<{width}}  # {comment}" for text, comment in keys]
@@ -342,7 +342,7 @@ def commented_toml(spec: Spec) -> str:
 
 
 def _comment(kind: type[Any], name: str) -> str:
-    return next(str(one.metadata["comment"]) for one in fields(kind) if one.name == name)
+    return next(str(entry.metadata["comment"]) for entry in fields(kind) if entry.name == name)
 
 
 def _toml_value(value: object) -> str:

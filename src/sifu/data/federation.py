@@ -137,15 +137,15 @@ def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
         if client.name in seen:
             raise InputError(f"two clients have the name {client.name!r}; names must be unique")
         seen.add(client.name)
-        for field, found, expected in (
+        for field, actual, expected in (
             ("samples of shape", client.x.shape[1:], first.x.shape[1:]),
             ("labels of shape", client.y.shape[1:], first.y.shape[1:]),
             ("samples of type", client.x.dtype, first.x.dtype),
             ("labels of type", client.y.dtype, first.y.dtype),
         ):
-            if found != expected:
+            if actual != expected:
                 raise InputError(
-                    f"client {client.name!r} has {field} {found}, but client {first.name!r} has {expected}; they "
+                    f"client {client.name!r} has {field} {actual}, but client {first.name!r} has {expected}; they "
                     "train one model and must be alike"
                 )
     return tuple(clients)

@@ -234,9 +234,9 @@ def _sizes(clients: int, samples_per_client: int | None, sizes: Sequence[int] | 
     return [_whole_number("samples_per_client", samples_per_client)] * clients
 
 
-def _check_enough(asked: int, available: int, what: str) -> None:
-    if asked > available:
-        raise InputError(f"{asked} {what} were asked for, but {available} are available; ask for fewer")
+def _check_enough(wanted: int, available: int, what: str) -> None:
+    if wanted > available:
+        raise InputError(f"{wanted} {what} were asked for, but {available} are available; ask for fewer")
 
 
 def _whole_number(field: str, value: Any) -> int:

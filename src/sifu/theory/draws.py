@@ -27,7 +27,9 @@ Scores = Words
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)
-_STIRS = tuple((np.uint64(shift), np.uint64(one)) for shift, one in zip(SHIFTS, MULTIPLIERS, strict=False))
+_STIRS = tuple(
+    (np.uint64(shift), np.uint64(multiplier)) for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False)
+)
 _LAST_SHIFT = np.uint64(SHIFTS[2])
 
 
@@ -66,7 +68,7 @@ def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
     >>> int(a[1]) == int(place_key(base_key(7, "batches"), 0, 3, 6))
     True
     """
-    if all(isinstance(one, int) for one in (base, *place)):  # one key: Python's integers are ten times as quick
+    if all(isinstance(value, int) for value in (base, *place)):  # one key: Python's integers are ten times as quick
         whole = typing.cast("int", base)
         for part in place:
             whole = _mix_one((whole + GOLDEN * (typing.cast("int", part) + 1)) % 2**64)
@@ -136,14 +138,14 @@ def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, 
     # The first 31 bits of a score are final after `_stir`: whatever is below the limit is at most this as well.
     rough = np.uint64((((limit - 1) >> 33) << 33) + 2**33 - 1)
     values, scratch = np.empty((2, min(_PIECE, size)), dtype=np.uint64)
-    near, found = [], []
+    near, finished = [], []
     for start in range(0, size, _PIECE):
         piece = places.steps[start : start + _PIECE]
         stirred = _stir(np.add(piece, whole, out=values[: piece.size]), scratch[: piece.size])
         rather = np.flatnonzero(stirred <= rough)
         near.append(rather + start)
-        found.append(_finish(stirred[rather]))
-    everywhere, drawn = np.concatenate(near), np.concatenate(found)
+        finished.append(_finish(stirred[rather]))
+    everywhere, drawn = np.concatenate(near), np.concatenate(finished)
     below = drawn <= np.uint64(limit - 1)
     return everywhere[below], drawn[below]
 

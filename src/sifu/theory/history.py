@@ -256,8 +256,8 @@ def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
         increments = client_increments(
             part.samples,
             part.drifts,
-            np.array([one.regularity.total_samples for one in rounds], dtype=np.int64),
-            np.array([one.mean_shift for one in rounds]),
+            np.array([node.regularity.total_samples for node in rounds], dtype=np.int64),
+            np.array([node.mean_shift for node in rounds]),
             path.server_rate,
         )
     return _accumulate(
@@ -326,12 +326,12 @@ def _accumulate(
     values = np.zeros(depths.size)
     psi, previous = 0.0, 0
     for index, depth in enumerate(depths.tolist()):
-        one = slice(index, index + 1)
+        here = slice(index, index + 1)
         if psi > 0.0 and not path.constant_when_absent:
             psi = float(_times(np.array([psi]), path.growth(np.array([previous]), np.array([depth - 1])))[0])
         regularity = path.nodes[depth].regularity
         if psi > 0.0 and not (regularity.all_one and path.server_rate <= 1.0):
-            own = regularity.without(counts[one], factors[one], averagedness[one], path.server_rate)
+            own = regularity.without(counts[here], factors[here], averagedness[here], path.server_rate)
             psi = float(_times(np.array([psi]), own)[0])
         psi = (psi + increments[index]) * ROUNDED_UP if increments[index] > 0.0 else psi
         values[index], previous = psi, depth

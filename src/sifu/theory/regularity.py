@@ -148,9 +148,9 @@ def local_regularities(
     factors, averagedness = np.ones(len(clients)), np.ones(len(clients))
     plain = np.zeros(len(clients), dtype=bool)
     if assumed is None and facts.momentum == 0.0:
-        beta = np.array([np.nan if one.smoothness is None else one.smoothness for one in clients])
-        mu = np.array([np.nan if one.curvature is None else one.curvature for one in clients])
-        steps = np.array([one.local_steps for one in clients], dtype=np.float64)
+        beta = np.array([np.nan if client.smoothness is None else client.smoothness for client in clients])
+        mu = np.array([np.nan if client.curvature is None else client.curvature for client in clients])
+        steps = np.array([client.local_steps for client in clients], dtype=np.float64)
         product = facts.local_rate * beta
         plain = (mu == 0.0) & (product <= 2.0)
         single = product / 2.0
@@ -158,8 +158,8 @@ def local_regularities(
             alpha = np.minimum(1.0, steps * single / (1.0 + (steps - 1.0) * single) * ROUNDED_UP)
         averagedness[plain] = alpha[plain]
     for index in np.flatnonzero(~plain).tolist():
-        one = local_regularity(clients[index], facts, assumed)
-        factors[index], averagedness[index] = one.factor, one.averagedness
+        regularity = local_regularity(clients[index], facts, assumed)
+        factors[index], averagedness[index] = regularity.factor, regularity.averagedness
     return factors, averagedness
 
 

@@ -143,7 +143,7 @@ class Choice:
 
 def is_allowed(exposures: Sequence[Exposure], depth: int, noise_std: float, order: int) -> bool:
     """Whether noise of this size at this depth stays within the budget of every subject."""
-    return all(charge(one.psi_to_hide(depth), noise_std) <= one.subject.left(order) for one in exposures)
+    return all(charge(exposure.psi_to_hide(depth), noise_std) <= exposure.subject.left(order) for exposure in exposures)
 
 
 def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
@@ -152,10 +152,10 @@ def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
     sigma^2 >= Psi^2 / left_f for every f, so the planner can walk over nodes instead of over sigmas.
     """
     smallest = 0.0
-    for one in exposures:
-        psi = one.psi_to_hide(depth)
+    for exposure in exposures:
+        psi = exposure.psi_to_hide(depth)
         if psi > 0.0:
-            left = one.subject.left(order)
+            left = exposure.subject.left(order)
             if left <= 0.0 or not math.isfinite(psi):
                 return math.inf
             smallest = max(smallest, psi / math.sqrt(left) * slack(16))
@@ -171,8 +171,8 @@ def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise
     path = exposures[0].path
     candidates = sorted(set(kept_depths), reverse=True)
     depth = next((d for d in candidates if is_allowed(exposures, d, noise_std, order)), 0)
-    charges = tuple(charge(one.psi_to_hide(depth), noise_std) for one in exposures)
-    needed = any(one.psi_to_hide(depth) > 0.0 for one in exposures)
+    charges = tuple(charge(exposure.psi_to_hide(depth), noise_std) for exposure in exposures)
+    needed = any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures)
     wanted = _latest_allowed(exposures, path, noise_std, order, at_least=depth)
     return Choice(depth, noise_std if needed else 0.0, charges, wanted)
 
@@ -187,9 +187,9 @@ def _latest_allowed(
     # With L = 1 nothing falls along the path but where a noise edge begins to cover someone. So between two
     # participations or edges "allowed" can only turn into "not allowed", and bisection finds where.
     starts = {at_least}
-    for one in exposures:
-        if not is_covered(path, at_least, one.subject):
-            starts.update(int(d) for d in one.curve.depths if d > at_least)
+    for exposure in exposures:
+        if not is_covered(path, at_least, exposure.subject):
+            starts.update(int(d) for d in exposure.curve.depths if d > at_least)
     starts.update(d for d, _ in path.noise_depths if d > at_least)
     stop = path.tip
     for start in sorted(starts, reverse=True):
@@ -209,11 +209,15 @@ def _latest_allowed(
 def largest_psi_on_the_way(exposures: Sequence[Exposure], depth: int) -> float:
     """The largest Psi any subject that is not covered at `depth` had at or before it."""
     return max(
-        (one.largest_until(depth) for one in exposures if not is_covered(one.path, depth, one.subject)),
+        (
+            exposure.largest_until(depth)
+            for exposure in exposures
+            if not is_covered(exposure.path, depth, exposure.subject)
+        ),
         default=0.0,
     )
 
 
 def largest_psi(exposures: Sequence[Exposure], depth: int) -> float:
     """The largest Psi at `depth` over subjects, covered or not: what the certificate's Psi states."""
-    return float(np.max([one.curve.one(depth) for one in exposures], initial=0.0))
+    return float(np.max([exposure.curve.one(depth) for exposure in exposures], initial=0.0))
