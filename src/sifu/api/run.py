@@ -53,7 +53,7 @@ class Run(RunRequests):
             if writer.phase == "training":
                 check_integrity(writer)
                 worker = Worker(writer, engine, progress)
-                worker.mailbox.take_in()
+                worker.inbox.take_in()
                 worker.train()
         return self
 

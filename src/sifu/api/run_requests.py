@@ -20,7 +20,7 @@ from sifu.planning.plan import Plan
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
 from sifu.requests.given_terms import LEVELS, check_level, make_terms
-from sifu.requests.mailbox import take_in
+from sifu.requests.opening_letters import take_in
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.receiving import DEADLINE_DAYS, check_new, receive
 from sifu.requests.request_record import PublicRequest, RequestStep, decide, history_of, public_record

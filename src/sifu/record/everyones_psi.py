@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sifu.record.run_view import RunView
+from sifu.store.history_rows import ParticipationRows
 from sifu.store.reader import RunReader
-from sifu.store.rows import ParticipationRows
 from sifu.theory.history import PathNode
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 

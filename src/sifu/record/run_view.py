@@ -17,8 +17,8 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.record.evaluations import ACTIVE
 from sifu.record.regularities import Regularities
+from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import RunReader, readable
-from sifu.store.rows import NodeRow, ParticipationRows
 from sifu.store.table_rows import ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.facts import TrainingFacts
@@ -64,8 +64,8 @@ class RunView:
         key = ("regularities", len(self.clients))
         if key not in constants:
             constants[key] = Regularities.of(self.clients, self.facts, self.spec)
-        found: Regularities = constants[key]
-        return found
+        regularities: Regularities = constants[key]
+        return regularities
 
     def rate_source(self, leaving: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""
@@ -86,7 +86,7 @@ class RunView:
         }
         nodes = (row.node for row in self.reader.node_rows())
         return max(
-            (one.position for one in nodes if one.branch == 0 and one.kind == "round" and one.node in evaluated),
+            (node.position for node in nodes if node.branch == 0 and node.kind == "round" and node.node in evaluated),
             default=None,
         )
 
@@ -97,8 +97,8 @@ class RunView:
         key = ("index of", len(self.clients))
         if key not in constants:
             constants[key] = {client.name: index for index, client in enumerate(self.clients)}
-        found: dict[str, int] = constants[key]
-        return found
+        indices: dict[str, int] = constants[key]
+        return indices
 
     @cached_property
     def population_samples(self) -> int:
@@ -219,8 +219,10 @@ class RunView:
         budget to be kept.
         """
         key = f"subjects of {protection} before {before_order}"
-        found: tuple[Subject, ...] = self.reader.remembered(key, lambda: self._find_earlier(before_order, protection))
-        return found
+        subjects: tuple[Subject, ...] = self.reader.remembered(
+            key, lambda: self._find_earlier(before_order, protection)
+        )
+        return subjects
 
     def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
         by_request = {request.request: request for request in self.requests}

@@ -27,7 +27,7 @@ from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.rehearsal import rehearse
 from sifu.record.run_view import RunView
 from sifu.store.client_accuracy import write_standing
-from sifu.store.rows import NodeRow, ParticipationRows
+from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import NewUpdates
 from sifu.store.writer import NewModel, NewRows, RunWriter

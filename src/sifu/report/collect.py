@@ -13,8 +13,8 @@ from sifu.core.method_info import method_info
 from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
 from sifu.record.run_view import RunView
 from sifu.report.psi import psi_panel
+from sifu.store.history_rows import ParticipationRows
 from sifu.store.reader import RunReader
-from sifu.store.rows import ParticipationRows
 from sifu.store.table_rows import EvaluationRow, RequestRow
 from sifu.theory.calibration import noise_multiplier, true_positive_rate
 from sifu.theory.history import PathNode

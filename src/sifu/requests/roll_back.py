@@ -18,7 +18,7 @@ from sifu.record.run_view import RunView
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
 from sifu.store.actor import actor_name
 from sifu.store.client_accuracy import remove_standing
-from sifu.store.rows import NodeRow
+from sifu.store.history_rows import NodeRow
 from sifu.store.table_rows import EvaluationRow, ModelRow
 from sifu.store.updates import NewUpdates, only_clients
 from sifu.store.writer import NewModel, NewRows, RunWriter

@@ -24,7 +24,7 @@ from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.given_terms import check_level
 from sifu.requests.issuing import issue_certificates
-from sifu.requests.mailbox import Mailbox
+from sifu.requests.opening_letters import WatchedInbox
 from sifu.requests.roll_back import RollBack
 from sifu.store.actor import actor_name
 from sifu.store.table_rows import RequestRow
@@ -43,11 +43,11 @@ class Worker:
         writer: RunWriter,
         engine: Engine,
         progress: ProgressCallback | None = None,
-        mailbox: Mailbox | None = None,
+        inbox: WatchedInbox | None = None,
         tell: Tell = log.info,
     ) -> None:
         self.writer, self.engine, self.progress, self._tell = writer, engine, progress, tell
-        self.mailbox = mailbox or Mailbox(writer)
+        self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
         self.refused: dict[str, NotCertifiableError] = {}
@@ -58,8 +58,8 @@ class Worker:
 
         False if there was nothing to do.
         """
-        if self.mailbox.waiting():
-            self.mailbox.take_in()
+        if self.inbox.waiting():
+            self.inbox.take_in()
         if self.finish_running() or self.carry_out_next(min_level):
             return True
         if self.writer.phase == "training":
@@ -133,9 +133,9 @@ class Worker:
         """Recorded rounds until the stop rule holds; letters are taken in between two, and end it if wanted (None)."""
         while True:
             training = RecordedTraining(self.engine, self.writer, RunView(self.writer), stop)
-            if training.run(phase, self.progress, self.mailbox.waiting):
+            if training.run(phase, self.progress, self.inbox.waiting):
                 return training
-            self.mailbox.take_in()
+            self.inbox.take_in()
             if until_letter:
                 return None
 

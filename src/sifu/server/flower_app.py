@@ -136,11 +136,11 @@ def serve_on_flower(
             "move it out of the app, and name the new place in the app's config",
             folder,
         )
-    office = _Office(grid, settings, patience, spec, listed, make_blueprint, tell)
+    registry = _ClientRegistry(grid, settings, patience, spec, listed, make_blueprint, tell)
     if (folder / DATABASE).exists():
-        engine = office.continue_run(folder)
+        engine = registry.continue_run(folder)
     else:
-        engine = office.begin_run(folder)
+        engine = registry.begin_run(folder)
     run = open_run(folder, engine=engine)
     run.engine()  # refuses clients or a model that are not those of the run
     return serve(
@@ -151,8 +151,8 @@ def serve_on_flower(
         min_level=min_level,
         progress=progress,
         tell=tell,
-        after_mail=office.update_keys,
-        more_mail=office.newcomer_waits,
+        after_mail=registry.update_keys,
+        more_mail=registry.newcomer_waits,
     )
 
 
@@ -174,7 +174,7 @@ def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -
         )
 
 
-class _Office:
+class _ClientRegistry:
     """Knows who the clients are: from the list, from their profiles, from the ledger."""
 
     def __init__(

@@ -16,7 +16,7 @@ from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.run_view import RunView
 from sifu.requests.client_list import recorded_clients
-from sifu.requests.mailbox import LOOK_EVERY, Mailbox
+from sifu.requests.opening_letters import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker
 from sifu.store import keys
 from sifu.store.writer import RunWriter
@@ -49,11 +49,11 @@ def serve(
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
         # Whoever was blocked or asked to be forgotten is not asked for even one round more.
-        mailbox = Mailbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
-        worker = Worker(writer, engine, _recording(writer, engine, progress), mailbox, tell)
+        inbox = WatchedInbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
+        worker = Worker(writer, engine, _recording(writer, engine, progress), inbox, tell)
         idle_since, told = time.monotonic(), False
         try:
-            mailbox.take_in()
+            inbox.take_in()
             while True:
                 if worker.step(min_level):
                     idle_since, told = time.monotonic(), False

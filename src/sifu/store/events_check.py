@@ -16,9 +16,9 @@ import numpy as np
 from sifu.core.ledger import Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.certificate_path import FORMS
+from sifu.store.history_rows import NodeRow
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
-from sifu.store.rows import NodeRow
 from sifu.store.updates import FILE_NAME
 
 _CREATED_WITH = (

@@ -15,7 +15,7 @@ import numpy as np
 from sifu.errors import RunDamagedError
 from sifu.store.connection import RunConnection, Version
 from sifu.store.database import UNUSABLE
-from sifu.store.rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
+from sifu.store.history_rows import PARTICIPATION_DTYPE, NodeRow, ParticipationRows
 
 _TURN = threading.Lock()
 TURN_SECONDS = 10.0

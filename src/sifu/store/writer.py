@@ -33,13 +33,13 @@ from sifu.store.database import (
     transaction,
 )
 from sifu.store.head_file import signs_of_an_older_database, write_head
+from sifu.store.history_rows import NodeRow, ParticipationRows, clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
-from sifu.store.rows import NodeRow, ParticipationRows, clients_digest, rows_digest
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 from sifu.theory.facts import ClientProfile, TrainingFacts

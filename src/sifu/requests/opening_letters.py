@@ -80,7 +80,7 @@ def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
     return RequestTerms.from_mapping(content)
 
 
-class Mailbox:
+class WatchedInbox:
     """The inbox of a run that this process writes to; `after` is called with the writer when letters were taken in.
 
     `look_every` seconds pass between two looks; 0 looks between any two rounds. `also` says that something else waits.
