@@ -36,8 +36,8 @@ def test_reasons_and_letters_are_shown_harmlessly(own_trained: Path, cli: Comman
     assert cli("requests", "decide", own_trained, "q", "refused", "--reason", f"{CLEAR}because").code == 0
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / f"re{CLEAR}quest.a.json").write_text("{}")
-    for command in ("requests", "status", "verify"):
-        answer = cli(command, own_trained)
+    for command in ("requests list", "status", "verify"):
+        answer = cli(*command.split(), own_trained)
         assert answer.code == 0
         assert "\x1b" not in answer.out + answer.err
     assert "because" in cli("requests", "list", own_trained).out

@@ -195,7 +195,7 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, pays: 
         return suggestions
     if spec.local.weight_decay == 0.0 and facts.smooth_model and measured.kind != "smooth":
         steps = max(client.local_steps for client in view.clients)
-        # L = (1 - eta lambda)^K a round; with L = 0.98 Psi stops growing after some 50 rounds.
+        # L = (1 - eta lambda)^K per round; with L = 0.98 Psi stops growing after some 50 rounds.
         decay = 0.02 / (measured.local_rate * steps)
         suggestions.append(
             f"Try local.weight_decay = {decay:.2g}: then L is about 0.98 a round, and Psi stops growing after some 50 "
