@@ -46,7 +46,7 @@ def test_processes_and_interrupts_leave_the_table_of_a_single_process(tmp_path: 
 
 def test_what_a_part_cannot_do_is_named(tmp_path: Path) -> None:
     result = run_in_processes(options(tmp_path / "out", datasets=("mnist",), seeds=(1,), data=tmp_path), 2)
-    assert [one.unit.name for one in result.failures] == ["mnist-seed1"] or "mnist" in result.failures[0].error
+    assert [failure.task.name for failure in result.failures] == ["mnist-seed1"] or "mnist" in result.failures[0].error
     assert (tmp_path / "out" / "failures.txt").exists()
 
 

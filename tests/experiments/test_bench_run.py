@@ -113,7 +113,7 @@ def test_what_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(runner_module, "TrajectoryRun", failing)
     result = Bench(options(tmp_path / "out")).run()
-    assert [one.unit.name for one in result.failures] == ["digits--seed1--ours--sifu"]
+    assert [failure.task.name for failure in result.failures] == ["digits--seed1--ours--sifu"]
     assert "the lights went out" in (tmp_path / "out" / "failures.txt").read_text()
     done = {(row["method"], row["preset"]) for row in result.table.rows}
     assert ("scratch", "paper") in done
@@ -223,23 +223,23 @@ class LoneEngine:
         self.closed += 1
 
 
-class NamedUnit:
+class NamedTask:
     def __init__(self, name: str) -> None:
         self.name, self.spec = name, None
 
 
-def test_in_threads_a_failure_ends_one_unit_and_closes_its_engine() -> None:
+def test_in_threads_a_failure_ends_one_task_and_closes_its_engine() -> None:
     engines = [LoneEngine() for _ in range(3)]
     meeting = threading.Barrier(3, timeout=20)
 
-    def work(unit: NamedUnit, engine: LoneEngine) -> None:
+    def work(task: NamedTask, engine: LoneEngine) -> None:
         meeting.wait()  # all of them run at the same time
-        if unit.name == "b":
+        if task.name == "b":
             raise ValueError("no")
 
-    pairs = [(NamedUnit(name), engine) for name, engine in zip("abc", engines, strict=True)]
+    pairs = [(NamedTask(name), engine) for name, engine in zip("abc", engines, strict=True)]
     failures = in_threads(pairs, work, threading.Event())  # type: ignore[type-var, arg-type]
-    assert [one.unit.name for one in failures] == ["b"]
+    assert [failure.task.name for failure in failures] == ["b"]
     assert "ValueError: no" in failures[0].trace
     assert [one.closed for one in engines] == [1, 1, 1]
 

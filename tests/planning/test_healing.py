@@ -87,7 +87,7 @@ def test_what_is_left_of_noise_is_that_of_its_spectrum(decay: float, rate: float
         each = h * (1.0 - rate * h) ** (2 * rounds)
         # A sum of chi-squares: its mean, within four standard deviations of one draw.
         error = math.sqrt(2.0 * float(each @ each)) / float(each.sum())
-        assert left == pytest.approx(0.5 * healed.sigma**2 * float(each.sum()), rel=4.0 * error + 1e-9)
+        assert left == pytest.approx(0.5 * healed.noise_std**2 * float(each.sum()), rel=4.0 * error + 1e-9)
 
 
 def test_three_models_go_through_two_rounds_and_less_where_training_was_short() -> None:
@@ -195,7 +195,7 @@ def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> N
         assert (row.loss, row.accuracy, row.samples) == (found.loss, found.accuracy, 720)
     healed = healed_noise(list(rows.values()))
     assert healed is not None
-    assert healed.sigma == pytest.approx(0.75 * tip.distance / math.sqrt(model.size))
+    assert healed.noise_std == pytest.approx(0.75 * tip.distance / math.sqrt(model.size))
     assert healed.losses[0] > healed.losses[1] > 0.0
     assert sifu.open_run(trained).verify().problems == []
 
@@ -226,8 +226,8 @@ def test_a_plan_goes_by_them_and_needs_nobody(trained: Path, tmp_path: Path) -> 
     healed = healed_noise(rows_of(folder))
     assert healed is not None
     tip = with_rounds.view.path.tip
-    later = [with_rounds.expected(tip, share * healed.sigma) for share in (0.1, 0.5, 1.0, 2.0, 4.0)]
+    later = [with_rounds.expected(tip, share * healed.noise_std) for share in (0.1, 0.5, 1.0, 2.0, 4.0)]
     assert later == sorted(later)
     # The luck of small noise is wide, that of large noise narrow.
-    spreads = [with_rounds.measure.spread(share * healed.sigma) for share in (0.1, 1.0, 4.0)]
+    spreads = [with_rounds.measure.spread(share * healed.noise_std) for share in (0.1, 1.0, 4.0)]
     assert spreads == pytest.approx([1.5, 0.53, 0.1325])

@@ -144,7 +144,7 @@ def test_the_equation_holds_at_the_prediction(trained: Path, tmp_path: Path, rou
         chances = [(scatter, luck) for scatter in SCATTER for luck in LUCK]
         for (scatter, luck), k in zip(chances, times, strict=True):
             k = np.array([k - 1.0, k])
-            level = measure.level + scatter * measure.scatter
+            level = measure.goal + scatter * measure.scatter
             share = 1.0 + measure.spread(sigma) * luck
             sides = measure.curve(tip + k) + share * measure.harm(sigma, k) - level
             assert sides[1] <= 1e-12
@@ -160,7 +160,7 @@ def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Pat
     forecast = Forecast(view)
     measure, tip = forecast.measure, view.path.tip
     assert measure is not None
-    gained = measure.level - float(measure.curve(float(view.path.rounds_until(tip))))
+    gained = measure.goal - float(measure.curve(float(view.path.rounds_until(tip))))
     left = float(measure.harm(0.2, np.array([float(outcome.rounds)]))[0])
     assert forecast.luck == pytest.approx(np.clip(gained / left, 0.0, MOST_LUCK))
     # What is left of that noise counts in the next prediction.

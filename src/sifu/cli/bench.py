@@ -191,7 +191,7 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
                 "summary": rows,
                 "figures": [str(path) for path in figures],
                 "notes": result.notes,
-                "failures": [{"unit": failure.unit.name, "error": failure.error} for failure in result.failures],
+                "failures": [{"unit": failure.task.name, "error": failure.error} for failure in result.failures],
             }
         )
     else:
@@ -203,7 +203,7 @@ def _show(result: Result, folder: Path, figures: list[Path], as_json: bool) -> N
             console.print(f"Note: {note}.", style="yellow", markup=False)
     for failure in result.failures:
         err.print(
-            f"failed: {failure.unit.name}: {failure.error} (see {folder / 'failures.txt'})", style="red", markup=False
+            f"failed: {failure.task.name}: {failure.error} (see {folder / 'failures.txt'})", style="red", markup=False
         )
 
 

@@ -45,13 +45,13 @@ class BenchProgress(ShownBar):
             if self._terminal:
                 self._bar.update(
                     self._task,
-                    description=update.unit[:44],
+                    description=update.task[:44],
                     completed=update.done,
                     total=update.total or None,
                     text=update.text + left,
                 )
             if update.finished:
-                line = f"{update.done}/{update.total} {update.unit}: {update.text}"
+                line = f"{update.done}/{update.total} {update.task}: {update.text}"
                 err.print(line if self._terminal else line + left, markup=False, soft_wrap=True)
 
     def _time_left(self, update: Update) -> str:

@@ -1,6 +1,6 @@
 """Where engines come from: one after the other on a CPU, many at once as lanes of one program on a GPU.
 
-A unit of work has a `spec`; `work(unit, engine)` does it. What goes wrong with one unit is recorded and the others go
+A task of work has a `spec`; `work(task, engine)` does it. What goes wrong with one task is recorded and the others go
 on. An interrupt stops all of them at their next round, and every finished round is kept.
 """
 
@@ -32,14 +32,14 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-class Unit(Named, Protocol):
+class Task(Named, Protocol):
     """Something that needs an engine."""
 
     @property
     def spec(self) -> Spec: ...
 
 
-AnyUnit = TypeVar("AnyUnit", bound=Unit)
+AnyTask = TypeVar("AnyTask", bound=Task)
 AnyNamed = TypeVar("AnyNamed", bound=Named)
 DEFAULT_LANES = 48
 MOST_KEPT = 8
@@ -48,20 +48,20 @@ MOST_KEPT = 8
 
 @dataclass(frozen=True)
 class Failure(Generic[AnyNamed]):
-    """A unit that could not be finished, and why."""
+    """A task that could not be finished, and why."""
 
-    unit: AnyNamed
+    task: AnyNamed
     error: str
     trace: str
 
     @staticmethod
-    def of(unit: AnyNamed, error: BaseException) -> Failure[AnyNamed]:
+    def of(task: AnyNamed, error: BaseException) -> Failure[AnyNamed]:
         """From the exception that ended it."""
-        return Failure(unit, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        return Failure(task, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
 class StoppedError(Exception):
-    """Raised in a unit's thread at its next round after an interrupt."""
+    """Raised in a task's thread at its next round after an interrupt."""
 
 
 class ClientCache:
@@ -84,31 +84,31 @@ class ClientCache:
 
 
 class EngineSource(Protocol):
-    """Decides which engine a unit gets, and what runs at the same time."""
+    """Decides which engine a task gets, and what runs at the same time."""
 
     stop: threading.Event
 
-    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
-        """Do all the units; returns those that failed."""
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        """Do all the tasks; returns those that failed."""
         ...
 
 
 class OneByOne:
-    """Engines of this process, one unit after the other; units of the same federation share one."""
+    """Engines of this process, one task after the other; tasks of the same federation share one."""
 
     def __init__(self, cache: ClientCache) -> None:
         self._cache = cache
         self._last: tuple[Any, Engine] | None = None
         self.stop = threading.Event()
 
-    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
         """One after the other, in this thread."""
         failures = []
-        for unit in units:
+        for task in tasks:
             try:
-                work(unit, self._engine(unit.spec))
+                work(task, self._engine(task.spec))
             except Exception as error:
-                failures.append(Failure.of(unit, error))
+                failures.append(Failure.of(task, error))
         return failures
 
     def _engine(self, spec: Spec) -> Engine:
@@ -120,39 +120,39 @@ class OneByOne:
 
 
 class OnFlower:
-    """Flower's simulation: virtual nodes on this machine, one unit after the other (`engines.flower.simulation`)."""
+    """Flower's simulation: virtual nodes on this machine, one task after the other (`engines.flower.simulation`)."""
 
     def __init__(self, cache: ClientCache) -> None:
         self._cache = cache
         self.stop = threading.Event()
 
-    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
-        """All units in one simulation, with as many nodes as the largest federation has clients."""
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        """All tasks in one simulation, with as many nodes as the largest federation has clients."""
         from sifu.engines.flower.simulation import enter_federation, simulate
 
-        failures: list[Failure[AnyUnit]] = []
-        with_data: list[tuple[AnyUnit, Any]] = []
-        for unit in units:
+        failures: list[Failure[AnyTask]] = []
+        with_data: list[tuple[AnyTask, Any]] = []
+        for task in tasks:
             try:
-                with_data.append((unit, self._cache.clients(unit.spec)))
+                with_data.append((task, self._cache.clients(task.spec)))
             except Exception as error:
-                failures.append(Failure.of(unit, error))
+                failures.append(Failure.of(task, error))
         if not with_data:
             return failures
 
         def serve(grid: Any) -> None:
             last: tuple[Any, Engine] | None = None
-            for unit, data in with_data:
+            for task, data in with_data:
                 try:
-                    key = (unit.spec.seed, *same_program(unit.spec))
+                    key = (task.spec.seed, *same_program(task.spec))
                     if last is None or last[0] != key:
-                        spec = replace(unit.spec, model=replace(unit.spec.model, outputs=known_outputs(unit.spec)))
+                        spec = replace(task.spec, model=replace(task.spec.model, outputs=known_outputs(task.spec)))
                         last = (key, enter_federation(grid, Path(folder), spec, data, preprocessing_of(spec)))
-                    work(unit, last[1])
+                    work(task, last[1])
                 except StoppedError:
                     return
                 except Exception as error:
-                    failures.append(Failure.of(unit, error))
+                    failures.append(Failure.of(task, error))
 
         with tempfile.TemporaryDirectory(prefix="sifu-flower-") as folder:
             try:
@@ -164,67 +164,67 @@ class OnFlower:
 
 
 class Lanes:
-    """Engines that run as lanes of one batched program, a thread for each unit (see `sifu.engines.sim.lanes`)."""
+    """Engines that run as lanes of one batched program, a thread for each task (see `sifu.engines.sim.lanes`)."""
 
     def __init__(self, cache: ClientCache, device: str, lanes: int, precision: str = "float32") -> None:
         self._cache, self._device, self._lanes, self._precision = cache, device, lanes, precision
         self.stop = threading.Event()
 
-    def run(self, units: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
-        """Units of one federation's shape at a time, at most `lanes` of them at once."""
-        groups: dict[Any, list[AnyUnit]] = {}
-        for unit in units:
-            groups.setdefault(same_program(unit.spec), []).append(unit)
-        failures: list[Failure[AnyUnit]] = []
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        """Tasks of one federation's shape at a time, at most `lanes` of them at once."""
+        groups: dict[Any, list[AnyTask]] = {}
+        for task in tasks:
+            groups.setdefault(same_program(task.spec), []).append(task)
+        failures: list[Failure[AnyTask]] = []
         for group in groups.values():
             for first in range(0, len(group), self._lanes):
                 failures += self._run_group(group[first : first + self._lanes], work)
         return failures
 
-    def _run_group(self, group: Sequence[AnyUnit], work: Callable[[AnyUnit, Engine], None]) -> list[Failure[AnyUnit]]:
+    def _run_group(self, group: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
         from sifu.engines.sim.lanes import lane_engines
 
         # Lanes of one seed differ in what is asked of them, not in who takes part: they share a federation.
         federations: dict[int, SimulatedFederation] = {}
-        programs: dict[LocalTraining, list[AnyUnit]] = {}
-        failures: list[Failure[AnyUnit]] = []
-        for unit in group:
+        programs: dict[LocalTraining, list[AnyTask]] = {}
+        failures: list[Failure[AnyTask]] = []
+        for task in group:
             try:
-                if unit.spec.seed not in federations:
-                    engine = engine_from_spec(unit.spec, self._cache.clients(unit.spec))[0]
-                    federations[unit.spec.seed] = cast("SimulatedFederation", engine)
+                if task.spec.seed not in federations:
+                    engine = engine_from_spec(task.spec, self._cache.clients(task.spec))[0]
+                    federations[task.spec.seed] = cast("SimulatedFederation", engine)
                 # An automatic local rate may differ between seeds: then they are programs of their own.
-                programs.setdefault(federations[unit.spec.seed].training, []).append(unit)
+                programs.setdefault(federations[task.spec.seed].training, []).append(task)
             except Exception as error:
-                failures.append(Failure.of(unit, error))
-        for units in programs.values():
+                failures.append(Failure.of(task, error))
+        for tasks in programs.values():
             try:
                 engines = lane_engines(
-                    [federations[unit.spec.seed] for unit in units],
-                    [self._cache.clients(unit.spec) for unit in units],
+                    [federations[task.spec.seed] for task in tasks],
+                    [self._cache.clients(task.spec) for task in tasks],
                     self._device,
                     self._precision,
                 )
             except Exception as error:
-                failures += [Failure.of(unit, error) for unit in units]
+                failures += [Failure.of(task, error) for task in tasks]
                 continue
-            failures += in_threads(list(zip(units, engines, strict=True)), work, self.stop)
+            failures += in_threads(list(zip(tasks, engines, strict=True)), work, self.stop)
         return failures
 
 
 def in_threads(
-    pairs: Sequence[tuple[AnyUnit, Engine]], work: Callable[[AnyUnit, Engine], None], stop: threading.Event
-) -> list[Failure[AnyUnit]]:
-    """A thread for each unit; an engine is closed as soon as its unit is done, so that nobody waits for it."""
-    failures: list[Failure[AnyUnit]] = []
+    pairs: Sequence[tuple[AnyTask, Engine]], work: Callable[[AnyTask, Engine], None], stop: threading.Event
+) -> list[Failure[AnyTask]]:
+    """A thread for each task; an engine is closed as soon as its task is done, so that nobody waits for it."""
+    failures: list[Failure[AnyTask]] = []
 
-    def carry_out(unit: AnyUnit, engine: Engine) -> None:
+    def carry_out(task: AnyTask, engine: Engine) -> None:
         try:
-            work(unit, engine)
+            work(task, engine)
         except StoppedError:
             pass
         except BaseException as error:
-            failures.append(Failure.of(unit, error))
+            failures.append(Failure.of(task, error))
         finally:
             close = getattr(engine, "close", None)
             if close is not None:

@@ -1,6 +1,6 @@
 """Running an experiment: trainings, then trajectories, data set by data set; resumable at any instant.
 
-The table says what is done. What is missing is done; a unit half done goes on from its run folder.
+The table says what is done. What is missing is done; a task half done goes on from its run folder.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Update:
-    """What a progress display shows: units done of all, and what one of them is doing."""
+    """What a progress display shows: tasks done of all, and what one of them is doing."""
 
     done: int
     total: int
-    unit: str
+    task: str
     text: str
     finished: bool = False
 
@@ -85,7 +85,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class DistanceUnit:
+class DistanceTask:
     """One training with and without some clients."""
 
     dataset: str
@@ -196,18 +196,18 @@ class Bench:
         for dataset in self.datasets:
             trajectories = [trajectory for trajectory in missing if trajectory.training.dataset == dataset]
             trainings = tuple(dict.fromkeys(trajectory.training for trajectory in trajectories))
-            failed = source.run(trainings, lambda unit, engine: self._train(unit, engine, source, result.table))
+            failed = source.run(trainings, lambda task, engine: self._train(task, engine, source, result.table))
             result.failures += failed
-            lost = {trajectory.unit for trajectory in failed}
+            lost = {trajectory.task for trajectory in failed}
             ready = [trajectory for trajectory in trajectories if trajectory.training not in lost]
             ready.sort(
                 key=lambda trajectory: (trajectory.training.seed, trajectory.training.name)
-            )  # units of one federation share an engine
+            )  # tasks of one federation share an engine
             result.failures += source.run(
-                ready, lambda unit, engine: self._carry_out(unit, engine, source, result.table)
+                ready, lambda task, engine: self._carry_out(task, engine, source, result.table)
             )
             if not self.options.keep_runs and not any(
-                _dataset_of(failure.unit) == dataset for failure in result.failures
+                _dataset_of(failure.task) == dataset for failure in result.failures
             ):
                 # Also what an interrupted session was done with but did not live to remove.
                 every = [trajectory for trajectory in work.trajectories if trajectory.training.dataset == dataset]
@@ -224,50 +224,50 @@ class Bench:
             table.has(trajectory.place(self.experiment.name, k)) for k in range(1, trajectory.requests.count + 1)
         )
 
-    def _folder(self, unit: Training | Trajectory) -> Path:
+    def _folder(self, task: Training | Trajectory) -> Path:
         folder = self.options.out / RUNS
         folder.mkdir(exist_ok=True)
-        return folder / unit.name
+        return folder / task.name
 
-    def _train(self, unit: Training, engine: Engine, source: EngineSource, table: Table) -> None:
+    def _train(self, task: Training, engine: Engine, source: EngineSource, table: Table) -> None:
         started = time.monotonic()
-        progress = self._progress_of(unit.name, source)
+        progress = self._progress_of(task.name, source)
         try:
-            run = train_run(unit, self._folder(unit), engine, progress, self.options.data)
+            run = train_run(task, self._folder(task), engine, progress, self.options.data)
         except RoundRejectedError:
             # A training that diverges is a result: requests go on from its last good state, and are rows as well.
-            run = open_run(self._folder(unit), engine=engine)
-        table.add(training_row(unit, run, self.experiment.name, time.monotonic() - started))
+            run = open_run(self._folder(task), engine=engine)
+        table.add(training_row(task, run, self.experiment.name, time.monotonic() - started))
 
-    def _carry_out(self, unit: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
-        requests = self._requests_of(unit)
-        folder = self._folder(unit)
-        marks = self._fresh_marks(unit.spec) if unit.spec.data.watermark else None
-        before = sum(table.has(unit.place(self.experiment.name, k)) for k in range(1, len(requests) + 1))
-        progress = self._progress_of(unit.name, source)
+    def _carry_out(self, task: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
+        requests = self._requests_of(task)
+        folder = self._folder(task)
+        marks = self._fresh_marks(task.spec) if task.spec.data.watermark else None
+        before = sum(table.has(task.place(self.experiment.name, k)) for k in range(1, len(requests) + 1))
+        progress = self._progress_of(task.name, source)
         TrajectoryRun(
-            unit, folder, self._folder(unit.training), engine, table, self.experiment.name, progress, marks
+            task, folder, self._folder(task.training), engine, table, self.experiment.name, progress, marks
         ).carry_out(requests)
         with self._lock:
             self._done += len(requests) - before
             update = Update(
-                self._done, self._total, unit.name, self._summary(unit, table, len(requests)), finished=True
+                self._done, self._total, task.name, self._summary(task, table, len(requests)), finished=True
             )
         self.report(update)
         if not self.options.keep_runs:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _requests_of(self, unit: Trajectory) -> list[list[str]]:
+    def _requests_of(self, task: Trajectory) -> list[list[str]]:
         """Who asks; the clients' data are looked at once for all methods."""
-        key = (unit.spec.seed, unit.spec.data, unit.requests, unit.request_set)
+        key = (task.spec.seed, task.spec.data, task.requests, task.request_set)
         with self._lock:
             if key not in self._chosen:
-                clients = self.cache.clients(unit.spec)
-                self._chosen[key] = choose_requests(clients, unit.spec, unit.requests, unit.request_set)
+                clients = self.cache.clients(task.spec)
+                self._chosen[key] = choose_requests(clients, task.spec, task.requests, task.request_set)
             return self._chosen[key]
 
-    def _summary(self, unit: Trajectory, table: Table, requests: int) -> str:
-        wanted = unit.place(self.experiment.name, 0)
+    def _summary(self, task: Trajectory, table: Table, requests: int) -> str:
+        wanted = task.place(self.experiment.name, 0)
         rows = [row for row in table.rows if all(row[key] == wanted[key] for key in wanted if key != "request")]
         rounds = [row["rounds"] + (row["extra_rounds"] or 0) for row in rows]
         missed = sum(not row["reached"] for row in rows)
@@ -303,39 +303,39 @@ class Bench:
     # -- distances ---------------------------------------------------------------------------------------
 
     def _run_distances(self, source: EngineSource, result: Result) -> None:
-        units = []
+        tasks = []
         for dataset in self.datasets:
             for seed in self.options.seeds:
                 for variant in combinations(self.experiment.grid or {}):
                     spec, notes = distance_spec(self.experiment, dataset, seed, self.options.scale, variant)
                     result.notes += [note for note in notes if note not in result.notes]
-                    units.append(DistanceUnit(dataset, seed, variant_text(variant), spec))
+                    tasks.append(DistanceTask(dataset, seed, variant_text(variant), spec))
         last = self._last_measurement
-        missing = [unit for unit in units if not result.table.has(self._distance_place(unit, last))]
-        self._done, self._total = len(units) - len(missing), len(units)
-        result.failures += source.run(missing, lambda unit, engine: self._measure(unit, engine, result.table))
+        missing = [task for task in tasks if not result.table.has(self._distance_place(task, last))]
+        self._done, self._total = len(tasks) - len(missing), len(tasks)
+        result.failures += source.run(missing, lambda task, engine: self._measure(task, engine, result.table))
 
     @property
     def _last_measurement(self) -> int:
-        """The number of the last row of a unit: it says that the unit is done."""
+        """The number of the last row of a task: it says that the task is done."""
         distance = self.experiment.distance
         return -(-distance.rounds // distance.every) * distance.clients
 
-    def _distance_place(self, unit: DistanceUnit, number: int) -> dict[str, Any]:
+    def _distance_place(self, task: DistanceTask, number: int) -> dict[str, Any]:
         return {
             "experiment": self.experiment.name,
-            "dataset": unit.dataset,
-            "seed": unit.seed,
+            "dataset": task.dataset,
+            "seed": task.seed,
             "preset": "",
             "method": "",
-            "variant": unit.variant,
+            "variant": task.variant,
             "request": number,
         }
 
-    def _measure(self, unit: DistanceUnit, engine: Engine, table: Table) -> None:
+    def _measure(self, task: DistanceTask, engine: Engine, table: Table) -> None:
         wanted = self.experiment.distance
         everyone = np.arange(len(engine.clients))
-        chosen = keyed_generator(unit.seed, "taken out").choice(everyone, size=wanted.clients, replace=False)
+        chosen = keyed_generator(task.seed, "taken out").choice(everyone, size=wanted.clients, replace=False)
         started, number = time.monotonic(), 0
         try:
             for model, measured in measure_distances(engine, sorted(chosen), wanted.rounds, wanted.every):  # type: ignore[arg-type]
@@ -343,7 +343,7 @@ class Bench:
                 for row in measured:
                     number += 1
                     table.add(
-                        self._distance_place(unit, number)
+                        self._distance_place(task, number)
                         | {
                             "client": row.client,
                             "round": row.round,
@@ -357,11 +357,11 @@ class Bench:
             text = f"{number} measurements"
         except RoundRejectedError:
             # Hyper-parameters that diverge are part of the question; nothing is left to measure from here on.
-            table.add(self._distance_place(unit, self._last_measurement))
+            table.add(self._distance_place(task, self._last_measurement))
             text = f"diverged after {number // max(wanted.clients, 1) * wanted.every} rounds"
         with self._lock:
             self._done += 1
-            update = Update(self._done, self._total, unit.name, text, finished=True)
+            update = Update(self._done, self._total, task.name, text, finished=True)
         self.report(update)
 
     def write_failures(self, result: Result) -> None:
@@ -369,14 +369,14 @@ class Bench:
         path = self.options.out / FAILURES
         if result.failures:
             path.write_text(
-                "\n".join(f"{failure.unit.name}\n{failure.trace}" for failure in result.failures), encoding="utf-8"
+                "\n".join(f"{failure.task.name}\n{failure.trace}" for failure in result.failures), encoding="utf-8"
             )
         else:
             path.unlink(missing_ok=True)
 
 
-def _dataset_of(unit: Training | Trajectory) -> str:
-    return unit.training.dataset if isinstance(unit, Trajectory) else unit.dataset
+def _dataset_of(task: Training | Trajectory) -> str:
+    return task.training.dataset if isinstance(task, Trajectory) else task.dataset
 
 
 def distance_spec(

@@ -1,4 +1,4 @@
-"""Carrying out one unit of work through the public API, and measuring what came of it.
+"""Carrying out one task through the public API, and measuring what came of it.
 
 A trajectory's run folder is a copy of its training run. Each request has an id of its own and its row is written
 before the next one starts, so whatever an interruption leaves behind can be continued: the run finishes a request half

@@ -1,4 +1,4 @@
-"""The units of work: trainings, and the trajectories of requests that start from them."""
+"""The tasks of an experiment: trainings, and the trajectories of requests that start from them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One method answering a sequence of requests: the unit of work."""
+    """One method answering a sequence of requests: one task."""
 
     training: Training
     method: str

@@ -55,10 +55,10 @@ class FirstTraining:
     def rehearsed(self) -> dict[float, tuple[EvaluationRow, EvaluationRow]]:
         """Evaluations of the same model with noise and without it, by sigma."""
         return {
-            sigma: (noised, self.evaluated[node])
+            noise_std: (noised, self.evaluated[node])
             for node, noises in rehearsed_noises(self.evaluations).items()
             if node in self.evaluated
-            for sigma, noised in noises
+            for noise_std, noised in noises
         }
 
     @cached_property

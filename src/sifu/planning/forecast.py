@@ -88,7 +88,7 @@ class Forecast:
         now = self.first.evaluated.get(self.view.path.nodes[tip].node)
         if measure is None or now is None or not edges or edges[-1][1] == 0 or not now.accuracy >= self._target > 0.0:
             return 1.0
-        gained = measure.level - float(measure.curve(float(self.view.path.rounds_until(tip))))
+        gained = measure.goal - float(measure.curve(float(self.view.path.rounds_until(tip))))
         own = gained / max(float(_harm_left(measure, edges, np.zeros(1))[0]), 1e-300)
         return float(np.clip(own, 0.0, MOST_LUCK))
 
@@ -127,8 +127,8 @@ class Forecast:
         without_new = measure.curve(done + rounds) + self.luck * _harm_left(measure, earlier, rounds)
         new = _harm_left(measure, fresh, rounds) * min(1.0, self.first.length / max(done, 1.0))
         luck = 1.0 + measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
-        levels = measure.level + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
-        reached = without_new + luck[:, None] * new <= levels[:, None, None]
+        goals = measure.goal + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
+        reached = without_new + luck[:, None] * new <= goals[:, None, None]
         times: Floats = np.where(reached.any(axis=2), rounds[np.argmax(reached, axis=2)], rounds[-1])
         return times.ravel()
 

@@ -36,7 +36,7 @@ RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
 
 @dataclass(frozen=True)
 class Measure:
-    """What must fall to `level`: the share of wrong predictions (`of_errors`), or the loss.
+    """What must fall to `goal`: the share of wrong predictions (`of_errors`), or the loss.
 
     `harm` is what noise of a size still adds to it after some rounds, `spread` the standard deviation of its luck, and
     `scatter` how far single evaluations lie around the curve.
@@ -45,7 +45,7 @@ class Measure:
     of_errors: bool
     scatter: float
     curve: Callable[[Floats | float], Floats]
-    level: float
+    goal: float
     harm: Callable[[float, Floats], Floats]
     spread: Callable[[float], float]
 
@@ -61,23 +61,23 @@ def _measure_of_errors(first: FirstTraining, target: float) -> Measure | None:
     errors, healing = first.errors, _healing(first)
     if errors is None or healing is None:
         return None
-    level = errors.at_end
+    goal = errors.at_end
     if first.rounds_to_target is not None:
         # The round that came first to the target was lucky, and so will be the one that comes to it again.
-        level += (1.0 - target) - errors.last
+        goal += (1.0 - target) - errors.last
 
     def spread(noise_std: float) -> float:
         """Luck along the slope grows like sigma, the mean harm like sigma^2."""
-        return min(LARGEST_SPREAD, SPREAD_OF_LUCK * healing.sigma / noise_std) if noise_std > 0.0 else 0.0
+        return min(LARGEST_SPREAD, SPREAD_OF_LUCK * healing.noise_std / noise_std) if noise_std > 0.0 else 0.0
 
-    return Measure(True, errors.scatter, errors.errors, level, healing.errors, spread)
+    return Measure(True, errors.scatter, errors.errors, goal, healing.errors, spread)
 
 
 def _healing(first: FirstTraining) -> Healing | None:
     """How noise heals, where rounds were rehearsed."""
     rises = {
-        sigma: (noised.loss - plain.loss, plain.accuracy - noised.accuracy)
-        for sigma, (noised, plain) in first.rehearsed.items()
+        noise_std: (noised.loss - plain.loss, plain.accuracy - noised.accuracy)
+        for noise_std, (noised, plain) in first.rehearsed.items()
     }
     samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
     return Healing.of(healed_noise(first.evaluations), rises, samples, float(first.length))
@@ -98,8 +98,8 @@ def rise_of_loss(first: FirstTraining, parameters: int, noise_std: float) -> flo
     """How much noise of this size raises the loss before anything heals: rehearsed, else by the law above."""
     if noise_std == 0.0:
         return 0.0
-    rises = {sigma: noised.loss - plain.loss for sigma, (noised, plain) in first.rehearsed.items()}
-    pairs = sorted((math.log(sigma), math.log(rise / sigma**2)) for sigma, rise in rises.items() if rise > 0.0)
+    rises = {size: noised.loss - plain.loss for size, (noised, plain) in first.rehearsed.items()}
+    pairs = sorted((math.log(size), math.log(rise / size**2)) for size, rise in rises.items() if rise > 0.0)
     if pairs:
         sizes, ratios = zip(*pairs, strict=True)
         return float(np.exp(np.interp(math.log(noise_std), sizes, ratios))) * noise_std**2

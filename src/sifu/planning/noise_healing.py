@@ -29,9 +29,9 @@ _BEND = 0.7
 
 @dataclass(frozen=True)
 class Healing:
-    """`losses` are what noise of `sigma` adds after 0, 1, ... rounds; see above for the rest."""
+    """`losses` are what noise of `noise_std` adds after 0, 1, ... rounds; see above for the rest."""
 
-    sigma: float
+    noise_std: float
     losses: tuple[float, ...]
     exponent: float
     errors_per_loss: float
@@ -44,10 +44,10 @@ class Healing:
         healed: HealedNoise | None, rises: Mapping[float, tuple[float, float]], samples: int, training: float
     ) -> Healing | None:
         """From the rehearsed rounds, and by sigma the rise of loss and errors before any; None if they do not tell."""
-        if healed is None or healed.sigma not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
+        if healed is None or healed.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
             return None
-        at_once, _ = rises[healed.sigma]
-        small = [rise for sigma, rise in rises.items() if sigma <= healed.sigma]
+        at_once, _ = rises[healed.noise_std]
+        small = [rise for noise_std, rise in rises.items() if noise_std <= healed.noise_std]
         small += zip(healed.losses, healed.errors, strict=True)
         loss, wrong = (sum(values) for values in zip(*small, strict=True))
         errors_per_loss = max(wrong, 0.5 / samples) / loss
@@ -56,7 +56,7 @@ class Healing:
         if len(healed.losses) > 1:
             exponent = _EXPONENT + _EXPONENT_SHARE * math.log2(healed.losses[0] / healed.losses[1])
         return Healing(
-            healed.sigma,
+            healed.noise_std,
             (at_once, *healed.losses),
             float(np.clip(exponent, _LEAST_EXPONENT, _LARGEST_EXPONENT)),
             errors_per_loss,
@@ -71,7 +71,7 @@ class Healing:
         rehearsed = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))
         later = np.maximum(rounds, last)
         bend = (self.training + later) / (self.training + last)
-        size = (noise_std / self.sigma) ** 2
+        size = (noise_std / self.noise_std) ** 2
         return size * np.exp(rehearsed) * (later / last) ** -self.exponent * bend**-_BEND
 
     def errors(self, noise_std: float, rounds: Floats) -> Floats:

@@ -48,14 +48,15 @@ def rehearse(
     """Evaluations of noised copies of `model`, which has gone `distance` from the initial one and is at `position`."""
     if distance <= 0.0 or active.size == 0:
         return []
-    sigmas = {ratio * distance / math.sqrt(model.size): draws for ratio, draws in RATIOS.items()}
-    healed_sigma = HEALED_RATIO * distance / math.sqrt(model.size)
-    healed = _healed_copies(engine, model, healed_sigma, position, active, seed)
-    noised = _noised_copies(model, sigmas, keyed_generator(seed, "rehearsal"))
+    sizes = {ratio * distance / math.sqrt(model.size): draws for ratio, draws in RATIOS.items()}
+    healed_size = HEALED_RATIO * distance / math.sqrt(model.size)
+    healed = _healed_copies(engine, model, healed_size, position, active, seed)
+    noised = _noised_copies(model, sizes, keyed_generator(seed, "rehearsal"))
     models = chain(noised, (copy for copies in healed.values() for copy in copies))
     results = iter(evaluate_each(engine, models, active))
     rows = [
-        _averaged(node, f"{REHEARSED}{sigma!r}", list(islice(results, 2 * draws))) for sigma, draws in sigmas.items()
+        _averaged(node, f"{REHEARSED}{noise_std!r}", list(islice(results, 2 * draws)))
+        for noise_std, draws in sizes.items()
     ]
     after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in healed.items()]
     if None in after or len({row.samples for row in after if row}) > 1:
@@ -73,23 +74,23 @@ def _averaged(node: int, subset: str, evaluations: Sequence[Evaluation]) -> Eval
     return EvaluationRow(node, subset, int(samples.sum()), accuracy, loss) if math.isfinite(loss) else None
 
 
-def _noised_copies(model: Vector, sigmas: Mapping[float, int], generator: np.random.Generator) -> Iterator[Vector]:
+def _noised_copies(model: Vector, sizes: Mapping[float, int], generator: np.random.Generator) -> Iterator[Vector]:
     """Of each size so many draws, each with both signs."""
-    for sigma, draws in sigmas.items():
+    for noise_std, draws in sizes.items():
         for _ in range(draws):
-            noise = sigma * generator.standard_normal(model.size)
+            noise = noise_std * generator.standard_normal(model.size)
             for sign in (1.0, -1.0):
                 yield (model + sign * noise).astype(model.dtype)
 
 
 def _healed_copies(
-    engine: Engine, model: Vector, sigma: float, position: Position, active: ClientIndices, seed: int
+    engine: Engine, model: Vector, noise_std: float, position: Position, active: ClientIndices, seed: int
 ) -> dict[str, list[Vector]]:
     """The model, and copies with a noise and with its opposite, after each of a few rounds; by the subset they get."""
     wanted = min(MOST_ROUNDS, position.round // LEAST_TRAINING)
     if wanted == 0 or engine.facts.noise > 0.0:
         return {}
-    noise = sigma * keyed_generator(seed, "rehearsed rounds").standard_normal(model.size)
+    noise = noise_std * keyed_generator(seed, "rehearsed rounds").standard_normal(model.size)
     copies = [model, (model + noise).astype(model.dtype), (model - noise).astype(model.dtype)]
     healed: dict[str, list[Vector]] = {}
     for rounds in range(1, wanted + 1):
@@ -102,7 +103,7 @@ def _healed_copies(
         if who.size == 0 or any(not np.array_equal(result.participants, who) for result in done):
             break
         copies = [result.model for result in done]
-        healed[f"{HEALED}{rounds}:{0.0!r}"], healed[f"{HEALED}{rounds}:{sigma!r}"] = copies[:1], copies[1:]
+        healed[f"{HEALED}{rounds}:{0.0!r}"], healed[f"{HEALED}{rounds}:{noise_std!r}"] = copies[:1], copies[1:]
     return healed
 
 
@@ -117,9 +118,9 @@ def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, E
 
 @dataclass(frozen=True)
 class HealedNoise:
-    """What noise of `sigma` still adds to the loss and to the share of errors after 1, 2, ... rounds."""
+    """What noise of `noise_std` still adds to the loss and to the share of errors after 1, 2, ... rounds."""
 
-    sigma: float
+    noise_std: float
     losses: tuple[float, ...]
     errors: tuple[float, ...]
 
@@ -135,7 +136,7 @@ def healed_noise(rows: list[EvaluationRow]) -> HealedNoise | None:
         return None
     last = max(node for node, _ in by_round)
     pairs = [by_round[key] for key in sorted(by_round) if key[0] == last]
-    (sigma,) = {noise for pair in pairs for noise in pair if noise > 0.0}
-    losses = tuple(pair[sigma].loss - pair[0.0].loss for pair in pairs)
-    errors = tuple(pair[0.0].accuracy - pair[sigma].accuracy for pair in pairs)
-    return HealedNoise(sigma, losses, errors) if min(losses) > 0.0 else None
+    (noise_std,) = {noise for pair in pairs for noise in pair if noise > 0.0}
+    losses = tuple(pair[noise_std].loss - pair[0.0].loss for pair in pairs)
+    errors = tuple(pair[0.0].accuracy - pair[noise_std].accuracy for pair in pairs)
+    return HealedNoise(noise_std, losses, errors) if min(losses) > 0.0 else None

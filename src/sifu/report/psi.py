@@ -23,8 +23,8 @@ def psi_panel(
     view = RunView(reader, tip=tip)
     path = view.path
     multiplier = noise_multiplier(row.epsilon, row.delta, row.calibration)
-    sigma = row.noise_std or 0.0
-    psi_star = hidden_sensitivity(sigma, multiplier)
+    noise_std = row.noise_std or 0.0
+    psi_star = hidden_sensitivity(noise_std, multiplier)
     rounds = np.cumsum([0 if node.kind != "round" else 1 for node in path.nodes])
     source = path.depth_of[row.source_node or 0]
     depths = _some_depths(path.tip, source)
@@ -40,7 +40,7 @@ def psi_panel(
     held_back = ""
     if row.wanted_node is not None and row.wanted_node != row.source_node:
         held_back = "the latest allowed model was not kept"
-    elif source < path.tip and sigma > 0.0 and next_psi <= limit:
+    elif source < path.tip and noise_std > 0.0 and next_psi <= limit:
         held_back = "held back by clients forgotten earlier"
     largest = drawn[int(by_size[0])].clients
     return PsiPanel(
@@ -53,7 +53,7 @@ def psi_panel(
         largest="" if row.unit == "joint" else view.clients[largest[0]].name,
         psi_star=psi_star,
         limit=float(limit),
-        noise_std=sigma,
+        noise_std=noise_std,
         source_x=int(rounds[source]),
         source_psi=float(at_source.max()),
         tip_x=int(rounds[-1]),
