@@ -62,7 +62,7 @@ def broken(make_clients, kind="softmax", **changes):
         ({"y": np.array([0, 1, 2, 0.5, 0, 0])}, r"1 labels outside 0..2, the first is 0.5"),
         ({"y": np.array([0, 1, np.inf, 0, 0, 0])}, "1 values in its targets that are NaN or infinite"),
         ({"y": np.zeros(5, int)}, r"has 6 samples but targets of shape \(5,\)"),
-        ({"y": np.zeros((6, 2), int)}, r"labels of shape \(6, 2\); one label a sample"),
+        ({"y": np.zeros((6, 2), int)}, r"labels of shape \(6, 2\); one label per sample"),
     ],
 )
 def test_classification_data(make_clients, changes, message):

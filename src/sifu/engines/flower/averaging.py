@@ -36,8 +36,8 @@ def average_replies(rows: Sequence[Vector], start: Floats, samples: Integers, wa
             here = weights @ block
             mean[first : first + width] = here
             block -= here
-            for place, one in enumerate(block):
-                squares[place] += one @ one
+            for place, difference in enumerate(block):
+                squares[place] += difference @ difference
             if gram is not None:
                 gram += block @ block.T
         norms = np.sqrt(squares) * enlargement(size)

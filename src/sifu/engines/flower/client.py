@@ -25,7 +25,7 @@ from sifu.engines.flower.wire import (
     SAMPLES,
     TRAIN,
     Arrays,
-    Asked,
+    Instruction,
     WireProfile,
     arrays_of,
     profile_reply,
@@ -41,15 +41,15 @@ IN_THE_CLEAR = "this client sends masked updates only: the server must run with 
 class LocalClient(Protocol):
     """What a node can do: say what it has, train, and evaluate."""
 
-    def profile(self, asked: Asked) -> WireProfile:
+    def profile(self, instruction: Instruction) -> WireProfile:
         """Name, samples, local steps, and bounds on its loss where it has any."""
         ...
 
-    def train(self, model: Arrays, asked: Asked) -> tuple[Arrays, int]:
-        """The model after `asked.steps` local steps, and on how many samples."""
+    def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
+        """The model after `instruction.steps` local steps, and on how many samples."""
         ...
 
-    def evaluate(self, model: Arrays, asked: Asked) -> tuple[int, int, float]:
+    def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
         """Samples, correct predictions and the sum of losses."""
         ...
 
@@ -65,13 +65,13 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
     app = ClientApp()
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:
-        return make_client(context).train(_model_of(message), Asked.of(message))
+        return make_client(context).train(_model_of(message), Instruction.of(message))
 
     add_masking(app, trained)
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:
-        return profile_reply(replace(make_client(context).profile(Asked.of(message)), several=True), message)
+        return profile_reply(replace(make_client(context).profile(Instruction.of(message)), several=True), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -80,7 +80,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
         arrays, samples = trained(message, context)
         content = RecordDict(
             {
-                ARRAYS: ArrayRecord({name: Array(one) for name, one in arrays.items()}),
+                ARRAYS: ArrayRecord({name: Array(array) for name, array in arrays.items()}),
                 METRICS: MetricRecord({SAMPLES: samples}),
             }
         )
@@ -88,14 +88,14 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        samples, correct, loss_sum = make_client(context).evaluate(_model_of(message), Asked.of(message))
+        samples, correct, loss_sum = make_client(context).evaluate(_model_of(message), Instruction.of(message))
         metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": loss_sum})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
     @app.evaluate(EVALUATE_SEVERAL.removeprefix("evaluate."))
     def evaluate_several(message: Message, context: Context) -> Message:
-        client, asked = make_client(context), Asked.of(message)
-        scores = [client.evaluate(model, asked) for model in several_of(message)]
+        client, instruction = make_client(context), Instruction.of(message)
+        scores = [client.evaluate(model, instruction) for model in several_of(message)]
         return Message(RecordDict({METRICS: scores_record(scores)}), reply_to=message)
 
     return app
@@ -143,17 +143,19 @@ class FunctionClient:
     smoothness: float | None = None
     curvature: float | None = None
 
-    def profile(self, asked: Asked) -> WireProfile:
+    def profile(self, instruction: Instruction) -> WireProfile:
         """What was given."""
         return WireProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
 
-    def train(self, model: Arrays, asked: Asked) -> tuple[Arrays, int]:
+    def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
         """One call of the function; it knows its own number of steps."""
-        if asked.steps != self.local_steps:
-            raise InputError(f"{asked.steps} local steps were asked for, this client always does {self.local_steps}")
+        if instruction.steps != self.local_steps:
+            raise InputError(
+                f"{instruction.steps} local steps were asked for, this client always does {self.local_steps}"
+            )
         return self.train_arrays(model), self.samples
 
-    def evaluate(self, model: Arrays, asked: Asked) -> tuple[int, int, float]:
+    def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
         """Correct predictions and the sum of losses."""
         if self.evaluate_arrays is None:
             raise InputError("this client evaluates nothing")

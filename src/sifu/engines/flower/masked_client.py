@@ -12,13 +12,13 @@ anew has lost it and says so; its drift is then unknown, and the server counts i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.engines.flower.masking import FixedPoint, mask, new_secret, public_part
 from sifu.engines.flower.wire import (
@@ -33,7 +33,7 @@ from sifu.engines.flower.wire import (
     PREPARE,
     SAMPLES,
     Arrays,
-    Asked,
+    Instruction,
     arrays_of,
     in_order,
 )
@@ -64,15 +64,16 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
 
 def _prepare(message: Message, context: Context, train: Train) -> Message:
     start = in_order(arrays_of(message.content[ARRAYS]))  # type: ignore[arg-type]
-    asked, fixed = Asked.of(message), _fixed_point(message)
+    instruction, fixed = Instruction.of(message), _fixed_point(message)
     arrays, samples = train(message, context)
     local = in_order(arrays)
     if local.shape != start.shape:
         raise InputError(f"training made {local.size} parameters of {start.size}")
     fits = fixed.fits(local.astype(np.float64) - start.astype(np.float64))
     secret = new_secret()
+    place = instruction.position
     context.state[STATE] = ConfigRecord(
-        {"branch": asked.position.branch, "round": asked.position.round, "samples": samples, "secret": secret}
+        {"branch": place.branch, "round": place.round, "samples": samples, "secret": secret}
     )
     context.state[MODELS] = ArrayRecord({"start": Array(start), "local": Array(local)})
     metrics = MetricRecord({SAMPLES: samples, "fits": int(fits)})
@@ -80,18 +81,18 @@ def _prepare(message: Message, context: Context, train: Train) -> Message:
 
 
 def _masked(message: Message, context: Context) -> Message:
-    asked, kept = Asked.of(message), _kept(message, context)
-    config = message.content[CONFIG]
-    numbers, public = list(config["clients"]), list(config["keys"])  # type: ignore[index,arg-type]
+    instruction, kept = Instruction.of(message), _kept(message, context)
+    config: Mapping[str, Any] = message.content[CONFIG]
+    public_keys: dict[int, bytes] = dict(zip(config["clients"], config["keys"], strict=True))
     start, local = _models(context)
     update = local.astype(np.float64) - start.astype(np.float64)
     words = _fixed_point(message).words(update, int(kept["samples"]))  # type: ignore[arg-type]
     sent = mask(
         words,
         bytes(kept["secret"]),  # type: ignore[arg-type]
-        asked.client,
-        dict(zip(numbers, public, strict=True)),
-        b"%d.%d" % (asked.position.branch, asked.position.round),
+        instruction.client,
+        public_keys,
+        b"%d.%d" % (instruction.position.branch, instruction.position.round),
     )
     # The key goes: the same round is never masked twice with it, whoever asks.
     context.state[STATE] = ConfigRecord({key: value for key, value in kept.items() if key != "secret"})
@@ -107,7 +108,7 @@ def _drift(message: Message, context: Context) -> Message:
     exact = local.astype(np.float64)
     # The mean came as float64, each entry off by at most u |entry|.
     drift = up(norm_up(exact - mean) + 4.0 * UNIT_ROUNDOFF * (norm_up(mean) + norm_up(exact)))
-    digest = hashlib.sha256(np.ascontiguousarray(mean)).hexdigest()
+    digest = hashlib.sha256(np.ascontiguousarray(mean).data).hexdigest()
     if kept.get("mean", digest) != digest:
         raise InputError("this client already told its distance to another mean of the round")
     context.state[STATE] = ConfigRecord({**kept, "mean": digest})
@@ -117,12 +118,15 @@ def _drift(message: Message, context: Context) -> Message:
 
 def _kept(message: Message, context: Context) -> ConfigRecord:
     """What `prepare` left for the round that is asked about."""
-    asked = Asked.of(message).position
+    position = Instruction.of(message).position
     kept = context.state.get(STATE)
-    if not isinstance(kept, ConfigRecord) or Position(int(kept["branch"]), int(kept["round"])) != asked:  # type: ignore[arg-type]
-        raise InputError(f"nothing of round {asked.branch}.{asked.round} is kept here: this node was started anew")
+    branch_and_round = (kept.get("branch"), kept.get("round")) if isinstance(kept, ConfigRecord) else None
+    if not isinstance(kept, ConfigRecord) or branch_and_round != (position.branch, position.round):
+        raise InputError(
+            f"nothing of round {position.branch}.{position.round} is kept here: this node was started anew"
+        )
     if message.metadata.message_type == MASKED_TRAIN and "secret" not in kept:
-        raise InputError(f"the update of round {asked.branch}.{asked.round} was sent already")
+        raise InputError(f"the update of round {position.branch}.{position.round} was sent already")
     return kept
 
 
@@ -132,5 +136,5 @@ def _models(context: Context) -> tuple[Vector, Vector]:
 
 
 def _fixed_point(message: Message) -> FixedPoint:
-    config = message.content[CONFIG]
-    return FixedPoint(int(config["reach-bits"]), int(config["scale-bits"]))  # type: ignore[index,arg-type]
+    config: Mapping[str, Any] = message.content[CONFIG]
+    return FixedPoint(int(config["reach-bits"]), int(config["scale-bits"]))

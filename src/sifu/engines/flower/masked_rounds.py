@@ -79,10 +79,12 @@ class MaskedRound(FlowerRound):
             )
         nodes = self._messenger.online(setup.position, drawn)
         samples = sum(int(self.samples[client]) for client in nodes)
-        asked = Prepared(nodes, FixedPoint.of(setup.start, max(1, samples)), {})
+        prepared = Prepared(nodes, FixedPoint.of(setup.start, max(1, samples)), {})
         model = arrays_record(self.layout, setup.start)
-        messages = {client: self._message(model, setup, asked, client, PREPARE, asked.numbers) for client in nodes}
-        return replace(asked, ready=self._messenger.ask(messages, read_ready, setup.position))
+        messages = {
+            client: self._message(model, setup, prepared, client, PREPARE, prepared.numbers) for client in nodes
+        }
+        return replace(prepared, ready=self._messenger.ask(messages, read_ready, setup.position))
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Prepared

@@ -17,7 +17,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.roster import Roster
-from sifu.engines.flower.wire import TRAIN, Asked, arrays_record, model_message, read_model
+from sifu.engines.flower.wire import TRAIN, Instruction, arrays_record, model_message, read_model
 from sifu.theory.arrays import Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.participation import ClientIndices
@@ -86,9 +86,9 @@ class Messenger:
 
     def online(self, position: Position, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
         """As `nodes`, sorted by client; who is not there is noted."""
-        asked = self.may_ask(clients)
-        nodes = self.nodes(asked)
-        for client in asked:
+        reachable = self.may_ask(clients)
+        nodes = self.nodes(reachable)
+        for client in reachable:
             if client not in nodes:
                 self.note(position, client, "its node is not there")
         return dict(sorted(nodes.items()))
@@ -104,8 +104,8 @@ class Messenger:
         more: Mapping[str, Any] | None = None,
     ) -> Message:
         """A message of a kind to a client, mostly with a model; `more` goes into its configuration."""
-        asked = Asked(position, client, steps or self.clients[client].local_steps, self.blueprint.plan)
-        return model_message(record, asked, node, kind, self.patience.timeout, more)
+        instruction = Instruction(position, client, steps or self.clients[client].local_steps, self.blueprint.plan)
+        return model_message(record, instruction, node, kind, self.patience.timeout, more)
 
     def ask(
         self,

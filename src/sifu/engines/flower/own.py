@@ -34,11 +34,11 @@ def own_blueprint(
     if spec.server.clip > 0.0:
         raise InputError("server.clip is for ready-made models: clip in your own training function")
     first = initial(0)
-    odd = [name for name, one in first.items() if not np.issubdtype(np.asarray(one).dtype, np.floating)]
+    odd = [name for name, value in first.items() if not np.issubdtype(np.asarray(value).dtype, np.floating)]
     if odd:
         raise InputError(f"the parameter {odd[0]!r} holds no real numbers: leave it out of what travels")
     layout = ModelLayout(
-        tuple(first), tuple(tuple(np.shape(one)) for one in first.values()), str(next(iter(first.values())).dtype)
+        tuple(first), tuple(tuple(np.shape(value)) for value in first.values()), str(next(iter(first.values())).dtype)
     )
     rules = ReplyRules(spec.server.rejected, spec.server.update_bound)
     facts = TrainingFacts(
@@ -56,9 +56,9 @@ def own_blueprint(
         outside=rules.outside,
         identity=identity,
     )
-    clients = tuple(one.client for one in profiles)
-    several = all(one.several for one in profiles)
-    made = Blueprint(
+    clients = tuple(profile.client for profile in profiles)
+    several = all(profile.several for profile in profiles)
+    blueprint = Blueprint(
         layout,
         clients,
         facts,
@@ -67,4 +67,4 @@ def own_blueprint(
         replies=rules,
         several=several,
     )
-    return made, spec
+    return blueprint, spec

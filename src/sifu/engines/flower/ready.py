@@ -16,7 +16,7 @@ import numpy as np
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import Blueprint
-from sifu.engines.flower.wire import Arrays, Asked, WirePlan, WireProfile
+from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.clients import count_outputs, input_shape
 from sifu.engines.sim.clipping import OUTSIDE, Clipping
@@ -61,38 +61,38 @@ class ReadyClient:
     x: Any
     y: Any
 
-    def profile(self, asked: Asked) -> WireProfile:
+    def profile(self, instruction: Instruction) -> WireProfile:
         """Its data in figures: nothing of them but the shape, the counts and the bounds."""
-        plan = WirePlan.of_text(asked.plan)
+        plan = WirePlan.of_text(instruction.plan)
         outputs = count_outputs([self], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
         shape = input_shape([self])
-        made = WireProfile(self.name, int(np.shape(self.x)[0]), plan.steps, None, None, shape, outputs)
+        profile = WireProfile(self.name, int(np.shape(self.x)[0]), plan.steps, None, None, shape, outputs)
         if plan.model not in OBJECTIVES:
-            return made
+            return profile
         federation = self._federation(replace(plan, outputs=max(outputs, plan.outputs)), 0)
-        sizes, one = federation.sizes, federation.clients[0]
+        sizes, own = federation.sizes, federation.clients[0]
         assert sizes is not None  # every linear model has them
         return replace(
-            made,
-            smoothness=one.smoothness,
-            curvature=one.curvature,
+            profile,
+            smoothness=own.smoothness,
+            curvature=own.curvature,
             batch_ratio=float(sizes.batch_ratios[0]),
             energy=float(sizes.energy[0]),
             target_norm=float(sizes.target_norms[0]),
         )
 
-    def train(self, model: Arrays, asked: Asked) -> tuple[Arrays, int]:
+    def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
         """K local steps, the batches drawn for this client's number."""
-        federation = self._federation(WirePlan.of_text(asked.plan), asked.client)
+        federation = self._federation(WirePlan.of_text(instruction.plan), instruction.client)
         start = federation.layout.flatten(model)
-        moved = federation.local_models(start, asked.position, np.array([0]), asked.steps)[0]
+        moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
 
-    def evaluate(self, model: Arrays, asked: Asked) -> tuple[int, int, float]:
+    def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
         """On its own data."""
-        federation = self._federation(WirePlan.of_text(asked.plan), asked.client)
-        found = federation.evaluate(federation.layout.flatten(model), np.array([0]))
-        return int(found.samples[0]), int(found.correct[0]), float(found.loss_sum[0])
+        federation = self._federation(WirePlan.of_text(instruction.plan), instruction.client)
+        evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
+        return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
 
     def _federation(self, plan: WirePlan, number: int) -> SimulatedFederation:
         return _federation_of(self, plan, number)
@@ -116,15 +116,15 @@ def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
     """The training a spec describes on clients with these profiles, and the spec with its local rate filled in."""
-    shapes = {one.input_shape for one in profiles}
+    shapes = {profile.input_shape for profile in profiles}
     if len(shapes) != 1 or () in shapes:
         raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")
-    counted = max(one.outputs for one in profiles)
+    counted = max(profile.outputs for profile in profiles)
     linear_values = spec.model.kind in ("logistic", "least_squares")
     outputs = spec.model.outputs or counted
     if outputs < counted:
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
-    clients = tuple(one.client for one in profiles)
+    clients = tuple(profile.client for profile in profiles)
     rate = spec.local.rate
     if rate == "auto":
         largest = largest_certified_rate(clients, spec.local.momentum)
@@ -161,7 +161,7 @@ def blueprint(
     def allowance(norm: float, participants: ClientIndices) -> float:
         return rounding.of_round(norm, participants) if rounding else 0.0
 
-    made = Blueprint(
+    training_blueprint = Blueprint(
         model.layout(spec.model.dtype),
         clients,
         facts,
@@ -171,9 +171,9 @@ def blueprint(
         allowance,
         clipping,
         rules,
-        all(one.several for one in profiles),
+        all(profile.several for profile in profiles),
     )
-    return made, spec
+    return training_blueprint, spec
 
 
 def _rounding(
@@ -184,11 +184,11 @@ def _rounding(
     dtype: str,
 ) -> LinearRounding | None:
     """The allowance from what clients reported; None where nothing is proven."""
-    needed = [(one.smoothness, one.batch_ratio, one.energy, one.target_norm) for one in profiles]
-    if not isinstance(model, LinearModel) or dtype != "float64" or any(None in one for one in needed):
+    needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
+    if not isinstance(model, LinearModel) or dtype != "float64" or any(None in row for row in needed):
         return None
     smoothness, ratios, energy, norms = (np.array(column, dtype=np.float64) for column in zip(*needed, strict=True))
     if not within_reach(training, float(smoothness.max())):
         return None
-    samples = np.array([one.samples for one in profiles], dtype=np.int64)
+    samples = np.array([profile.samples for profile in profiles], dtype=np.int64)
     return LinearRounding(model, training, server_rate, ClientSizes(samples, ratios, smoothness, energy, norms))

@@ -35,15 +35,15 @@ class KeyRoster:
 
     def nodes(self, names: Sequence[str]) -> dict[str, int]:
         """The node of each of `names` that is online; a key that two nodes hold is not trusted."""
-        found: dict[str, list[int]] = {}
+        nodes_of: dict[str, list[int]] = {}
         for node in self._grid.get_nodes():
             fingerprint = _fingerprint(bytes(node.public_key or b""))
             name = self.names.get(fingerprint)
             if name is None:
                 self.strangers.add(fingerprint)
             else:
-                found.setdefault(name, []).append(int(node.node_id))
-        return {name: found[name][0] for name in names if len(found.get(name, ())) == 1}
+                nodes_of.setdefault(name, []).append(int(node.node_id))
+        return {name: nodes_of[name][0] for name in names if len(nodes_of.get(name, ())) == 1}
 
 
 def _fingerprint(public_key: bytes) -> str:

@@ -118,21 +118,23 @@ def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], 
     """An engine of the simulation's nodes with these clients' data, until the next call."""
     name = f"federation-{len(list(folder.glob('federation-*')))}"
     (folder / name).mkdir()
-    for number, one in enumerate(data):
-        np.savez(folder / name / f"{number}.npz", x=np.asarray(one.x), y=np.asarray(one.y), name=one.name)
+    for number, client in enumerate(data):
+        np.savez(folder / name / f"{number}.npz", x=np.asarray(client.x), y=np.asarray(client.y), name=client.name)
     write_atomically(folder / CURRENT, name.encode())
     plan = plan_of(spec, spec.model.outputs).to_text()
     exchange = Exchange(grid, PATIENCE.poll)
     nodes = sorted(int(node) for node in grid.get_node_ids())
-    asked = {node: profile_message(node, plan, PATIENCE.timeout) for node in nodes}
-    found, _ = exchange.ask(asked, PATIENCE.timeout, read_profile)
-    by_name = {one.name: one for one in found.values()}
-    missing = [one.name for one in data if one.name not in by_name]
+    messages = {node: profile_message(node, plan, PATIENCE.timeout) for node in nodes}
+    profiles, _ = exchange.ask(messages, PATIENCE.timeout, read_profile)
+    by_name = {profile.name: profile for profile in profiles.values()}
+    missing = [client.name for client in data if client.name not in by_name]
     if missing:
         raise NobodyAnsweredError(f"{len(missing)} of {len(data)} virtual nodes did not answer ({missing[0]})")
-    made, _ = blueprint(spec, [by_name[one.name] for one in data], identity=IN_PROCESS, preprocessing=preprocessing)
-    roster = ClaimedRoster(grid, {node: one.name for node, one in found.items()})
-    return FlowerFederation(grid, roster, made, PATIENCE)
+    training, _ = blueprint(
+        spec, [by_name[client.name] for client in data], identity=IN_PROCESS, preprocessing=preprocessing
+    )
+    roster = ClaimedRoster(grid, {node: profile.name for node, profile in profiles.items()})
+    return FlowerFederation(grid, roster, training, PATIENCE)
 
 
 def _load(folder: str, context: Context) -> ReadyClient:

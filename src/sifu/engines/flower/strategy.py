@@ -8,9 +8,9 @@ nothing it records is a certificate.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 
 ROUNDS_FILE = "rounds.jsonl"
+Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
 
 class TrackedFedAvg(FedAvg):
-    """FedAvg with Psi(n+1, c) = B^K Psi(n, c) + Delta_c, for an expansion of `factor` a round (1: never more).
+    """FedAvg with Psi(n+1, c) = B^K Psi(n, c) + Delta_c, for an expansion of `factor` per round (1: never more).
 
     `folder` gets `rounds.jsonl` (who took part, samples, drifts) and the models at which some client's Psi crosses a
     level of a ladder from `lowest` to `highest`.
@@ -70,7 +71,7 @@ class TrackedFedAvg(FedAvg):
         """Remember the model the round starts from; Flower does not hand it to `aggregate_train`."""
         named = arrays_of(arrays)
         first = next(iter(named.values()))
-        shapes = tuple(tuple(one.shape) for one in named.values())
+        shapes = tuple(tuple(array.shape) for array in named.values())
         self._layout = ModelLayout(tuple(named), shapes, str(first.dtype))
         self._start = self._layout.flatten(named)
         return super().configure_train(server_round, arrays, config, grid)
@@ -80,26 +81,26 @@ class TrackedFedAvg(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """FedAvg, and one more pass over the replies."""
         kept = list(replies)
-        self._track(server_round, [one for one in kept if one.has_content()])
+        self._track(server_round, [reply for reply in kept if reply.has_content()])
         return super().aggregate_train(server_round, kept)
 
     def _track(self, server_round: int, replies: list[Message]) -> None:
         if not replies or self._layout is None or self._start is None:
             return
         layout, start = self._layout, self._start
-        nodes = [one.metadata.src_node_id for one in replies]
-        records = [next(r for r in one.content.values() if isinstance(r, ArrayRecord)) for one in replies]
-        metrics = [next(r for r in one.content.values() if isinstance(r, MetricRecord)) for one in replies]
-        weights = np.array([float(one[self.weighted_by_key]) for one in metrics])  # type: ignore[arg-type]
+        nodes = [reply.metadata.src_node_id for reply in replies]
+        records = [next(_records(reply, ArrayRecord)) for reply in replies]
+        metrics = [next(_records(reply, MetricRecord)) for reply in replies]
+        weights = np.array([float(metric[self.weighted_by_key]) for metric in metrics])  # type: ignore[arg-type]
         samples = weights.astype(np.int64)
         if (samples != weights).any():
             raise InputError(
                 f"{self.weighted_by_key} must be whole numbers to be tracked, found {weights[samples != weights][0]}"
             )
-        rows = [layout.flatten(arrays_of(one)) for one in records]
-        found = average_replies(rows, start.astype(np.float64), samples, False)
-        increments = client_increments(samples, found.drifts, int(samples.sum()), found.mean_shift, 1.0)
-        if found.not_finite:  # nothing bounds what such a round does
+        rows = [layout.flatten(arrays_of(record)) for record in records]
+        mean = average_replies(rows, start.astype(np.float64), samples, False)
+        increments = client_increments(samples, mean.drifts, int(samples.sum()), mean.mean_shift, 1.0)
+        if mean.not_finite:  # nothing bounds what such a round does
             increments = np.full(samples.size, np.inf)
         before = np.array([self._psi.get(node, 0.0) for node in nodes])
         self._psi = {node: value * self._factor for node, value in self._psi.items()}
@@ -111,8 +112,13 @@ class TrackedFedAvg(FedAvg):
             "round": server_round,
             "nodes": [str(node) for node in nodes],
             "samples": samples.tolist(),
-            "drifts": found.drifts.tolist(),
-            "mean_shift": found.mean_shift,
+            "drifts": mean.drifts.tolist(),
+            "mean_shift": mean.mean_shift,
         }
         with (self._folder / ROUNDS_FILE).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
+
+
+def _records(reply: Message, kind: type[Record]) -> Iterator[Record]:
+    """The records of a kind in a reply."""
+    return (record for record in reply.content.values() if isinstance(record, kind))

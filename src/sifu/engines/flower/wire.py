@@ -35,6 +35,8 @@ PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", 
 """The three messages of a masked round; a ClientApp that does not know them answers none of them in the clear."""
 KEY, MASKED, DRIFT = "key", "masked", "drift"
 LOSS_KEYS = ("loss", "eval_loss", "eval-loss")
+BOUNDS = ("smoothness", "curvature", "batch_ratio", "energy", "target_norm")
+"""What a profile says of its client's loss, each a number or None."""
 ACCURACY_KEYS = ("accuracy", "eval_acc", "eval_accuracy", "acc")
 
 
@@ -65,7 +67,7 @@ class WirePlan:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Instruction:
     """What a message asks of a client besides the model: where it stands, how many local steps, and the plan.
 
     `client` is its number among all, which its batches are drawn for. `plan` is empty unless the model is ready-made.
@@ -90,13 +92,13 @@ class Asked:
         )
 
     @staticmethod
-    def of(message: Message) -> Asked:
+    def of(message: Message) -> Instruction:
         """Of a message of ours."""
-        found = message.content[CONFIG]
-        if not isinstance(found, ConfigRecord) or not {"branch", "round", "client", "steps", "plan"} <= set(found):
+        config, keys = message.content[CONFIG], ("branch", "round", "client", "steps")
+        if not isinstance(config, ConfigRecord) or not {*keys, "plan"} <= set(config):
             raise InputError("the message was not sent by a sifu server: it names no branch, round and client")
-        place = Position(int(found["branch"]), int(found["round"]))  # type: ignore[arg-type]
-        return Asked(place, int(found["client"]), int(found["steps"]), str(found["plan"]))  # type: ignore[arg-type]
+        branch, round_number, client, steps = (int(config[key]) for key in keys)  # type: ignore[arg-type]
+        return Instruction(Position(branch, round_number), client, steps, str(config["plan"]))
 
 
 @dataclass(frozen=True)
@@ -132,32 +134,42 @@ class WireProfile:
     def of_mapping(values: Mapping[str, Any]) -> WireProfile:
         """From plain values, checked: a client must not break the server."""
         try:
-            made = WireProfile(**(dict(values) | {"input_shape": tuple(int(one) for one in values["input_shape"])}))
-            numbers = (made.smoothness, made.curvature, made.batch_ratio, made.energy, made.target_norm)
+            shape = tuple(int(length) for length in values["input_shape"])
+            # The store's JSON writes 1.0 as 1.
+            numbers = {key: _real(values.get(key)) for key in BOUNDS}
+            profile = WireProfile(**(dict(values) | numbers | {"input_shape": shape}))
             sound = (
-                isinstance(made.name, str)
-                and isinstance(made.samples, int)
-                and 0 < made.samples < 2**53
-                and isinstance(made.local_steps, int)
-                and 0 < made.local_steps <= 10**6
-                and isinstance(made.several, bool)
-                and all(one is None or (isinstance(one, float) and 0.0 <= one < math.inf) for one in numbers)
+                isinstance(profile.name, str)
+                and isinstance(profile.samples, int)
+                and 0 < profile.samples < 2**53
+                and isinstance(profile.local_steps, int)
+                and 0 < profile.local_steps <= 10**6
+                and isinstance(profile.several, bool)
+                and all(
+                    number is None or (isinstance(number, float) and 0.0 <= number < math.inf)
+                    for number in numbers.values()
+                )
             )
         except (TypeError, ValueError, KeyError) as error:
             raise InputError(f"a client's profile cannot be read ({error})") from error
         if not sound:
             raise InputError(f"a client reported a profile that cannot be used: {dict(values)!r}"[:300])
-        return made
+        return profile
+
+
+def _real(value: object) -> object:
+    """A whole number as a float, anything else as it is."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def arrays_record(layout: ModelLayout, model: Vector) -> ArrayRecord:
     """A model as named arrays."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(one)) for name, one in layout.unflatten(model).items()})
+    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in layout.unflatten(model).items()})
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
     """The named arrays of a record."""
-    return {name: one.numpy() for name, one in record.items()}
+    return {name: array.numpy() for name, array in record.items()}
 
 
 def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
@@ -167,25 +179,26 @@ def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
 
 def model_message(
     models: ArrayRecord | Sequence[ArrayRecord] | None,
-    asked: Asked,
+    instruction: Instruction,
     node: int,
     kind: str,
     timeout: float,
     more: Mapping[str, Any] | None = None,
 ) -> Message:
     """A message, mostly with a model, or several; its answer is worth nothing after `timeout` seconds."""
-    content = RecordDict({CONFIG: ConfigRecord({**asked.to_record(), **(more or {})})})
+    content = RecordDict({CONFIG: ConfigRecord({**instruction.to_record(), **(more or {})})})
     if isinstance(models, ArrayRecord):
         content[ARRAYS] = models
     elif models is not None:
-        for number, one in enumerate(models):
-            content[f"{ARRAYS}-{number}"] = one
-    return Message(content, node, kind, ttl=timeout, group_id=f"{asked.position.branch}.{asked.position.round}")
+        for number, model in enumerate(models):
+            content[f"{ARRAYS}-{number}"] = model
+    place = instruction.position
+    return Message(content, node, kind, ttl=timeout, group_id=f"{place.branch}.{place.round}")
 
 
 def profile_message(node: int, plan: str, timeout: float) -> Message:
     """Asks a node who it is and what it has."""
-    content = RecordDict({CONFIG: Asked(Position(0, 0), 0, 1, plan).to_record()})
+    content = RecordDict({CONFIG: Instruction(Position(0, 0), 0, 1, plan).to_record()})
     return Message(content, node, PROFILE_QUERY, ttl=timeout, group_id="profile")
 
 
@@ -198,14 +211,14 @@ def profile_reply(profile: WireProfile, message: Message) -> Message:
 def read_profile(reply: Message) -> WireProfile:
     """The profile in a reply."""
     try:
-        return WireProfile.of_mapping(json.loads(str(reply.content[PROFILE]["profile"])))  # type: ignore[index]
+        return WireProfile.of_mapping(json.loads(str(reply.content[PROFILE]["profile"])))
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"a node's answer holds no profile ({error})") from error
 
 
 def read_arrays(reply: Message) -> tuple[Arrays, int]:
     """The named arrays and the number of samples in a reply to `TRAIN`."""
-    records = [one for one in reply.content.values() if isinstance(one, ArrayRecord)]
+    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise InputError(f"the answer holds {len(records)} array records, one was expected")
     try:
@@ -220,7 +233,7 @@ def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
     Nothing is cast: an array of another type gives a model of that type, which is then refused for it.
     """
     arrays, samples = read_arrays(reply)
-    other = next((one.dtype for one in arrays.values() if one.dtype != np.dtype(layout.dtype)), None)
+    other = next((array.dtype for array in arrays.values() if array.dtype != np.dtype(layout.dtype)), None)
     if other is not None:
         return np.zeros(layout.size, dtype=other), samples
     try:
@@ -249,7 +262,7 @@ def read_ready(reply: Message) -> Ready:
 
 def read_masked(reply: Message, size: int) -> Words:
     """The answer to `MASKED_TRAIN`: `size` words."""
-    records = [one for one in reply.content.values() if isinstance(one, ArrayRecord)]
+    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1 or set(records[0]) != {MASKED}:
         raise InputError("the answer is not one masked update")
     try:
@@ -293,7 +306,7 @@ def read_score(reply: Message) -> tuple[int, int, float]:
 
 def several_of(message: Message) -> list[Arrays]:
     """The models of an `EVALUATE_SEVERAL`, in order."""
-    records = [one for one in message.content.values() if isinstance(one, ArrayRecord)]
+    records = [record for record in message.content.values() if isinstance(record, ArrayRecord)]
     return [arrays_of(message.content[f"{ARRAYS}-{number}"]) for number in range(len(records))]  # type: ignore[arg-type]
 
 
@@ -307,23 +320,23 @@ def read_scores(reply: Message, count: int) -> list[tuple[int, int, float]]:
     """Samples, correct predictions and the sum of losses of each of `count` models; a loss may be infinite."""
     metrics = _metrics(reply)
     columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
-    found: list[tuple[int, int, float]] = []
-    if all(isinstance(one, list) and len(one) == count for one in columns):
-        found = [(int(n), int(right), float(loss)) for n, right, loss in zip(*columns, strict=True)]  # type: ignore
-    if not found or any(n < 1 or not 0 <= right <= n for n, right, _ in found):
+    scores: list[tuple[int, int, float]] = []
+    if all(isinstance(column, list) and len(column) == count for column in columns):
+        scores = [(int(n), int(right), float(loss)) for n, right, loss in zip(*columns, strict=True)]
+    if not scores or any(n < 1 or not 0 <= right <= n for n, right, _ in scores):
         raise InputError(f"the answer does not hold {count} evaluations")
-    return found
+    return scores
 
 
 def _metrics(reply: Message) -> MetricRecord:
-    records = [one for one in reply.content.values() if isinstance(one, MetricRecord)]
+    records = [record for record in reply.content.values() if isinstance(record, MetricRecord)]
     if len(records) != 1:
         raise InputError(f"the answer holds {len(records)} metric records, one was expected")
     return records[0]
 
 
 def _number(metrics: MetricRecord, key: str) -> float:
-    found = metrics.get(key)
-    if not isinstance(found, int | float):
+    number = metrics.get(key)
+    if not isinstance(number, int | float):
         raise InputError(f"the answer's metrics have no number {key!r}; they have {sorted(metrics)}")
-    return found
+    return number

@@ -30,7 +30,7 @@ so the true square is at most the computed one plus
     a_i = 1.01 u [ (d + n + nC + 8) F_i^2 + 2 (d + nC + 8) F_i ||m^|| + (dC + 8) q ],
 
 the three 8s covering the last additions and higher orders (1.01 suffices while dC < 2^40). The product that made
-m^ went through at most p + M + 4 roundings an entry, p rows at a time, so ||m^ - m|| <= (p + M + 4) u sum_i w_i F_i:
+m^ went through at most p + M + 4 roundings per entry, p rows at a time, so ||m^ - m|| <= (p + M + 4) u sum_i w_i F_i:
 added to every norm. When s - 2c + q cancels so far that a_i would enlarge a drift by more than a millionth,
 u_i is built for that client, which costs n + 2 roundings of F_i instead.
 """
@@ -96,13 +96,13 @@ class RowUpdates:
         if self._kept is not None:
             yield from self._kept
             return
-        made = []
+        kept = []
         for places, rows in self._make():
             if self._keep:
-                made.append((places, rows))
+                kept.append((places, rows))
             yield places, rows
         if self._keep:
-            self._kept = made
+            self._kept = kept
 
     def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
         if self._centred:
@@ -124,10 +124,10 @@ class RowUpdates:
     def distances(self, mean: Tensor, norms: Floats) -> None:
         factor = enlargement(mean.numel())
         for places, difference in self.differences(mean):
-            found = torch.linalg.vector_norm(difference, dim=1).numpy()
-            found = _repaired(found, difference.numpy()) * factor
-            norms[places] = found
-            self._largest = max(self._largest, float(found.max()))
+            lengths = torch.linalg.vector_norm(difference, dim=1).numpy()
+            lengths = _repaired(lengths, difference.numpy()) * factor
+            norms[places] = lengths
+            self._largest = max(self._largest, float(lengths.max()))
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
         if weights.size == 1:
@@ -140,7 +140,7 @@ class DualUpdates:
 
     def __init__(self, part: Part, gram: Tensor, dual: Tensor, keep: bool) -> None:
         self._part, self._gram, self._dual = part, gram, dual
-        self._let_go = (lambda: None) if keep else part.let_go
+        self._let_go: Callable[[], None] = (lambda: None) if keep else part.let_go
         lengths = _repaired(torch.linalg.vector_norm(dual, dim=(1, 2)).numpy(), dual.flatten(1).numpy())
         self._sizes = part.lengths * lengths * enlargement(dual[0].numel() + 4)
         """F_i, rounded up."""
@@ -170,7 +170,7 @@ class DualUpdates:
                 + 2.0 * (width + samples * outputs + 8) * self._sizes * mean_norm
                 + (size + 8) * whole
             ) * (1.01 * UNIT_ROUNDOFF)
-            found = np.sqrt(np.maximum(square, 0.0) + slack) * enlargement(4)
+            distances = np.sqrt(np.maximum(square, 0.0) + slack) * enlargement(4)
             # Written so that NaN is not trusted either.
             trusted = (slack <= TOLERATED_EXCESS * square) & (square > 1e-280) & (square < 1e280)
         if not trusted.all():
@@ -178,8 +178,8 @@ class DualUpdates:
             chosen = torch.from_numpy(doubtful)
             built = torch.bmm(dual[chosen], self._part.x[chosen]).flatten(1) - mean
             lengths = _repaired(torch.linalg.vector_norm(built, dim=1).numpy(), built.numpy()) * enlargement(size)
-            found[doubtful] = lengths + (samples + 2) * UNIT_ROUNDOFF * self._sizes[doubtful] * 1.01
-        norms[self._part.places] = found
+            distances[doubtful] = lengths + (samples + 2) * UNIT_ROUNDOFF * self._sizes[doubtful] * 1.01
+        norms[self._part.places] = distances
         self._let_go()
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
@@ -203,7 +203,7 @@ def average(
     count = samples.size
     weights = samples / samples.sum()
     shares = torch.from_numpy(weights)
-    sums = [one.weighted_sum(shares) for one in updates]
+    sums = [some.weighted_sum(shares) for some in updates]
     mean = sum(sums[1:], start=sums[0])
     step = mean.numpy() if offset is None else offset + mean.numpy()
     mean_norm = norm_up(mean.numpy())
@@ -211,9 +211,9 @@ def average(
         return Average(step, np.zeros(count), 0.0, None, _not_finite(updates))
     drifts = np.zeros(count)
     if count > 1:  # a single model is its own mean, exactly
-        for one in updates:
-            one.distances(mean, drifts)
-    mean_error = sum(one.sum_error(weights, mean_norm) for one in updates)
+        for some in updates:
+            some.distances(mean, drifts)
+    mean_error = sum(some.sum_error(weights, mean_norm) for some in updates)
     if count > 1:
         drifts += mean_error
         drifts = np.where(drifts == 0.0, 0.0, np.nextafter(drifts, np.inf))
@@ -239,8 +239,8 @@ def average_models(
 
 def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
     differences = torch.zeros((count, mean.numel()), dtype=torch.float64)
-    for one in updates if count > 1 else ():
-        for places, rows in one.differences(mean):
+    for some in updates if count > 1 else ():
+        for places, rows in some.differences(mean):
             differences[places] = rows
     return (differences @ differences.T).numpy()
 
@@ -256,10 +256,10 @@ def _repaired(norms: Floats, rows: Floats) -> Floats:
 
 def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:
     """Places of the participants whose model holds a NaN or an Inf."""
-    found: list[int] = []
-    for one in updates:
-        for places, rows in one.rows():
+    bad: list[int] = []
+    for some in updates:
+        for places, rows in some.rows():
             if isinstance(places, slice):
                 places = np.arange(places.start, places.stop)
-            found.extend(places[~torch.isfinite(rows).all(dim=1).numpy()].tolist())
-    return tuple(sorted(found))
+            bad.extend(places[~torch.isfinite(rows).all(dim=1).numpy()].tolist())
+    return tuple(sorted(bad))

@@ -142,21 +142,21 @@ class Part:
         """X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
         count, padded, width = self.size, *self._block.x.shape[1:]
         if self._one_by_one and self._x is None:
-            found = model.new_empty((count, model.shape[0], padded))
-            for own, row in zip(found.unbind(), self._rows.tolist(), strict=True):
+            products = model.new_empty((count, model.shape[0], padded))
+            for own, row in zip(products.unbind(), self._rows.tolist(), strict=True):
                 torch.mm(model, self._block.turned[row], out=own)
-            return found
-        found = (self.x.reshape(count * padded, width) @ model.T.contiguous()).reshape(count, padded, -1)
-        return found.transpose(1, 2).contiguous()
+            return products
+        products = (self.x.reshape(count * padded, width) @ model.T.contiguous()).reshape(count, padded, -1)
+        return products.transpose(1, 2).contiguous()
 
     def pulled_back(self, dual: Tensor) -> Tensor:
         """X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
         if not (self._one_by_one and self._x is None):
             return torch.bmm(dual, self.x)
-        found = dual.new_empty((self.size, dual.shape[1], self._block.x.shape[2]))
-        for own, row, made in zip(dual.unbind(), self._rows.tolist(), found.unbind(), strict=True):
-            torch.mm(own, self._block.each[row], out=made)
-        return found
+        products = dual.new_empty((self.size, dual.shape[1], self._block.x.shape[2]))
+        for own, row, out in zip(dual.unbind(), self._rows.tolist(), products.unbind(), strict=True):
+            torch.mm(own, self._block.each[row], out=out)
+        return products
 
     def summed(self, dual: Tensor) -> Tensor:
         """sum_i X_i' V_i, transposed: (outputs, width), as one product over the rows of all clients."""

@@ -48,7 +48,7 @@ def input_shape(clients: Sequence[ClientData]) -> tuple[int, ...]:
     for client in clients:
         if np.ndim(client.x) < 2 or np.shape(client.x)[1:] != np.shape(first.x)[1:]:
             raise InputError(
-                f"client {client.name!r} has samples of shape {np.shape(client.x)}; one row a sample was expected, "
+                f"client {client.name!r} has samples of shape {np.shape(client.x)}; one row per sample was expected, "
                 f"and rows of shape {np.shape(first.x)[1:]} as client {first.name!r} has"
             )
     return tuple(np.shape(first.x)[1:])
@@ -100,7 +100,7 @@ def _targets(client: ClientData, objective: Objective, outputs: int, dtype: str)
         return values
     classes = 2 if objective.name == "logistic" else outputs
     if y.size != y.shape[0]:
-        raise InputError(f"client {client.name!r} has labels of shape {y.shape}; one label a sample was expected")
+        raise InputError(f"client {client.name!r} has labels of shape {y.shape}; one label per sample was expected")
     labels = y.reshape(-1).astype(np.int64)
     wrong = (labels < 0) | (labels >= classes) | (labels != y.reshape(-1))
     if wrong.any():

@@ -21,7 +21,7 @@ from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.noise import NoiseSource
 from sifu.core.replies import Reply, ReplyRules
-from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
+from sifu.core.round import AcceptedModels, Average, RoundSetup, RoundSteps, gate_replies, run_round
 from sifu.engines.sim.averaging import average_models
 from sifu.engines.sim.clients import ClientData, check_clients, count_outputs, input_shape
 from sifu.engines.sim.clipping import OUTSIDE, Clipping
@@ -131,15 +131,15 @@ class SimulatedFederation:
         self._reply_rules = replies or ReplyRules()
         self._rounding: LinearRounding | None = None
         self._sizes: ClientSizes | None = None
-        self._clients = tuple(ClientProfile(one.name, one.samples, training.steps) for one in checked)
+        self._clients = tuple(ClientProfile(client.name, client.samples, training.steps) for client in checked)
         if linear:
-            found = linear_curvature(checked, linear.objective, training)
+            curvature = linear_curvature(checked, linear.objective, training)
             self._clients = tuple(
-                ClientProfile(one.name, one.samples, training.steps, smoothness, training.weight_decay)
-                for one, smoothness in zip(checked, found.smoothness.tolist(), strict=True)
+                ClientProfile(client.name, client.samples, training.steps, smoothness, training.weight_decay)
+                for client, smoothness in zip(checked, curvature.smoothness.tolist(), strict=True)
             )
-            self._sizes = ClientSizes.of(checked, linear.objective, training, found)
-            within = within_reach(training, float(found.smoothness.max()))
+            self._sizes = ClientSizes.of(checked, linear.objective, training, curvature)
+            within = within_reach(training, float(curvature.smoothness.max()))
             if clipping is None and dtype == "float64" and within:
                 self._rounding = LinearRounding(linear, training, server_rate, self._sizes)
         self._facts = TrainingFacts(
@@ -245,7 +245,8 @@ class SimulatedFederation:
         start = self._layout.own_copy(model)
         chosen = self._checked_clients(active, "active")
         places = self._last_checked if chosen is self._last_checked.index else chosen
-        return run_round(self, RoundSetup(start, position, places, want_gram, want_updates, absent))
+        steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
+        return run_round(steps, RoundSetup(start, position, places, want_gram, want_updates, absent))
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Trained | Sequence[Reply]:
         """Train the clients that were drawn: only the mean of their models, where nobody has to see each of them."""
@@ -277,7 +278,8 @@ class SimulatedFederation:
             collected = self.replies(setup, drawn)
         active = setup.active.index if isinstance(setup.active, Places) else setup.active
         forgotten = set(range(len(self._clients))) - set(active.tolist())
-        return gate_replies(self, setup, drawn, collected, rules, forgotten)
+        steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
+        return gate_replies(steps, setup, drawn, collected, rules, forgotten)
 
     def average(self, setup: RoundSetup, accepted: Trained | AcceptedModels) -> Average:
         """The mean that training brought along, or that of the models one by one."""

@@ -127,12 +127,12 @@ class ClientSizes:
         clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining, curvature: LinearCurvature
     ) -> ClientSizes:
         """Of clients whose data are at hand."""
-        samples = np.array([one.samples for one in clients])
-        ratios = np.array([one.samples / training.smallest_batch(one.samples) for one in clients])
+        samples = np.array([client.samples for client in clients])
+        ratios = np.array([client.samples / training.smallest_batch(client.samples) for client in clients])
         target_norms = np.zeros(len(clients))
         if not objective.labels:
             firsts = np.concatenate([[0], np.cumsum(samples)[:-1]])
-            target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([one.y for one in clients])), firsts)
+            target_norms = np.maximum.reduceat(_row_norms_up(np.concatenate([client.y for client in clients])), firsts)
         return ClientSizes(samples, ratios, curvature.smoothness, curvature.energy, target_norms)
 
 
@@ -172,7 +172,8 @@ def _row_norms_up(values: NDArray[np.floating]) -> Floats:
     """An upper bound of the norm of each row, scaled first so that no square over- or underflows."""
     largest = np.abs(values).max(axis=1).astype(np.float64)
     scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]
-    return np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
+    norms: Floats = np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
+    return norms
 
 
 def _path_radius(start: float, pull: float, size: RoundSize, training: LocalTraining, labels: bool) -> float:

@@ -51,7 +51,7 @@ def lane_engines(
     from sifu.engines.sim.gpu.lane_engine import LaneEngine
     from sifu.engines.sim.gpu.lane_group import LaneGroup
 
-    if any(one.reply_rules != ReplyRules() for one in federations):
+    if any(federation.reply_rules != ReplyRules() for federation in federations):
         raise InputError("lanes look at no client's reply by itself: leave server.rejected and server.update_bound out")
     first = federations[0]
     for other in federations[1:]:
@@ -59,18 +59,18 @@ def lane_engines(
             first.model, first.training, first.facts.participation, first.facts.server_rate,
         ):  # fmt: skip
             raise InputError("lanes must share the model, the local training, participation and the server rate")
-    if any(one.facts.noise > 0.0 and one.noise_source != "seeded" for one in federations):
+    if any(federation.facts.noise > 0.0 and federation.noise_source != "seeded" for federation in federations):
         raise InputError(
             "lanes draw the noise of training from a keyed generator, which protects nobody: set privacy.noise = "
             "'seeded' for an experiment, or use device cpu for noise from the operating system"
         )
-    data = _gather(clients, max(one.samples for federation in federations for one in federation.clients))
+    data = _gather(clients, max(client.samples for federation in federations for client in federation.clients))
     if isinstance(first.model, LinearModel):
         source = _linear_source(federations, first.model, data, device)
         outside: tuple[str, ...] = ()
     else:
         network = _network(first)
-        dtypes = {one.layout.dtype for one in federations}
+        dtypes = {federation.layout.dtype for federation in federations}
         if dtypes != {"float32"}:
             raise InputError(
                 f"networks run in float32 on a GPU, found model.dtype = {max(dtypes)!r}: set model.dtype = 'float32', "
@@ -82,10 +82,10 @@ def lane_engines(
         source,
         torch.from_numpy(data.tables).to(device),
         torch.from_numpy(data.sizes).to(device),
-        [one.seed for one in federations],
-        [(one.facts.clip, one.facts.noise) for one in federations],
+        [federation.seed for federation in federations],
+        [(federation.facts.clip, federation.facts.noise) for federation in federations],
     )
-    return [LaneEngine(one, group, lane, outside) for lane, one in enumerate(federations)]
+    return [LaneEngine(federation, group, lane, outside) for lane, federation in enumerate(federations)]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _gather(clients: Sequence[Sequence[ClientData]], most: int) -> _LaneData:
         if id(data) not in where:
             where[id(data)] = len(everyone)
             everyone.extend(data)
-        count = np.array([len(one.y) for one in data], dtype=np.int64)
+        count = np.array([len(client.y) for client in data], dtype=np.int64)
         rows = (where[id(data)] + np.arange(len(data)))[:, None] * most + np.arange(most)
         tables.append(np.where(np.arange(most) < count[:, None], rows, -1))
         sizes.append(count)
@@ -120,7 +120,7 @@ def _shared(
     training, participation = first.training, first.facts.participation
     batch = most if training.batch_size is None else min(training.batch_size, most)
     slots = slots_for(participation, len(first.clients))
-    return training, participation, batch, slots, any(one.facts.clip > 0.0 for one in federations)
+    return training, participation, batch, slots, any(federation.facts.clip > 0.0 for federation in federations)
 
 
 def _conv_source(
@@ -137,10 +137,10 @@ def _conv_source(
     channels, height, width = network.input_shape
     images = np.zeros((len(data.clients), data.most, height, width, channels), dtype=np.float32)
     labels = np.zeros((len(data.clients), data.most), dtype=np.int32)
-    for place, one in enumerate(data.clients):
-        shaped = np.asarray(one.x, dtype=np.float32).reshape(len(one.y), *network.input_shape)
-        images[place, : len(one.y)] = shaped.transpose(0, 2, 3, 1)
-        labels[place, : len(one.y)] = one.y
+    for place, client in enumerate(data.clients):
+        shaped = np.asarray(client.x, dtype=np.float32).reshape(len(client.y), *network.input_shape)
+        images[place, : len(client.y)] = shaped.transpose(0, 2, 3, 1)
+        labels[place, : len(client.y)] = client.y
     all_images = torch.from_numpy(images.reshape(-1, height, width, channels)).to(device)
     all_labels = torch.from_numpy(labels.reshape(-1)).to(device)
     layout = DeviceLayout.of(network)
@@ -171,11 +171,11 @@ def _linear_source(
     dtype = TORCH_TYPES[layout.dtype]
     samples = torch.zeros((len(data.clients), data.most, model.features + 1), dtype=dtype)
     targets = torch.zeros((len(data.clients), data.most, model.outputs), dtype=dtype)
-    for place, one in enumerate(data.clients):
-        count = len(one.y)
-        samples[place, :count, :-1] = torch.from_numpy(np.array(one.x, dtype=layout.dtype).reshape(count, -1))
+    for place, client in enumerate(data.clients):
+        count = len(client.y)
+        samples[place, :count, :-1] = torch.from_numpy(np.array(client.x, dtype=layout.dtype).reshape(count, -1))
         samples[place, :count, -1] = 1.0
-        encoded = torch.from_numpy(np.asarray(one.y).astype(np.int64 if model.objective.labels else layout.dtype))
+        encoded = torch.from_numpy(np.asarray(client.y).astype(np.int64 if model.objective.labels else layout.dtype))
         targets[place, :count] = model.objective.encode(encoded, model.outputs, dtype)
     samples, targets = samples.to(device), targets.to(device)
     gram = LinearProgram.gram_of(samples, training)

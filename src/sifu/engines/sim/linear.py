@@ -6,10 +6,10 @@ With X (n x d, bias column included), W (d x C) and residual rows r(z) = df/dz, 
 
 **Between features** a step multiplies by X twice. **Between samples** it never touches X: every iterate is
 W_k = a_k W_0 + X' V_k, so with G = XX' (formed once) and Z_0 = X W_0 the outputs are a_k Z_0 + G V_k, and SGD with
-decay and momentum, being linear, acts on the pair (a, V) with gradient (0, weights * r). With few samples a
-client and many features that is far cheaper: 60 samples of 784 features need 1/13 of the work a step. The mean of
+decay and momentum, being linear, acts on the pair (a, V) with gradient (0, weights * r). With few samples per
+client and many features that is far cheaper: 60 samples of 784 features need 1/13 of the work per step. The mean of
 the round and the drifts then follow from V as well (`sim.averaging`), without the local models, in float64 and
-where clients have no more than a few rows an output; else building X'V is cheaper, or more precise.
+where clients have no more than a few rows per output; else building X'V is cheaper, or more precise.
 Both agree with the plain loop to rounding; `sifu.engines.sim.float_rounding` bounds either.
 
 Outputs lie in front of rows: (clients, C, n), and models as (C, d). Sums over outputs then run over long rows.
@@ -37,11 +37,11 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up
 
 ROWS_AN_OUTPUT = 4
-"""Up to so many rows an output, one more product with all samples is cheaper than building local models."""
+"""Up to so many rows per output, one more product with all samples is cheaper than building local models."""
 SMALL_ROUND = 2**19
 """Below this many values of samples, threads wait for each other about as long as they work."""
 MASKED_BATCHES = 4
-"""Up to so many batches a client, weighting all rows is cheaper than copying those of a batch."""
+"""Up to so many batches per client, weighting all rows is cheaper than copying those of a batch."""
 
 
 class VectorisedTrainer:
@@ -119,9 +119,9 @@ class VectorisedTrainer:
         if self._share != 1.0:
             offset = (self._share - 1.0) * start.astype(np.float64).reshape(self._shape).T.reshape(-1)
             error = 2.0 * UNIT_ROUNDOFF * norm_up(offset)
-        found = average(updates, offset, error, samples, want_gram)
-        step = np.ascontiguousarray(found.step.reshape(self._shape[::-1]).T).reshape(-1)
-        return Average(step, found.drifts, found.mean_shift, found.gram, found.not_finite)
+        mean = average(updates, offset, error, samples, want_gram)
+        step = np.ascontiguousarray(mean.step.reshape(self._shape[::-1]).T).reshape(-1)
+        return Average(step, mean.drifts, mean.mean_shift, mean.gram, mean.not_finite)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
@@ -144,9 +144,9 @@ class VectorisedTrainer:
             yield from self._blocks[0].parts(self._row_of[clients])
             return
         number = self._block_of[clients]
-        for found in np.unique(number):
-            places = np.flatnonzero(number == found)
-            yield from self._blocks[found].parts(self._row_of[clients[places]], places)
+        for block in np.unique(number):
+            places = np.flatnonzero(number == block)
+            yield from self._blocks[block].parts(self._row_of[clients[places]], places)
 
     def _local_updates(
         self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool

@@ -172,11 +172,11 @@ def torch_seed(seed: int, purpose: str, *key: int) -> int:
 
 
 def _outside_the_theory(module: nn.Module) -> tuple[str, ...]:
-    found = []
+    reasons = []
     if any(isinstance(part, _NormBase) for part in module.modules()):
-        found.append("batch normalisation")
+        reasons.append("batch normalisation")
     elif any(True for _ in module.buffers()):
-        found.append("buffers that are not parameters")
+        reasons.append("buffers that are not parameters")
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
-        found.append("dropout")
-    return tuple(found)
+        reasons.append("dropout")
+    return tuple(reasons)

@@ -147,13 +147,15 @@ class ConvNet:
         channels, height, width = self.input_shape
         at = 0
         layers: list[ConvLayer] = []
-        for number, one in enumerate(self.convolutions, 1):
-            if one.channels_out < 1 or one.padding < 0:
+        for number, convolution in enumerate(self.convolutions, 1):
+            if convolution.channels_out < 1 or convolution.padding < 0:
                 raise InputError(
-                    f"convolution {number} needs channels and padding that is not negative, found {one.channels_out} "
-                    f"channels and padding {one.padding}"
+                    f"convolution {number} needs channels and padding that is not negative, found "
+                    f"{convolution.channels_out} channels and padding {convolution.padding}"
                 )
-            layer = ConvLayer(channels, one.channels_out, height, width, one.padding, one.pool, at)
+            layer = ConvLayer(
+                channels, convolution.channels_out, height, width, convolution.padding, convolution.pool, at
+            )
             if min(layer.height_out, layer.width_out) < 1:
                 raise InputError(
                     f"images of {self.input_shape[1]}x{self.input_shape[2]} are too small: nothing is left of them "
@@ -191,8 +193,11 @@ class ConvNetModule(nn.Module):
     def __init__(self, network: ConvNet) -> None:
         super().__init__()
         self._network = network
-        for number, one in enumerate(network.convolution_layers, 1):
-            self.add_module(f"conv{number}", nn.Conv2d(one.channels_in, one.channels_out, 3, padding=one.padding))
+        for number, convolution in enumerate(network.convolution_layers, 1):
+            self.add_module(
+                f"conv{number}",
+                nn.Conv2d(convolution.channels_in, convolution.channels_out, 3, padding=convolution.padding),
+            )
         for number, layer in enumerate(network.linear_layers, 1):
             self.add_module(f"fc{number}", nn.Linear(layer.features_in, layer.features_out))
             if layer.dropout:
@@ -200,19 +205,19 @@ class ConvNetModule(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Class scores of a batch of images."""
-        found = images.unsqueeze(1) if images.dim() == 3 else images
-        for number, one in enumerate(self._network.convolution_layers, 1):
-            found = functional.relu(self.get_submodule(f"conv{number}")(found))
-            if one.pool:
-                found = functional.max_pool2d(found, 2)
-        found = torch.flatten(found, 1)
+        values = images.unsqueeze(1) if images.dim() == 3 else images
+        for number, convolution in enumerate(self._network.convolution_layers, 1):
+            values = functional.relu(self.get_submodule(f"conv{number}")(values))
+            if convolution.pool:
+                values = functional.max_pool2d(values, 2)
+        values = torch.flatten(values, 1)
         for number, layer in enumerate(self._network.linear_layers, 1):
-            found = self.get_submodule(f"fc{number}")(found)
+            values = self.get_submodule(f"fc{number}")(values)
             if layer.hidden:
-                found = functional.relu(found)
+                values = functional.relu(values)
             if layer.dropout:
-                found = self.get_submodule(f"dropout{number}")(found)
-        return found
+                values = self.get_submodule(f"dropout{number}")(values)
+        return values
 
 
 def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -36,7 +36,7 @@ _STACK_BYTES = 2**26
 
 @dataclass(frozen=True)
 class LinearCurvature:
-    """Bounds that hold for every batch each client can draw, one number a client.
+    """Bounds that hold for every batch each client can draw, one number per client.
 
     `smoothness` is beta, weight decay included. `energy` is factor * ||X_B||_F^2 / b, the sum of the
     eigenvalues of which beta bounds the largest (weight decay not included); rounding grows with it.
@@ -52,13 +52,13 @@ def linear_curvature(
     """beta and energy of every client, from its samples in the type that training uses; many at a time.
 
     >>> from sifu.engines.sim.objectives import OBJECTIVES
-    >>> one = CheckedClient("a", np.array([[1.0, 0.0]]), np.array([0]))
-    >>> found = linear_curvature([one], OBJECTIVES["softmax"], LocalTraining(rate=0.1, steps=1))
-    >>> 1.0 <= float(found.smoothness[0]) <= 1.0 + 1e-8
+    >>> client = CheckedClient("a", np.array([[1.0, 0.0]]), np.array([0]))
+    >>> curvature = linear_curvature([client], OBJECTIVES["softmax"], LocalTraining(rate=0.1, steps=1))
+    >>> 1.0 <= float(curvature.smoothness[0]) <= 1.0 + 1e-8
     True
     """
     samples = np.array([client.samples for client in clients])
-    found = LinearCurvature(np.zeros(samples.size), np.zeros(samples.size))
+    curvature = LinearCurvature(np.zeros(samples.size), np.zeros(samples.size))
     width = clients[0].x.shape[1] + 1
     for group in cut_into_groups(samples):
         largest = int(samples[group].max())
@@ -66,8 +66,10 @@ def linear_curvature(
         for start in range(0, group.size, step):
             some = group[start : start + step]
             chosen = [clients[i] for i in some]
-            found.smoothness[some], found.energy[some] = _stacked_curvature(chosen, samples[some], objective, training)
-    return found
+            curvature.smoothness[some], curvature.energy[some] = _stacked_curvature(
+                chosen, samples[some], objective, training
+            )
+    return curvature
 
 
 def _stacked_curvature(
@@ -75,7 +77,7 @@ def _stacked_curvature(
 ) -> tuple[Floats, Floats]:
     """beta and energy of clients side by side; the rows that pad the smaller ones are zeros and change neither."""
     factor = objective.curvature_factor
-    extended = padded_samples(clients, "float64")
+    extended: Floats = padded_samples(clients, "float64").astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         row_energy = np.einsum("kij,kij->ki", extended, extended)
         trace = row_energy.sum(axis=1)
@@ -103,4 +105,5 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
         owner = clients[int(np.argmin(finite))].name
         raise InputError(f"the samples of client {owner!r} are so large that their squares overflow; scale them down")
     top = np.linalg.eigvalsh(gram)[:, -1]
-    return np.maximum(top, 0.0) + 2.0 * max(count, width) * UNIT_ROUNDOFF * trace
+    largest: Floats = np.maximum(top, 0.0) + 2.0 * max(count, width) * UNIT_ROUNDOFF * trace
+    return largest

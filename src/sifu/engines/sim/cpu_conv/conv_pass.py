@@ -73,14 +73,16 @@ class ConvPass(nn.Module):
     def __init__(self, network: ConvNet, samples: int, dtype: torch.dtype) -> None:
         super().__init__()
         layers, linear = network.convolution_layers, network.linear_layers
-        tiles = [tiles_kind(one)(one, samples, dtype, wants_input_gradient=one is not layers[0]) for one in layers]
-        features = [torch.empty((samples, one.features_in), dtype=dtype) for one in linear]
-        slopes = [torch.empty_like(one) for one in features]
+        tiles = [
+            tiles_kind(layer)(layer, samples, dtype, wants_input_gradient=layer is not layers[0]) for layer in layers
+        ]
+        features = [torch.empty((samples, layer.features_in), dtype=dtype) for layer in linear]
+        slopes = [torch.empty_like(inputs) for inputs in features]
         last = layers[-1]
         image = (samples, last.height_out, last.width_out, last.channels_out)
         following = list(zip(layers[1:], tiles[1:], strict=True))
-        targets = [inside(layer, one.images) for layer, one in following] + [features[0].view(image)]
-        gradients = [inside(layer, one.gradient) for layer, one in following if one.gradient is not None]
+        targets = [inside(layer, own.images) for layer, own in following] + [features[0].view(image)]
+        gradients = [inside(layer, own.gradient) for layer, own in following if own.gradient is not None]
         gradients.append(slopes[0].view(image))
         self._images = tiles[0].images
         self._stages = nn.ModuleList(
@@ -90,9 +92,9 @@ class ConvPass(nn.Module):
         self._stages_backward = nn.ModuleList(reversed(list(self._stages)))
         self._first_linear = len(layers)
         self._features, self._slopes = features, slopes
-        self._factors = [torch.empty_like(one) for one in features]
+        self._factors = [torch.empty_like(inputs) for inputs in features]
         """What dropout multiplies the features by; the first ones are never dropped."""
-        self._scales = [1.0 / (1.0 - one.dropout) for one in linear]
+        self._scales = [1.0 / (1.0 - layer.dropout) for layer in linear]
         self.scores = torch.empty((samples, network.outputs), dtype=dtype)
         self._minus_one = torch.full((samples, 1), -1.0, dtype=dtype)
 
@@ -134,7 +136,7 @@ class ConvPass(nn.Module):
         for back, stage in enumerate(self._stages_backward):
             number = self._first_linear - 1 - back
             weight_gradient, bias_gradient = gradients[number]
-            stage.backward(prepared[number], weight_gradient, bias_gradient)
+            stage.backward(prepared[number], weight_gradient, bias_gradient)  # type: ignore[operator]
 
     def _score(
         self,
@@ -172,8 +174,8 @@ class _Stage(nn.Module):
 
     @torch.jit.export
     def backward(self, prepared: Tensor, weight_gradient: Tensor, bias_gradient: Tensor) -> None:
-        self.rectified.backward(bias_gradient)
-        self.tiles.backward(prepared, weight_gradient)
+        self.rectified.backward(bias_gradient)  # type: ignore[operator]
+        self.tiles.backward(prepared, weight_gradient)  # type: ignore[operator]
 
 
 class _Pooled(nn.Module):

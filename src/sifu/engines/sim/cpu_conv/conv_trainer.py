@@ -1,4 +1,4 @@
-"""Convolutional networks on the CPU: hand-written passes, one thread an item of work, the cores on different clients.
+"""Convolutional networks on the CPU: hand-written passes, one thread per client, the cores on different clients.
 
 A batch is cut into pieces whose buffers fit in a core's cache, and the gradients of the pieces are added in an order
 that depends on the batch alone. So the bits do not depend on how many threads there are or on who else takes part.
@@ -78,7 +78,7 @@ class ConvTrainer:
         samples = np.array([client.samples for client in clients], dtype=np.int64)
         self._samples, self._first = samples, np.cumsum(samples) - samples
         self._images = torch.cat(
-            [padded_images(network, torch.from_numpy(one.x).reshape(-1, *network.input_shape)) for one in clients]
+            [padded_images(network, torch.from_numpy(client.x).reshape(-1, *network.input_shape)) for client in clients]
         )
         self._labels = torch.from_numpy(np.concatenate([client.y for client in clients]))
         item = self._images.element_size()
@@ -139,7 +139,7 @@ class ConvTrainer:
                         crew.submit(self._train_shared, shared, member, team, meeting, rows[place])
                         for member in range(team)
                     ]
-                errors = [one.exception() for one in waiting]
+                errors = [job.exception() for job in waiting]
                 for error in errors:
                     if error and not isinstance(error, threading.BrokenBarrierError):  # which follows from another
                         raise error
@@ -156,16 +156,16 @@ class ConvTrainer:
         def score(low: int, high: int) -> None:
             index = torch.from_numpy(rows[low:high])
             passes = self._passes.take()
-            one = passes.of(high - low)
-            one.forward(self._images, index, parameters, prepared)
-            targets = OBJECTIVES["softmax"].encode(self._labels[index], self._network.outputs, one.scores.dtype)
-            hits[low:high] = OBJECTIVES["softmax"].hits(one.scores, targets).numpy()
-            losses[low:high] = OBJECTIVES["softmax"].row_loss(one.scores, targets).numpy()
+            conv_pass = passes.of(high - low)
+            conv_pass.forward(self._images, index, parameters, prepared)
+            targets = OBJECTIVES["softmax"].encode(self._labels[index], self._network.outputs, conv_pass.scores.dtype)
+            hits[low:high] = OBJECTIVES["softmax"].hits(conv_pass.scores, targets).numpy()
+            losses[low:high] = OBJECTIVES["softmax"].row_loss(conv_pass.scores, targets).numpy()
             self._passes.give(passes)
 
         with _crew(torch.get_num_threads()) as crew:
-            for one in [crew.submit(score, low, high) for low, high in self._pieces(rows.size)]:
-                one.result()
+            for job in [crew.submit(score, low, high) for low, high in self._pieces(rows.size)]:
+                job.result()
         owner = np.repeat(np.arange(clients.size), sizes)
         correct = np.bincount(owner, weights=hits, minlength=clients.size).astype(np.int64)
         return correct, np.bincount(owner, weights=losses, minlength=clients.size)
@@ -176,7 +176,7 @@ class ConvTrainer:
     def _pieces(self, samples: int) -> list[tuple[int, int]]:
         """Cuts `samples` samples into as few pieces as fit, as equal as can be."""
         count = -(-samples // self._piece)
-        return [(samples * one // count, samples * (one + 1) // count) for one in range(count)]
+        return [(samples * piece // count, samples * (piece + 1) // count) for piece in range(count)]
 
     def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
         """Set a local training up: the model, the batches and the keys of the dropped units."""
@@ -189,20 +189,20 @@ class ConvTrainer:
         local.keys = dropout_key(self._seed, position, number, *places)
         return local
 
-    def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, found: Tensor) -> None:
+    def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, row: Tensor) -> None:
         local = self._begin(self._locals.take(), model, position, client, steps)
         self._descend(local, 0, 1, None)
-        torch.index_select(local.value, 0, self._back, out=found)
+        torch.index_select(local.value, 0, self._back, out=row)
         self._locals.give(local)
 
-    def _train_shared(self, local: _Local, member: int, team: int, meeting: threading.Barrier, found: Tensor) -> None:
+    def _train_shared(self, local: _Local, member: int, team: int, meeting: threading.Barrier, row: Tensor) -> None:
         try:
             self._descend(local, member, team, meeting)
         except BaseException:
             meeting.abort()  # or the others would wait for ever
             raise
         if member == 0:
-            torch.index_select(local.value, 0, self._back, out=found)
+            torch.index_select(local.value, 0, self._back, out=row)
             self._locals.give(local)
 
     def _descend(self, local: _Local, member: int, team: int, meeting: threading.Barrier | None) -> None:
@@ -219,8 +219,8 @@ class ConvTrainer:
             if meeting:
                 meeting.wait()
             total = local.sums[0][share]
-            for one in local.sums[1 : min(SUMS, len(pieces))]:
-                total.add_(one[share])
+            for other in local.sums[1 : min(SUMS, len(pieces))]:
+                total.add_(other[share])
             self._training.descend_in_place(local.value[share], total, local.velocity[share], step)
             if meeting:
                 meeting.wait()
@@ -268,7 +268,7 @@ class _Local:
         self.parameters = parameter_views(network, self.value)
         self.velocity = torch.empty_like(self.value)
         self.sums = torch.empty((SUMS, network.parameters), dtype=dtype)
-        self.gradients = [parameter_views(network, one) for one in self.sums]
+        self.gradients = [parameter_views(network, total) for total in self.sums]
         self.batches: list[Tensor] = []
         self.keys = np.zeros((0, 0), dtype=np.uint64)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -26,6 +26,6 @@ def scripted(module: AnyModule) -> AnyModule:
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return torch.jit.script(module)
+            return cast("AnyModule", torch.jit.script(module))
         except Exception:  # whatever a later torch may raise, the module works as it is
             return module

@@ -43,7 +43,7 @@ def capture(
 
     Threads of other lanes may use the device meanwhile, so only this thread's calls are held to the rules of capture.
     """
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         (first or work)()

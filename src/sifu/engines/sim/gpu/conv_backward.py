@@ -35,18 +35,19 @@ class ConvBackward:
         self._activations, self._groups, self._batch = activations, params.shape[0], batch
         self._device = params.device
         convolutions, samples = plan.layout.convolutions, self._groups * batch
-        self._gradients = [torch.zeros(one.shape, device=self._device) for one in activations.winners]
-        self._hidden_gradients = [torch.zeros_like(one) for one in activations.hidden]
+        self._gradients = [torch.zeros(winners.shape, device=self._device) for winners in activations.winners]
+        self._hidden_gradients = [torch.zeros_like(values) for values in activations.hidden]
         # Nothing flows back behind the first convolution.
         self._spread = [
-            self._zeros(samples, one.height + 2, one.width + 2, one.channels_out) if number else None
-            for number, one in enumerate(convolutions)
+            self._zeros(samples, layer.height + 2, layer.width + 2, layer.channels_out) if number else None
+            for number, layer in enumerate(convolutions)
         ]
         self._partials = [
-            self._zeros(form.stored, self._groups, _length(one)) if form.stored else None
-            for form, one in zip(plan.forms, convolutions, strict=True)
+            self._zeros(form.stored, self._groups, _length(layer)) if form.stored else None
+            for form, layer in zip(plan.forms, convolutions, strict=True)
         ]
-        self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        on_gpu = self._device.type == "cuda"
+        self._side = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, device=self._device)
@@ -102,39 +103,39 @@ class ConvBackward:
     # -- convolutions --------------------------------------------------------------------------------------------
 
     def _input_gradient(self, number: int) -> None:
-        one, gradient, spread = self._layout.convolutions[number], self._gradients[number], self._spread[number]
+        layer, gradient, spread = self._layout.convolutions[number], self._gradients[number], self._spread[number]
         convolution_kernels.spread_gradient[(-(-gradient.numel() // 1024),)](
             gradient, self._activations.winners[number], spread, gradient.numel(),
-            CO=one.channels_out, POOL=one.pool, PH=one.out_height, PW=one.out_width,
-            SH=one.height + 2, SW=one.width + 2, LEAD=2 - one.padding, BLOCK=1024,
+            CO=layer.channels_out, POOL=layer.pool, PH=layer.out_height, PW=layer.out_width,
+            SH=layer.height + 2, SW=layer.width + 2, LEAD=2 - layer.padding, BLOCK=1024,
         )  # fmt: skip
-        pixels = self._batch * one.height * one.width
+        pixels = self._batch * layer.height * layer.width
         tiles = self._plan.tiles("input", number)
         convolution_kernels.convolution_input_gradient[(-(-pixels // tiles.rows), self._groups)](
             spread, self._params, self._gradients[number - 1],
-            self._layout.size, self._batch, one.weight_at,
-            H=one.height, W=one.width, CI=one.channels_in, CO=one.channels_out,
-            BM=tiles.rows, BN=power_of_two(one.channels_in), BK=tiles.inner, PRECISION=self._plan.precision,
+            self._layout.size, self._batch, layer.weight_at,
+            H=layer.height, W=layer.width, CI=layer.channels_in, CO=layer.channels_out,
+            BM=tiles.rows, BN=power_of_two(layer.channels_in), BK=tiles.inner, PRECISION=self._plan.precision,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
     def _weight_shape(self, number: int) -> dict[str, Any]:
         """What every kernel of a weight gradient is told about its convolution."""
-        one = self._layout.convolutions[number]
+        layer = self._layout.convolutions[number]
         return {
-            "BATCH": self._batch, "H": one.height + 2 * one.padding, "W": one.width + 2 * one.padding,
-            "CI": one.channels_in, "CO": one.channels_out, "PH": one.out_height, "PW": one.out_width,
-            "GATHER": number == 0, "BN": power_of_two(one.channels_out), "PRECISION": self._plan.precision,
+            "BATCH": self._batch, "H": layer.height + 2 * layer.padding, "W": layer.width + 2 * layer.padding,
+            "CI": layer.channels_in, "CO": layer.channels_out, "PH": layer.out_height, "PW": layer.out_width,
+            "GATHER": number == 0, "BN": power_of_two(layer.channels_out), "PRECISION": self._plan.precision,
         }  # fmt: skip
 
     def _sum_weight_gradient(self, number: int, source: Tensor, rows: Tensor) -> None:
         """The partial sums of a convolution's weight gradient, if it has any."""
-        one, form, partial = self._layout.convolutions[number], self._plan.forms[number], self._partials[number]
+        layer, form, partial = self._layout.convolutions[number], self._plan.forms[number], self._partials[number]
         if partial is None:
             return
         arguments = (
             source, rows, self._gradients[number], self._activations.winners[number], partial,
-            rows.stride(0), self._groups, _length(one), one.bias_at - one.weight_at,
+            rows.stride(0), self._groups, _length(layer), layer.bias_at - layer.weight_at,
         )  # fmt: skip
         flags = {"PARTS": form.parts, **self._weight_shape(number)}
         if form.kind == "block":
@@ -142,31 +143,31 @@ class ConvBackward:
                 *arguments, BR=32, num_warps=2, num_stages=2, **flags
             )
         elif form.kind == "row":
-            wide = min(one.channels_in, 32)
-            weight_gradient_kernels.row_weight_gradient[(3 * one.channels_in // wide, form.parts, self._groups)](
+            wide = min(layer.channels_in, 32)
+            weight_gradient_kernels.row_weight_gradient[(3 * layer.channels_in // wide, form.parts, self._groups)](
                 *arguments, BC=wide, BR=16, num_warps=2, num_stages=2, **flags
             )
         else:
             tiles = self._plan.tiles("weight", number)
-            grid = (-(-9 * one.channels_in // tiles.rows), form.parts, self._groups)
+            grid = (-(-9 * layer.channels_in // tiles.rows), form.parts, self._groups)
             weight_gradient_kernels.convolution_weight_gradient[grid](
-                *arguments, POOL=one.pool, BKW=tiles.rows, BR=tiles.inner, num_warps=tiles.warps,
+                *arguments, POOL=layer.pool, BKW=tiles.rows, BR=tiles.inner, num_warps=tiles.warps,
                 num_stages=tiles.stages, **flags,
             )  # fmt: skip
 
     def _weight_step(self, number: int, source: Tensor, rows: Tensor, flags: dict[str, Any]) -> None:
         """One step of a convolution's weights, by the partial sums or by the gradient itself."""
-        one, partial = self._layout.convolutions[number], self._partials[number]
-        size, groups, length = self._layout.size, self._groups, _length(one)
+        layer, partial = self._layout.convolutions[number], self._partials[number]
+        size, groups, length = self._layout.size, self._groups, _length(layer)
         if partial is None:
-            weight_gradient_kernels.descend_by_weight_gradient[(-(-9 * one.channels_in // 64), groups)](
+            weight_gradient_kernels.descend_by_weight_gradient[(-(-9 * layer.channels_in // 64), groups)](
                 source, rows, self._gradients[number], self._activations.winners[number], self._params,
-                self._velocities, rows.stride(0), size, one.weight_at, one.bias_at, *self._sgd,
+                self._velocities, rows.stride(0), size, layer.weight_at, layer.bias_at, *self._sgd,
                 BKW=64, BR=32, num_warps=4, num_stages=1, **flags, **self._weight_shape(number),
             )  # fmt: skip
             return
         descent_kernels.descend_convolution[(-(-length // 256), groups)](
-            partial, self._params, self._velocities, groups, size, length, one.weight_at, *self._sgd,
+            partial, self._params, self._velocities, groups, size, length, layer.weight_at, *self._sgd,
             PARTS=self._plan.forms[number].stored, BLOCK=256, num_warps=2, **flags,
         )  # fmt: skip
 
@@ -188,6 +189,6 @@ class ConvBackward:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 
 
-def _length(one: ConvolutionPlace) -> int:
+def _length(layer: ConvolutionPlace) -> int:
     """Entries of a convolution's weights and bias together."""
-    return one.bias_at - one.weight_at + one.channels_out
+    return layer.bias_at - layer.weight_at + layer.channels_out

@@ -27,11 +27,11 @@ class Activations:
     def of(plan: ConvPlan, samples: int, device: torch.device) -> Activations:
         """Room for `samples` of all slots together; borders are zero and stay so."""
         convolutions = plan.layout.convolutions
-        shapes = [(samples, one.out_height, one.out_width, one.channels_out) for one in convolutions]
+        shapes = [(samples, layer.out_height, layer.out_width, layer.channels_out) for layer in convolutions]
         return Activations(
             tuple(torch.zeros(plan.output_shape(number, samples), device=device) for number in range(len(shapes))),
             tuple(torch.zeros(shape, dtype=torch.int8, device=device) for shape in shapes),
-            tuple(torch.zeros((samples, one.outputs), device=device) for one in plan.layout.hidden),
+            tuple(torch.zeros((samples, layer.outputs), device=device) for layer in plan.layout.hidden),
         )
 
     def before_hidden(self, number: int) -> Tensor:
@@ -60,8 +60,8 @@ class ConvForward:
         correct = torch.zeros((lanes, samples), dtype=torch.int32, device=rows.device)
         losses = torch.zeros((lanes, samples), dtype=torch.float32, device=rows.device)
         widest = max(
-            [one.out_height * one.out_width * one.channels_out for one in self._layout.convolutions]
-            + [one.outputs for one in self._layout.hidden]
+            [layer.out_height * layer.out_width * layer.channels_out for layer in self._layout.convolutions]
+            + [layer.outputs for layer in self._layout.hidden]
         )
         at_once = max(1, EVALUATED_AT_ONCE // (4 * widest * lanes))
         for start in range(0, samples, at_once):
@@ -112,18 +112,18 @@ class ConvForward:
     def _convolve(
         self, number: int, source: Tensor, rows: Tensor, params: Tensor, out: Tensor, winner: Tensor | None
     ) -> None:
-        one = self._layout.convolutions[number]
+        layer = self._layout.convolutions[number]
         groups, batch = rows.shape
-        pixels = batch * one.out_height * one.out_width
+        pixels = batch * layer.out_height * layer.out_width
         arguments = (
             source, rows, params, out, winner if winner is not None else out,
-            rows.stride(0), self._layout.size, batch, one.weight_at, one.bias_at,
+            rows.stride(0), self._layout.size, batch, layer.weight_at, layer.bias_at,
         )  # fmt: skip
         flags = {
-            "H": one.height + 2 * one.padding, "W": one.width + 2 * one.padding, "CI": one.channels_in,
-            "CO": one.channels_out, "PH": one.out_height, "PW": one.out_width, "BORDER": self._plan.border(number),
-            "GATHER": number == 0, "KEEP_WINNER": winner is not None, "BN": power_of_two(one.channels_out),
-            "PRECISION": self._plan.precision,
+            "H": layer.height + 2 * layer.padding, "W": layer.width + 2 * layer.padding, "CI": layer.channels_in,
+            "CO": layer.channels_out, "PH": layer.out_height, "PW": layer.out_width,
+            "BORDER": self._plan.border(number), "GATHER": number == 0, "KEEP_WINNER": winner is not None,
+            "BN": power_of_two(layer.channels_out), "PRECISION": self._plan.precision,
         }  # fmt: skip
         if self._plan.forms[number].kind == "block":
             tall = 64
@@ -134,7 +134,7 @@ class ConvForward:
             return
         tiles = self._plan.tiles("convolve", number)
         convolution_kernels.convolve[(-(-pixels // tiles.rows), groups)](
-            *arguments, POOL=one.pool, BM=tiles.rows, BK=tiles.inner, num_warps=tiles.warps, num_stages=tiles.stages,
+            *arguments, POOL=layer.pool, BM=tiles.rows, BK=tiles.inner, num_warps=tiles.warps, num_stages=tiles.stages,
             **flags,
         )  # fmt: skip
 

@@ -55,16 +55,16 @@ class WeightForm:
         return {"block": 4 * self.parts, "whole": 0}.get(self.kind, self.parts)
 
     @staticmethod
-    def of(one: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
+    def of(layer: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
         """The form measured to be good on an H200; without tensor cores it is the one with the least arithmetic."""
         if precision == "ieee":
             return WeightForm("patch", _parts(64 // slots, 8))
-        channels, outputs = one.channels_in, batch * one.out_height * one.out_width
-        if one.pool and channels in BLOCK_CHANNELS:
+        channels, outputs = layer.channels_in, batch * layer.out_height * layer.out_width
+        if layer.pool and channels in BLOCK_CHANNELS:
             return WeightForm("block", _parts(outputs // 32, 80 // slots, 16))
-        if one.pool and channels >= 16 and channels == power_of_two(channels):
+        if layer.pool and channels >= 16 and channels == power_of_two(channels):
             return WeightForm("row", _parts(outputs // 32, 64 // slots, 8))
-        if not one.pool and outputs <= 512:
+        if not layer.pool and outputs <= 512:
             return WeightForm("whole", 1)
         return WeightForm("patch", _parts(outputs // 32, 64 // slots, 8))
 
@@ -83,9 +83,9 @@ class ConvPlan:
 
     @staticmethod
     def of(network: ConvNet, batch: int, slots: int, precision: str) -> ConvPlan:
-        """The plan for local steps of `slots` clients a lane with batches of `batch`; a key of `PRECISIONS`."""
+        """The plan for local steps of `slots` clients per lane with batches of `batch`; a key of `PRECISIONS`."""
         layout, products = DeviceLayout.of(network), PRECISIONS[precision]
-        forms = tuple(WeightForm.of(one, batch, slots, products) for one in layout.convolutions)
+        forms = tuple(WeightForm.of(layer, batch, slots, products) for layer in layout.convolutions)
         return ConvPlan(layout, forms, network.dropout, products)
 
     @property
@@ -105,22 +105,22 @@ class ConvPlan:
 
     def output_shape(self, number: int, samples: int) -> tuple[int, int, int, int]:
         """The output of a convolution for some samples, with its border."""
-        one, border = self.layout.convolutions[number], self.border(number)
-        return samples, one.out_height + 2 * border, one.out_width + 2 * border, one.channels_out
+        layer, border = self.layout.convolutions[number], self.border(number)
+        return samples, layer.out_height + 2 * border, layer.out_width + 2 * border, layer.channels_out
 
     def tiles(self, kernel: Literal["convolve", "input", "weight"], number: int) -> Tiles:
         """Block sizes of a convolution's kernels, measured to be good on an H200."""
-        one = self.layout.convolutions[number]
+        layer = self.layout.convolutions[number]
         if kernel == "convolve":
-            if one.channels_in <= 4:
+            if layer.channels_in <= 4:
                 return Tiles(64, 16, 4, 3)
-            if not one.pool and 9 * one.channels_in % 64 == 0:
+            if not layer.pool and 9 * layer.channels_in % 64 == 0:
                 return Tiles(32, 64, 4, 3)
-            return Tiles(32, 32, 4, 3) if 9 * one.channels_in % 32 == 0 else Tiles(64, 16, 4, 3)
+            return Tiles(32, 32, 4, 3) if 9 * layer.channels_in % 32 == 0 else Tiles(64, 16, 4, 3)
         if kernel == "input":
-            return Tiles(128, 32, 4, 3) if one.channels_out >= 32 else Tiles(128, 16, 4, 4)
-        if not one.pool:
+            return Tiles(128, 32, 4, 3) if layer.channels_out >= 32 else Tiles(128, 16, 4, 4)
+        if not layer.pool:
             return Tiles(64, 64, 4, 2)
-        if one.channels_in <= 4:
-            return Tiles(16 if one.channels_in == 1 else 64, 32, 2, 2)
-        return Tiles(32, 32 if one.channels_in >= 32 else 64, 2, 2)
+        if layer.channels_in <= 4:
+            return Tiles(16 if layer.channels_in == 1 else 64, 32, 2, 2)
+        return Tiles(32, 32 if layer.channels_in >= 32 else 64, 2, 2)

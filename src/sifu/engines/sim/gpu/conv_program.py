@@ -1,4 +1,4 @@
-"""Rounds of a `ConvNet` for many lanes at once: one captured graph a round, nothing read back in between.
+"""Rounds of a `ConvNet` for many lanes at once: one captured graph per round, nothing read back in between.
 
 A lane is one run: its own model, clients, schedule and origin. All lanes of a program share the network, the data and
 the local training. `run` takes every lane `rounds` rounds ahead; the models after each of them stay on the device.

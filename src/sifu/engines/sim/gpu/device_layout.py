@@ -76,18 +76,21 @@ class DeviceLayout:
             at += -(-own.size // ALIGNMENT) * ALIGNMENT
             return start
 
-        convolutions = []
-        for one in network.convolution_layers:
-            own = one.weight_at + np.arange(math.prod(one.weight_shape)).reshape(one.weight_shape)
-            # Only images get further channels; activations have those their layer made.
-            channels = one.channels_in if convolutions else stored_channels(one.channels_in)
-            weights = np.full((3, 3, channels, one.channels_out), -1, dtype=np.int64)
-            weights[:, :, : one.channels_in] = own.transpose(2, 3, 1, 0)
-            spot = add(weights), add(one.bias_at + np.arange(one.channels_out))
+        convolutions: list[ConvolutionPlace] = []
+        for convolution in network.convolution_layers:
+            own = convolution.weight_at + np.arange(math.prod(convolution.weight_shape)).reshape(
+                convolution.weight_shape
+            )
+            # Only images get further channels; activations have those their convolution made.
+            channels = convolution.channels_in if convolutions else stored_channels(convolution.channels_in)
+            weights = np.full((3, 3, channels, convolution.channels_out), -1, dtype=np.int64)
+            weights[:, :, : convolution.channels_in] = own.transpose(2, 3, 1, 0)
+            spot = add(weights), add(convolution.bias_at + np.arange(convolution.channels_out))
             convolutions.append(
                 ConvolutionPlace(
-                    one.height_in, one.width_in, channels, one.channels_out, one.padding, one.pool,
-                    one.height_out, one.width_out, *spot,
+                    convolution.height_in, convolution.width_in, channels, convolution.channels_out,
+                    convolution.padding, convolution.pool,
+                    convolution.height_out, convolution.width_out, *spot,
                 )
             )  # fmt: skip
         last = network.convolution_layers[-1]
@@ -95,8 +98,8 @@ class DeviceLayout:
         flat = np.arange(last.features_out).reshape(last.channels_out, -1).T.reshape(-1)
         linear = []
         for layer in network.linear_layers:
-            weights = layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
-            spot = add(weights[:, flat].T), add(layer.bias_at + np.arange(layer.features_out))
+            matrix = layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
+            spot = add(matrix[:, flat].T), add(layer.bias_at + np.arange(layer.features_out))
             linear.append(LinearPlace(layer.features_in, layer.features_out, *spot))
             flat = np.arange(layer.features_out)
         return DeviceLayout(tuple(convolutions), tuple(linear[:-1]), linear[-1], at, entries)

@@ -46,7 +46,7 @@ class LaneEngine:
         # What this device does otherwise than the embedded engine stands in every certificate.
         self._facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
         self._places, self._entries = group.source.entries, group.entries
-        self._samples = np.array([one.samples for one in federation.clients], dtype=np.int64)
+        self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 
     @property
     def layout(self) -> ModelLayout:
@@ -147,8 +147,8 @@ class LaneEngine:
     ) -> NDArray[np.floating]:
         """theta_i - model of each client after its first `steps` local steps of this position."""
         start = self._in_device_order(model, self.layout.dtype)
-        found = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
-        in_order: NDArray[np.floating] = found[:, self._places]
+        updates = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
+        in_order: NDArray[np.floating] = updates[:, self._places]
         return in_order
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
@@ -157,8 +157,8 @@ class LaneEngine:
             start = self._queue.upload(self._in_device_order(model, self.layout.dtype))
         return self._evaluation(self._group.evaluate(self._queue, self._lane, start), np.asarray(clients))
 
-    def _evaluation(self, found: Evaluated, clients: ClientIndices) -> Evaluation:
-        return Evaluation(clients, self._samples[clients], found[0][clients], found[1][clients])
+    def _evaluation(self, evaluated: Evaluated, clients: ClientIndices) -> Evaluation:
+        return Evaluation(clients, self._samples[clients], evaluated[0][clients], evaluated[1][clients])
 
     def _rounds(self, chunk: Chunk, active: ClientIndices, wanted: RoundsWanted) -> Iterator[StreamedRound]:
         """The rounds of a chunk one by one, norms rounded up; what all of them need is worked out at once."""

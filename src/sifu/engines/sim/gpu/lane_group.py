@@ -216,7 +216,7 @@ class LaneGroup:
         """A lane will not ask again; the last one to say so waits for what still runs, and lets go of the device."""
         with self._changed:
             self._open.discard(lane)
-            self._streams = [one for one in self._streams if one.lane != lane]
+            self._streams = [stream for stream in self._streams if stream.lane != lane]
             last = not self._open
             self._changed.notify_all()
         if last:
@@ -231,13 +231,13 @@ class LaneGroup:
         with self._device_lock, self.queue.here():
             program = next(iter(self._programs.values()), None) or self._program(1)
         with queue.here():
-            found = self._evaluate(queue, program, model[None], [lane])[0]
+            evaluated = self._evaluate(queue, program, model[None], [lane])[0]
         queue.synchronize()
-        return found
+        return evaluated
 
     def local_updates(
         self, lane: int, model: NDArray[np.generic], position: Position, clients: NDArray[np.int64], steps: int
-    ) -> NDArray[np.generic]:
+    ) -> NDArray[Any]:
         """theta_i - model of some clients after `steps` steps, in device order."""
         with self._device_lock, self.queue.here():
             program, slots = self._program(1), self.source.drawing.slots
@@ -294,14 +294,14 @@ class LaneGroup:
         since, last_count = time.monotonic(), 0
         with self._changed:
             while self._open:
-                streams = [one for one in self._streams if one.wants]
-                missing = self._expected() - {one.lane for one in streams}
+                streams = [stream for stream in self._streams if stream.wants]
+                missing = self._expected() - {stream.lane for stream in streams}
                 now = time.monotonic()
                 if len(streams) != last_count or not self._last.query():
                     since, last_count = now, len(streams)  # one more has come, so others may be close behind
                 if streams and (not missing or now - since > PATIENCE):
                     # Whoever did not come in time is not waited for again until it has come back.
-                    self._away = (self._away | missing) - {one.lane for one in streams}
+                    self._away = (self._away | missing) - {stream.lane for stream in streams}
                     self._feeding = True
                     return streams
                 self._changed.wait(GLANCE if streams else None)
@@ -309,34 +309,36 @@ class LaneGroup:
 
     def _expected(self) -> set[int]:
         """Lanes that will want rounds soon: not those that are away, or whose last rounds have been handed out."""
-        ending = {one.lane for one in self._streams if one.left <= 0}
-        going = {one.lane for one in self._streams if one.left > 0}
+        ending = {stream.lane for stream in self._streams if stream.left <= 0}
+        going = {stream.lane for stream in self._streams if stream.left > 0}
         return self._open - self._away - (ending - going)
 
     def _run(self, streams: list[LaneStream]) -> list[Chunk]:
         """Hand the device the next rounds of some streams, and all that will be read of them."""
         count = len(streams)
-        capacity = next((one for one in CAPACITIES if one >= count), count)
+        capacity = next((size for size in CAPACITIES if size >= count), count)
         program, drawer = self._program(capacity), self._drawers[capacity]
         a_round = program.history[0, :count]
         room = CHUNK_BYTES // (a_round.numel() * a_round.element_size())
-        rounds = max(1, min(self._chunk, room, max(one.left for one in streams)))
-        if any(one.single for one in streams):
+        rounds = max(1, min(self._chunk, room, max(stream.left for stream in streams)))
+        if any(stream.single for stream in streams):
             rounds = 1
         # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
         for ahead in range(rounds):
-            if any(ahead < one.left and one.want_updates(one.position.round + ahead) for one in streams):
+            if any(ahead < stream.left and stream.want_updates(stream.position.round + ahead) for stream in streams):
                 rounds = ahead + 1
                 break
         where = np.zeros((3, capacity), dtype=np.int64)
-        where[:, :count] = np.array([(one.lane, one.position.branch, one.position.round) for one in streams]).T
+        where[:, :count] = np.array(
+            [(stream.lane, stream.position.branch, stream.position.round) for stream in streams]
+        ).T
         drawer.places.copy_(self.queue.upload(where))
         drawer.active.zero_()
         drawer.absent.zero_()
-        torch.stack([one.active for one in streams], out=drawer.active[:count])
-        torch.stack([one.absent for one in streams], out=drawer.absent[:count])
-        torch.stack([one.model for one in streams], out=program.history[0, :count])
-        torch.stack([one.origin for one in streams], out=program.origins[:count])
+        torch.stack([stream.active for stream in streams], out=drawer.active[:count])
+        torch.stack([stream.absent for stream in streams], out=drawer.absent[:count])
+        torch.stack([stream.model for stream in streams], out=program.history[0, :count])
+        torch.stack([stream.origin for stream in streams], out=program.origins[:count])
         schedule = drawer.draw()
         program.load(schedule)
         self._load_noise(program, schedule, drawer, rounds)
@@ -359,24 +361,24 @@ class LaneGroup:
         # The program writes there again: what is needed of it later is copied.
         history = program.history[: rounds + 1, :count]
         tips, models = history[rounds].clone(), history[1:].index_select(2, self.entries)
-        own = [min(rounds, one.left) for one in streams]
+        own = [min(rounds, stream.left) for stream in streams]
         wanted = [
-            own[place] == rounds and one.want_updates(one.position.round + rounds - 1)
-            for place, one in enumerate(streams)
+            own[place] == rounds and stream.want_updates(stream.position.round + rounds - 1)
+            for place, stream in enumerate(streams)
         ]
         updates = program.params.clone() if any(wanted) else None
         evaluated: list[dict[int, Evaluated]] = [{} for _ in streams]
         for ahead in range(1, rounds + 1):
             looked = [
                 place
-                for place, one in enumerate(streams)
-                if ahead <= own[place] and is_evaluated(one.stop, one.position.round + ahead)
+                for place, stream in enumerate(streams)
+                if ahead <= own[place] and is_evaluated(stream.stop, stream.position.round + ahead)
             ]
             if looked:
                 chosen = history[ahead].index_select(0, self.queue.upload(np.array(looked)))
-                found = self._evaluate(self.queue, program, chosen, [streams[place].lane for place in looked])
-                for place, one in zip(looked, found, strict=True):
-                    evaluated[place][ahead] = one
+                scores_of_lanes = self._evaluate(self.queue, program, chosen, [streams[place].lane for place in looked])
+                for place, scores_of_lane in zip(looked, scores_of_lanes, strict=True):
+                    evaluated[place][ahead] = scores_of_lane
         mine = [
             updates[place * slots : (place + 1) * slots] - history[rounds - 1, place]
             if updates is not None and wanted[place]
@@ -415,7 +417,7 @@ class LaneGroup:
         if capacity not in self._programs:
             # Rare, so it may wait: for what still runs in a program that goes, and for a new one's data to be there.
             self.queue.synchronize()
-            for other in [one for one in self._programs if one > 2 * max(len(self._open), capacity)]:
+            for other in [size for size in self._programs if size > 2 * max(len(self._open), capacity)]:
                 del self._programs[other], self._drawers[other]
             self._programs[capacity] = self.source.make_program(capacity, self._chunk)
             self._drawers[capacity] = ScheduleDrawer(self._tables, self.source.drawing, capacity, self._chunk)

@@ -1,4 +1,4 @@
-"""Rounds of a linear model for many lanes at once, in float64 (or float32), one captured graph a round.
+"""Rounds of a linear model for many lanes at once, in float64 (or float32), one captured graph per round.
 
 The arithmetic is that of `engines.sim.linear`: steps between samples where clients have few of them (W_k = a_k W_0 +
 X'V_k, so a step needs only G = XX'), between features otherwise. Local models are then built and measured directly: on
@@ -133,7 +133,7 @@ class LinearProgram:
         mean = torch.bmm(shares[:, None, :], local)[:, 0]
         mean = torch.where(shares.sum(dim=1, keepdim=True) > 0.0, mean, exact)
         new = (exact + self.server_rate * (mean - exact)).to(theta.dtype)
-        found = torch.cat(
+        measured = torch.cat(
             [
                 torch.linalg.vector_norm(local - mean[:, None], dim=2),
                 torch.linalg.vector_norm(mean - exact, dim=1, keepdim=True),
@@ -142,7 +142,7 @@ class LinearProgram:
             ],
             dim=1,
         )
-        self.measured.index_copy_(0, now, found[None])
+        self.measured.index_copy_(0, now, measured[None])
         now.add_(1)
         self.history.index_copy_(0, now, new[None])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class DeviceQueue:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -63,7 +63,7 @@ class DeviceQueue:
         """A mark behind everything handed in so far."""
         if self._stream is None:
             return _Done()
-        event = torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
@@ -76,7 +76,7 @@ class DeviceQueue:
         host = torch.from_numpy(np.ascontiguousarray(values))
         return host.clone() if self._stream is None else host.pin_memory().to(self._device, non_blocking=True)
 
-    def download(self, values: Tensor) -> NDArray[np.generic]:
+    def download(self, values: Tensor) -> NDArray[Any]:
         """A copy of `values` that is there once a later mark is reached; call inside `here`."""
         if self._stream is None:
             return values.numpy().copy()

@@ -43,7 +43,7 @@ def scores(key: Tensor, index: Tensor) -> Tensor:
 class LaneTables:
     """What does not change while lanes run: each client's samples as rows of the data, and the keys of its draws.
 
-    `rows` (lanes, clients, most samples) holds -1 behind a client's last sample; keys are int64 bits, one a lane.
+    `rows` (lanes, clients, most samples) holds -1 behind a client's last sample; keys are int64 bits, one per lane.
     """
 
     rows: Tensor
@@ -140,8 +140,8 @@ def draw_schedule(
     """Everything random of `rounds` rounds from each lane's position; `active` and `absent` are (lanes, clients)."""
     position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
     who, drawn = _participants(tables, active, absent, branches, position, drawing)
-    found = batches_of(tables, who, branches, position, drawing)
-    return replace(found, drawn=drawn)
+    schedule = batches_of(tables, who, branches, position, drawing)
+    return replace(schedule, drawn=drawn)
 
 
 def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
@@ -222,7 +222,7 @@ def _batches(
     order = torch.where((sizes <= batch)[..., None, None], sample, order)
     a_pass = -(-sizes.clamp(min=1) // batch)
     step = torch.arange(steps, device=device)
-    # An empty slot would count one epoch a step.
+    # An empty slot would count one epoch per step.
     epoch, part = (step // a_pass[..., None]).clamp(max=epochs - 1), step % a_pass[..., None]
     spot = part[..., None] * batch + torch.arange(batch, device=device)
     inside = (spot < sizes[..., None, None]) & (who >= 0)[..., None, None]
