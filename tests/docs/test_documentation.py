@@ -37,12 +37,12 @@ def shell(tmp_path: Path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page_runs(page: str, shell) -> None:
-    found = commands(page)
-    assert found
+    lines = commands(page)
+    assert lines
     if page != "README.md":
         for example in blocks(page, "python"):
             assert shell([sys.executable, "-c", example]).returncode == 0
-    for command in found:
+    for command in lines:
         result = shell([sys.executable, "-m", "sifu.cli.main", *command.split()[1:]])
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
 
@@ -72,7 +72,7 @@ def test_every_command_is_documented() -> None:
 
     text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     for command in app.registered_commands:
-        name = command.name or command.callback.__name__
+        name = command.name or command.callback.__name__.replace("_", "-")
         assert f"sifu {name}" in text, f"sifu {name} is not in the docs"
     more = ("docs/experiments.md", "docs/flower.md")
     everything = text + "".join((ROOT / page).read_text(encoding="utf-8") for page in more)
