@@ -255,7 +255,7 @@ def test_a_certificate_of_somebody_else_brings_nothing_back(
 ) -> None:
     _, backup, _ = forgotten_since
     other = next((own_run / "certificates").glob("*.public.json"))
-    with pytest.raises(InputError, match="not one of this run"):
+    with pytest.raises(InputError, match="does not belong to this run"):
         restore(backup, tmp_path / "back", certificates=[other])
     assert not (tmp_path / "back").exists()
 
@@ -368,5 +368,5 @@ def test_a_backup_without_the_key_of_its_run_is_refused(
 
 def test_a_head_file_of_any_length_is_a_sentence(own_trained: Path) -> None:
     (own_trained / "head").write_text("9" * 5000 + ":aa")
-    with pytest.raises(RunDamagedError, match="speaks of event 999"):
+    with pytest.raises(RunDamagedError, match="names event 999"):
         sifu.open_run(own_trained).request(["client-000"])

@@ -55,7 +55,7 @@ def test_every_file_is_needed(tmp_path, write_celeba, file):
         ("list_attr_celeba.txt", "12\n", "", "does not start with a count"),
         ("list_attr_celeba.txt", "000003.jpg  1", "000003.jpg", "bad line for '000003.jpg'"),
         ("identity_CelebA.txt", "000003.jpg 9", "000003.jpg nine", "has the line '000003.jpg nine'"),
-        ("identity_CelebA.txt", "000003.jpg", "../../03.jpg", "not a plain file name"),
+        ("identity_CelebA.txt", "000003.jpg", "../../03.jpg", "not a bare file name"),
         ("identity_CelebA.txt", "000003.jpg 9\n", "", "lists 000003.jpg and 0 more images that identity_CelebA"),
         ("list_eval_partition.txt", "000001.jpg 0", "\x80\xff", "cannot be read as plain text"),
     ],

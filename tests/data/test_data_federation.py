@@ -50,7 +50,7 @@ def test_names_are_padded_to_sort(digits):
         ([[0], [1600]], None, "'client-001' is given rows 1600 to 1600, but data set 'digits' has rows 0 to 1599"),
         ([[-1]], None, "rows -1 to -1"),
         ([[0], []], None, "'client-001' holds no samples"),
-        ([], None, "one client at least"),
+        ([], None, "at least one client"),
         ([[0], [1]], ["a"], "1 names were given for 2 clients"),
         ([[0], [1]], ["a", "a"], "two clients have the name 'a'"),
         ([[0], [1]], ["a", " "], "has the name ' '"),
@@ -77,7 +77,7 @@ def test_float_labels_are_regression():
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({}, "one client at least"),
+        ({}, "at least one client"),
         ({"": (X, Y)}, "has the name ''"),
         ({7: (X, Y)}, "has the name 7"),
         ({"a": (X, Y[:2])}, "client 'a' has 3 samples in x but 2 labels in y"),

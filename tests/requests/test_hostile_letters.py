@@ -169,7 +169,7 @@ def test_a_letter_with_many_names_is_read_in_a_moment(own_trained: Path) -> None
 
 
 def test_what_cannot_be_written_down_is_not_posted(own_trained: Path) -> None:
-    with pytest.raises(InputError, match="cannot be written down"):
+    with pytest.raises(InputError, match="cannot be recorded"):
         post(own_trained, "signed", "a", {"body": "\ud800"})
     assert not list((own_trained / "inbox").iterdir())
 

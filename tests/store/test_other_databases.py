@@ -35,9 +35,9 @@ def test_an_older_database_cannot_spend_a_budget_twice(own_trained: Path, tmp_pa
     sifu.open_run(own_trained).forget(["client-001"], "first", sigma=1.0)
     put_back(own_trained, older)
     before = files_of(own_trained)
-    with pytest.raises(RunDamagedError, match="the database has not"):
+    with pytest.raises(RunDamagedError, match="the database does not have"):
         sifu.open_run(own_trained).forget(["client-001"], "second", sigma=1.0)
-    assert any("the database has not" in one for one in sifu.open_run(own_trained).verify().problems)
+    assert any("the database does not have" in problem for problem in sifu.open_run(own_trained).verify().problems)
     assert files_of(own_trained).keys() >= before.keys()
 
 

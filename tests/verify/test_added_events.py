@@ -48,7 +48,7 @@ ADDED: dict[str, tuple[Callable[[Path], tuple[str, dict[str, Any]]], str]] = {
     "another spec": (lambda f: ("training done", {"run": {"spec": value(f, "spec")}}), "changes spec"),
     "a run created again": (lambda f: ("run created", {"run": {"phase": "training"}}), "only the first event"),
     "an erased model": (lambda f: ("evaluation", {"models": [model_again(f, 21)]}), "records 21 again"),
-    "a model of no node": (lambda f: ("evaluation", {"models": [model_again(f, 99)]}), "node that there is not"),
+    "a model of no node": (lambda f: ("evaluation", {"models": [model_again(f, 99)]}), "node that does not exist"),
     "a model that was cut off as the current one": (
         lambda f: ("rounds", {"models": [model_again(f, 21)], "run": {"tip": "21"}}),
         "makes node 21 the current model",

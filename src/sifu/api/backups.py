@@ -29,7 +29,7 @@ LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
 def back_up(writer: RunWriter, file: Path) -> str:
-    """Write everything the run is into one file; the ledger remembers that it was made. Returns its anchor."""
+    """Write the whole run into one file; the ledger records that it was made. Returns its anchor."""
     if file.exists():
         raise InputError(f"{file} exists: choose another name for the backup, or remove it")
     if not file.parent.is_dir():
@@ -96,7 +96,8 @@ def restore(
             for body in given:
                 if body["body"]["run"] != run or not any(keys.signature_holds(body, key) for key in key_values):
                     raise InputError(
-                        f"certificate {body['body']['request']} is not one of this run, or its signature fails"
+                        f"certificate {body['body']['request']} does not belong to this run, or its signature does "
+                        "not hold"
                     )
         # Recorded before the folder gets its name: there is no instant at which it looks as if nothing had happened.
         late, dropped, complete = _record_restoration(

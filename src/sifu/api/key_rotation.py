@@ -25,7 +25,7 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
             raise InputError(f"{brought} is not an Ed25519 private key in PEM form ({error})") from error
     new_hex = keys.public_hex(key)
     if new_hex in [key for _, key in keys_of(writer)]:
-        raise InputError("this key was used by the run already: make a new one")
+        raise InputError("the run has already used this key: make a new one")
     statement = canonical_json(keys.rotation_statement(writer.value("run"), old_hex, new_hex))
     keys.write_key(writer.folder / (keys.PENDING + new_hex), key)
     with uninterrupted():

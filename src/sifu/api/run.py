@@ -110,7 +110,7 @@ class Run(RunRequests):
             return back_up(writer, Path(file))
 
     def purge(self) -> Purge:
-        """Erase for good what still holds an uncovered part of anybody forgotten; says what remains and why."""
+        """Permanently erase what still holds an uncovered part of anybody forgotten; says what remains and why."""
         with self.writer() as writer:
             check_integrity(writer)
             return purge(writer)

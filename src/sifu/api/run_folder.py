@@ -88,7 +88,7 @@ class RunFolder:
         if strange:  # certificates name what was recorded when the run was begun
             raise InputError(
                 f"{self.folder} was not begun with {', '.join(strange)}, and its certificates would not say so: "
-                "go on as it was begun"
+                "continue as it was begun"
             )
         if layout != engine.layout:
             raise InputError(

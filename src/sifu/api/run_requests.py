@@ -132,7 +132,7 @@ class RunRequests(RunFolder):
             with self.snapshot() as reader:
                 check_new(RunView(reader), terms_of_signed(reader, statement), request)
         except InputError as error:
-            raise InputError(f"{error}. The running server will refuse it, too, and record that") from error
+            raise InputError(f"{error}. The running server will refuse it too, and record the refusal") from error
 
     def decide(self, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
         """Record that a waiting request was verified, refused or withdrawn; False if it was so already."""

@@ -169,7 +169,9 @@ def as_clients(data: Any, spec: Spec) -> Any:
                 f"client {odd[0]!r} has {data[odd[0]]!r}: give a pair (x, y) of arrays, or a torch data set"
             )
         if len(set(pairs.values())) > 1:
-            raise InputError("some clients have pairs of arrays and some torch data sets: give all the same way")
+            raise InputError(
+                "some clients have pairs of arrays and some torch data sets: give all of them in the same form"
+            )
         clients = (
             from_arrays(data, dtype=spec.model.dtype)
             if all(pairs.values())

@@ -187,7 +187,9 @@ def _opens(path: Path, nonce: str, commitment: str) -> bool:
 
 def _distance(model: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     if {name: value.shape for name, value in model.items()} != {name: value.shape for name, value in other.items()}:
-        raise InputError("the models before and after have different parameters: they are not of one federation")
+        raise InputError(
+            "the models before and after have different parameters: they do not belong to the same federation"
+        )
     gaps = [np.linalg.norm(model[name].astype(np.float64) - other[name].astype(np.float64)) for name in model]
     return float(np.linalg.norm(gaps))
 

@@ -1,4 +1,4 @@
-"""Does the audit have teeth? Three operators who cheat, and an honest one, each on a task where it shows.
+"""Negative controls: three operators who cheat, and an honest one, each on a task where it shows.
 
 The task is made so that Psi is the truth: one client pushes a direction that nobody else's data touch, so nothing
 pulls the model back there and every round adds its full Delta (docs/theory.md, section 3.1). All of the budget is

@@ -230,7 +230,7 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
         return
     final = evidence.distances.get((watched.subject, request.final_node or -1))
     if request.noise_std == 0.0 and final:
-        yield f"its release is called untouched, and the clients moved it by {final:.6g}"
+        yield f"its release is called untouched, but the clients moved it by {final:.6g}"
     spent = paid = 0.0
     for edge in edges:
         distance = evidence.distances.get((watched.subject, edge.source))

@@ -70,7 +70,7 @@ def sign_own_request(
     output: Annotated[Path, typer.Option("--output", help="The file to send to the operator.", metavar="FILE")],
     format: FormatOption = Format.text,
 ) -> None:
-    """At the client: ask to be forgotten. The operator hands the file in with sifu request DIR --signed FILE."""
+    """At the client: ask to be forgotten. The operator submits it with sifu request DIR --signed FILE."""
     import json
 
     from sifu.cli.output import tell

@@ -12,7 +12,7 @@ from sifu.cli.options import Format, FormatOption, RunArgument
 
 
 def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
-    """Erase for good what still holds a part of the forgotten; says what remains and why.
+    """Permanently erase what still holds a part of the forgotten; says what remains and why.
 
     Applies the strict rule to everyone forgotten so far, also where retention paper kept models for later requests,
     and leaves nothing of it in the database's free pages, its log or temporary files.
@@ -50,7 +50,7 @@ BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup
 
 
 def backup(run: RunArgument, file: BackupArgument, format: FormatOption = Format.text) -> None:
-    """Write everything the run is into one file; the ledger remembers that it was made."""
+    """Write the whole run into one file; the ledger records that it was made."""
     from sifu.api import Run
     from sifu.cli.output import tell
 

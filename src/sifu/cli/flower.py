@@ -22,7 +22,9 @@ def new_app(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure-identity", help="A demo: nodes are whoever they say; caps every certificate."),
+        typer.Option(
+            "--insecure-identity", help="For a demo: nodes are believed to be who they say; caps every certificate."
+        ),
     ] = False,
     format: FormatOption = Format.text,
 ) -> None:

@@ -70,7 +70,7 @@ clientapp = "federation.client_app:app"
 [tool.flwr.app.config]
 run = {run}                  # the run folder, on the server's machine
 spec = {spec}                # what is trained
-insecure-identity = {insecure}   # true: nodes are whoever they say they are; caps every certificate
+insecure-identity = {insecure}   # true: nodes are believed to be who they say they are; caps every certificate
 clients = 2                  # with insecure-identity: start when so many nodes are there
 wait = 300.0                 # seconds to wait for clients before the run is made
 linger = 0.0                 # seconds to wait for requests after training is done

@@ -32,4 +32,4 @@ PublicKeyOption = Annotated[
 DeviceOption = Annotated[
     Device, typer.Option("--device", help="Where to compute; auto takes a GPU where there is one and it pays.")
 ]
-PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Of networks on a GPU.")]
+PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Precision of networks on a GPU.")]

@@ -76,14 +76,15 @@ def audit(
     attacks: Annotated[
         bool, typer.Option(help="Membership inference, Scratch and relearning too; they retrain.")
     ] = True,
-    subjects: Annotated[int, typer.Option("--subjects", help="Replay at most so many of the forgotten.", min=1)] = 16,
+    subjects: Annotated[int, typer.Option("--subjects", help="Replay at most this many of the forgotten.", min=1)] = 16,
     replays: Annotated[int, typer.Option("--replays", help="Replays of a release in each world.", min=20)] = 100_000,
     shadows: Annotated[
         int, typer.Option("--shadows", help="Shadow federations in each world, 0 for none.", min=0)
     ] = 16,
     seed: Annotated[int | None, typer.Option("--seed", help="Make the audit's own draws repeatable.")] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Also audit operators who cheat: each must be caught.")
+        bool,
+        typer.Option("--controls", help="Also run the negative controls: operators who cheat, each must be caught."),
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", help="Folder for audit.json and audit.png.", show_default="DIR/audit")
@@ -93,9 +94,9 @@ def audit(
 ) -> None:
     """Try to break what was certified. Exit code 3 if any certified claim is contradicted.
 
-    Replays the run with and without the forgotten clients (all data must be at hand), holds true distances
-    against Psi and noise against its record, bounds epsilon from below by replaying releases, and attacks the released
-    model. A leaving client, who has no run, checks with sifu client-audit.
+    Replays the run with and without the forgotten clients (all data must be at hand), compares true distances
+    with Psi and noise with its record, bounds epsilon from below by replaying releases, and attacks the released
+    model. A leaving client, who does not have the run, uses sifu client-audit.
     """
     if folder is None and not controls:
         raise InputError("name the run folder to audit, or give --controls")

@@ -51,7 +51,7 @@ def plan(
     run: RunArgument,
     clients: ClientsOption = None,
     most_expensive: Annotated[
-        bool, typer.Option("--most-expensive", help="Plan for the active client whom it costs most to forget.")
+        bool, typer.Option("--most-expensive", help="Plan for the active client that is most expensive to forget.")
     ] = False,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Also draw sigma against predicted rounds.", metavar="FILE.png")
@@ -104,11 +104,11 @@ def request(
     opened = Run(run)
     if signed is not None:
         if clients is not None or id is not None or terms:
-            raise InputError("a signed request says everything itself: leave the other options out")
+            raise InputError("a signed request already contains its terms: leave the other options out")
         statement = read_statement(signed)
         names, received = [str(statement["body"].get("client"))], opened.request_signed(statement)
     elif clients is None:
-        raise InputError("whom? Give --clients A,B, or --signed FILE")
+        raise InputError("no client is named: give --clients A,B, or --signed FILE")
     else:
         names = client_names(clients)
         received = opened.request(names, id, deadline_days=deadline, actor=actor, **terms)

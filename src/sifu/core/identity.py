@@ -26,14 +26,14 @@ def key_fingerprint(pem: bytes) -> str:
     """
     match = re.fullmatch(rb"\s*-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----\s*", pem)
     if not match:
-        raise InputError(f"that is not one public key in PEM and nothing else: it begins with {pem[:30]!r}")
+        raise InputError(f"this is not a single public key in PEM form: it begins with {pem[:30]!r}")
     written = b"".join(match[1].split())
     try:
         key = base64.b64decode(written, validate=True)
     except binascii.Error as error:
         raise InputError(f"the public key cannot be decoded: {error}") from error
     if base64.b64encode(key) != written:
-        raise InputError(f"the public key is not written in the usual way: it begins with {written[:30]!r}")
+        raise InputError(f"the public key is not in the standard form: it begins with {written[:30]!r}")
     return hashlib.sha256(key).hexdigest()
 
 

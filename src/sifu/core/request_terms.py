@@ -51,12 +51,12 @@ class RequestTerms:
             raise InputError("the request names no client: give at least one, for example --clients client-007")
         nameless = [name for name in self.clients if not isinstance(name, str)]
         if nameless:
-            raise InputError(f"clients are named by texts, found {nameless[0]!r}")
+            raise InputError(f"client names must be strings, found {nameless[0]!r}")
         repeated = sorted(name for name, times in Counter(self.clients).items() if times > 1)
         if repeated:
             raise InputError(f"the request names {', '.join(repeated[:5])} more than once")
         if not isinstance(self.method, str):
-            raise InputError(f"a method is named by a text, found {self.method!r}")
+            raise InputError(f"the method's name must be a string, found {self.method!r}")
         for name in ("epsilon", "delta", "reserve", "sigma"):
             value: object = getattr(self, name)
             if name == "sigma" and value == "auto":
@@ -64,7 +64,7 @@ class RequestTerms:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {value!r}")
             if isinstance(value, int) and abs(value) > MOST_ROUNDS:
-                raise InputError(f"{name} is a number of {value.bit_length()} bits, which nobody needs")
+                raise InputError(f"{name} is a number of {value.bit_length()} bits, which is too large")
         check_deliverable(self.epsilon, self.delta)
         if self.sigma != "auto":
             check_noise(self.sigma)

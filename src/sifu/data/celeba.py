@@ -148,7 +148,7 @@ def _read_attribute(path: Path) -> dict[str, int]:
 def _checked_name(name: str, path: Path) -> str:
     # The name becomes part of a path, so it may not lead out of the folder.
     if "/" in name or "\\" in name or name.startswith("."):
-        raise InputError(f"{path} names an image {name!r}, which is not a plain file name")
+        raise InputError(f"{path} names an image {name!r}, which is not a bare file name")
     return name
 
 

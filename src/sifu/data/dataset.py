@@ -91,7 +91,7 @@ class Dataset:
             if column is not None and column.shape != (samples,):
                 raise InputError(
                     f"{field} of data set {self.name!r} has shape {column.shape}; ({samples},) was expected, "
-                    "one entry a sample"
+                    "one entry per sample"
                 )
 
     def raw(self, split: str) -> tuple[Array, Array]:
@@ -235,7 +235,7 @@ def check_labels(owner: str, y: Array, classes: int) -> None:
     if not classes and y.size:
         raise InputError(f"{owner} are whole numbers but no classes are named; store floats for regression")
     if y.ndim != 1:
-        raise InputError(f"{owner} have shape {y.shape}; one class number a sample was expected")
+        raise InputError(f"{owner} have shape {y.shape}; one class number per sample was expected")
     if y.size and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise InputError(
             f"{owner} run from {int(y.min())} to {int(y.max())}; class numbers 0 to {classes - 1} were expected"

@@ -130,7 +130,7 @@ def from_torch(datasets: Mapping[str, Any], *, dtype: str = "float64") -> tuple[
 def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
     """Names must be unique, and samples and labels of one kind for all clients."""
     if not clients:
-        raise InputError("a federation needs one client at least, found none")
+        raise InputError("a federation needs at least one client, found none")
     seen = set()
     first = clients[0]
     for client in clients:

@@ -60,7 +60,7 @@ def partition(
     count = _whole_number("clients", clients)
     if count > targets.shape[0]:
         raise InputError(
-            f"{count} clients were asked for, but there are {targets.shape[0]} samples; each needs one at least"
+            f"{count} clients were asked for, but there are {targets.shape[0]} samples; each needs at least one"
         )
     if kind == "given":
         return _by_given(given, targets.shape[0], count, samples_per_client, sizes)
@@ -103,7 +103,7 @@ def _by_class(labels: Indices, clients: int, wanted: list[int] | None, generator
         _check_enough(sum(sizes), pool.size, f"samples of class {classes[number]} for {members.size} clients")
         if min(sizes) == 0:
             raise InputError(
-                f"class {classes[number]} has {pool.size} samples for {members.size} clients; each needs one at least"
+                f"class {classes[number]} has {pool.size} samples for {members.size} clients; each needs at least one"
             )
         for client, part in zip(members, np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1]), strict=True):
             parts[int(client)] = np.sort(part).astype(np.int64)
@@ -206,7 +206,7 @@ def _by_given(
 def _one_a_sample(field: str, values: ArrayLike, samples: int) -> Array:
     array = np.asarray(values)
     if array.shape != (samples,):
-        raise InputError(f"{field} has shape {array.shape}; ({samples},) was expected, one entry a sample")
+        raise InputError(f"{field} has shape {array.shape}; ({samples},) was expected, one entry per sample")
     if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
         raise InputError(f"{field} holds {int((~np.isfinite(array)).sum())} values that are NaN or Inf")
     return array
@@ -215,8 +215,8 @@ def _one_a_sample(field: str, values: ArrayLike, samples: int) -> Array:
 def _class_numbers(kind: str, labels: Array) -> Indices:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InputError(
-            f"a {kind} partition needs one whole class number a sample, found labels of type {labels.dtype} and shape "
-            f"{labels.shape}; use iid for regression"
+            f"a {kind} partition needs one whole class number per sample, found labels of type {labels.dtype} and "
+            f"shape {labels.shape}; use iid for regression"
         )
     return labels.astype(np.int64)
 

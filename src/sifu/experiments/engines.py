@@ -265,7 +265,7 @@ def engine_source(
         raise InputError(f"the engine is embedded or flower, found {engine!r}")
     if engine == "flower":
         if device == "cuda":
-            raise InputError("Flower's simulation computes on the CPU: leave --device away")
+            raise InputError("Flower's simulation computes on the CPU: leave out --device")
         if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None:
             raise InputError('--engine flower needs Flower and its simulation: pip install "sifu[simulation]"')
         return OnFlower(cache), "cpu"

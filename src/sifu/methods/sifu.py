@@ -90,7 +90,7 @@ def _notes(
             "model can be gone back to"
         )
     if terms.scope == "latest":
-        yield "scope latest counts the latest release only; whoever keeps several releases learns more"
+        yield "scope latest counts the latest release only; someone who keeps several releases learns more"
     slower = predicted is not None and scratch_rounds is not None and predicted.rounds > scratch_rounds
     if terms.sigma != "auto" and slower and node.noise_std > 0.0:
         yield "method scratch would be faster, by this prediction, and exact; or use --sigma auto"

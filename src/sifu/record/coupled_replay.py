@@ -111,7 +111,7 @@ def _replay_node(
         result = engine.run_round(model, position, left)
         if not np.array_equal(result.participants, left):
             raise RunDamagedError(
-                f"node {node.node} cannot be carried out again: {result.participants.tolist()} are drawn, "
+                f"node {node.node} cannot be replayed: {result.participants.tolist()} are drawn, "
                 f"{left.tolist()} are recorded"
             )
         return result.model

@@ -260,7 +260,7 @@ class RecordedTraining:
             return
         tip, on_disk = self._tip.node, self.writer.models()
         if pending.nodes and (pending.nodes[-1].node.node != tip or len(pending.nodes) != len(pending.participation)):
-            raise RunDamagedError("a round was recorded by halves and was not committed; run the command again")
+            raise RunDamagedError("a round was recorded only in part and was not committed; run the command again")
         models = dict(pending.models)
         if pending.nodes and tip not in models:
             models[tip] = NewModel(tip, self.model, kept=False, psi_max=_largest(self._tracker.total(self.active)))

@@ -44,6 +44,6 @@ def check_retention(spec: Spec, terms: RequestTerms) -> None:
     """Strict retention would have to erase Gram matrices, which earlier joint certificates are recomputed from."""
     if terms.retention == "strict" and spec.keep.gram_clients > 0:
         raise InputError(
-            f"retention strict cannot be had in a run that keeps Gram matrices (keep.gram_clients = "
+            f"retention strict is not possible in a run that keeps Gram matrices (keep.gram_clients = "
             f"{spec.keep.gram_clients}): they hold the client's part. Use retention paper, or keep.gram_clients = 0"
         )

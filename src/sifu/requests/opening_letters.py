@@ -64,7 +64,9 @@ def _open(writer: RunWriter, letter: Letter) -> None:
     elif letter.kind == "clients":
         change_clients(writer, letter.content)
     else:
-        raise InputError(f"letters are requests, signed requests or about clients, found {letter.kind!r}")
+        raise InputError(
+            f"a letter is a request, a signed request or a change to the list of clients, found {letter.kind!r}"
+        )
 
 
 def _days_left(letter: Letter, deadline_days: int) -> int:
@@ -76,7 +78,7 @@ def _days_left(letter: Letter, deadline_days: int) -> int:
 def terms_of_letter(content: dict[str, Any]) -> RequestTerms:
     """The terms of a letter, which leaves none of them out: the spec's defaults may change before it is opened."""
     if set(content) != set(TERMS):
-        raise InputError(f"a request spells out {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
+        raise InputError(f"a request must give {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
     return RequestTerms.from_mapping(content)
 
 

@@ -48,7 +48,7 @@ MAY_FOLLOW = {
 def decide(writer: RunWriter, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
     """Record a decision on a request that waits; False if it was recorded before."""
     if decision not in get_args(Decision):
-        raise InputError(f"a decision is {', '.join(get_args(Decision))}; found {decision!r}")
+        raise InputError(f"a decision must be one of {', '.join(get_args(Decision))}; found {decision!r}")
     if len(reason) > LONGEST_REASON:
         raise InputError(f"the reason has {len(reason)} characters: keep it below {LONGEST_REASON}")
     rows = {row.request: row for row in writer.requests()}

@@ -169,7 +169,7 @@ def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -
     # Flower tells the app in no other way whether SuperLink speaks TLS.
     if getattr(grid, "_insecure", False):
         raise InputError(
-            "SuperLink runs with --insecure: whoever listens can speak for a node. Give it --ssl-certfile, "
+            "SuperLink runs with --insecure: anyone who listens can speak for a node. Give it --ssl-certfile, "
             f"--ssl-keyfile and --enable-supernode-auth, {way}"
         )
 
@@ -217,7 +217,7 @@ class _ClientRegistry:
         identity = facts["identity"]
         if (identity == AUTHENTICATED) != self._authenticated:
             raise InputError(
-                f"{folder} was begun with clients known by {identity}: go on in the same way "
+                f"{folder} was begun with clients known by {identity}: continue in the same way "
                 f"(insecure-identity = {str(identity != AUTHENTICATED).lower()})"
             )
         if reported:
@@ -232,7 +232,7 @@ class _ClientRegistry:
         if tuple(facts["outside"]) != engine.facts.outside:  # certificates rest on what was recorded
             raise InputError(
                 f"{folder} was begun with other rules (outside the theorem: {facts['outside'] or 'nothing'}; now "
-                f"{list(engine.facts.outside) or 'nothing'}): go on with the same min-replies and masked-updates"
+                f"{list(engine.facts.outside) or 'nothing'}): continue with the same min-replies and masked-updates"
             )
         return engine
 
@@ -336,7 +336,7 @@ class _ClientRegistry:
             if time.monotonic() >= end:
                 raise NobodyAnsweredError(
                     f"after {self._settings.wait:g} s clients are still missing ({'; '.join(missing[:5])}): see that "
-                    "their SuperNodes run and log no error, then start the run again; nothing was made"
+                    "their SuperNodes run and log no error, then start the run again; nothing was created"
                 )
             if missing != told:
                 self._tell(f"waiting for {'; '.join(missing[:5])}")

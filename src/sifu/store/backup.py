@@ -139,17 +139,17 @@ def _unpack(file: Path, staged: Path) -> None:
 def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
     info = archive.getinfo(MANIFEST)
     if info.file_size > LARGEST_MANIFEST or info.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("its list is too large")
+        raise ValueError("its list of files is too large")
     with archive.open(info) as stream:
         content = json.loads(stream.read(LARGEST_MANIFEST + 1))
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {str(content['format'])[:40]!r}, this version reads {FORMAT!r}")
     listed: dict[str, dict[str, Any]] = content["files"]
     if not isinstance(listed, dict):
-        raise ValueError("its list is not one")
+        raise ValueError("its list of files is not valid")
     for name, entry in listed.items():
         if not NAME.fullmatch(name) or not isinstance(entry["bytes"], int) or not isinstance(entry["digest"], str):
-            raise ValueError(f"its list names {name[:60]!r}")
+            raise ValueError(f"its list of files names {name[:60]!r}")
     return listed
 
 

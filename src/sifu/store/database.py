@@ -125,7 +125,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
     except sqlite3.OperationalError as error:
         if "full" in str(error):
             raise NoSpaceError(
-                "no space left to write the run's database anew: what was deleted may still be in its pages; free some "
+                "no space left to rewrite the run's database: what was deleted may still be in its pages; free some "
                 "and run sifu purge"
             ) from error
         if "locked" in str(error):

@@ -154,7 +154,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     models_before, updates_before = before.rows["models"], before.rows["updates"]
     never = [file for file in dropped if (file,) not in models_before and (file,) not in updates_before]
     if never:
-        yield f"erases {never[:5]}, of which there was nothing"
+        yield f"erases {never[:5]}, which did not exist"
     past.erased.update(dropped)
     models = {int(row["node"]): str(row["digest"]) for row in content.get("models", [])}
     updates = {str(row["file"]) for row in content.get("updates", [])}
@@ -162,7 +162,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     if back:
         yield f"records {', '.join(back[:5])} again, which had been erased"
     if any(node > tip_after for node in models):
-        yield "records a model of a node that there is not"
+        yield "records a model of a node that does not exist"
     # A model is recorded with its node; a second time only to be kept, as it was.
     changed = [
         node
@@ -197,7 +197,7 @@ def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[i
     nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
         if any(node.kind != "round" or node.parent != before for before, node in enumerate(nodes, start=tip)):
-            yield "records rounds that do not go on from the current model"
+            yield "records rounds that do not continue from the current model"
         if any(node.noise_std != 0.0 or node.order != 0 for node in nodes):
             yield "records noise in a round"
     elif len(nodes) != 1 or nodes[0].kind == "round" or (nodes[0].parent is None) != (nodes[0].kind == "initial"):

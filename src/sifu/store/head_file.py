@@ -32,7 +32,10 @@ def signs_of_an_older_database(reader: RunReader) -> Iterator[str]:
     if path.is_file():
         seq, _, digest = path.read_text(encoding="utf-8", errors="replace").strip().partition(":")
         if not (seq.isdecimal() and len(seq) < 19 and has_event(int(seq), digest)):
-            yield f"the file {HEAD_FILE} speaks of event {seq[:12]}, which the database has not, or another"
+            yield (
+                f"the file {HEAD_FILE} names event {seq[:12]}, which the database does not have, "
+                "or has with another hash"
+            )
     for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
         try:
             ledger = json.loads(read_plain(certificate))["body"]["ledger"]
@@ -40,4 +43,5 @@ def signs_of_an_older_database(reader: RunReader) -> Iterator[str]:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # verification names what is wrong with it
         if not has_event(seq_number, head):
-            yield f"certificate {certificate.name} was issued after event {seq_number}, which the database has not"
+            name = certificate.name
+            yield f"certificate {name} was issued after event {seq_number}, which the database does not have"

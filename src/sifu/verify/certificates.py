@@ -56,8 +56,8 @@ def unwritten_notes(reader: RunReader) -> Iterator[str]:
         path = certificate_path(reader.folder, *key)
         if not path.is_file():
             yield (
-                f"the file {path.name} is not there yet: whoever issued it was interrupted, or deleted it. "
-                "The next command that writes to the run writes it"
+                f"the file {path.name} is not there yet: the command that issued it was interrupted, or the file was "
+                "deleted. The next command that writes to the run writes it"
             )
 
 

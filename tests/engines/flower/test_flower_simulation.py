@@ -72,7 +72,7 @@ def test_an_engine_that_is_not_there_is_refused_with_a_sentence(monkeypatch: pyt
     cache = ClientCache(None)
     with pytest.raises(InputError, match="embedded or flower"):
         engine_source("cpu", None, cache, engine="other")
-    with pytest.raises(InputError, match="leave --device away"):
+    with pytest.raises(InputError, match="leave out --device"):
         engine_source("cuda", None, cache, engine="flower")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"sifu\[simulation\]"):
