@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from run_tools import connect
 from sifu.core.certificate import auditor_form, public_form
-from sifu.core.ledger import GENESIS, seal
+from sifu.core.ledger import GENESIS, Event, seal
 from sifu.requests.certification import RecordedRequest
 from sifu.store.certificate_path import certificate_path
 from sifu.store.history_rows import clients_digest, rows_digest
+from sifu.store.checkpoints import Signer
 from sifu.store.keys import sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
@@ -29,8 +31,12 @@ def execute(folder: Path, *statements: str) -> None:
     connection.close()
 
 
-def rebuild_chain(folder: Path, edit: Edit | None = None) -> None:
-    """Recompute every digest, commitment and hash after the tables were edited; `edit` may change payloads too."""
+def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = True) -> None:
+    """Recompute every digest, commitment and hash after the tables were edited; `edit` may change payloads too.
+
+    With the operator's key every event is signed anew, as an operator who cheats would do; without it, signatures
+    that no longer hold are taken away.
+    """
     connection = connect(folder)
     reader = RunReader(folder)
     previous = GENESIS
@@ -53,15 +59,27 @@ def rebuild_chain(folder: Path, edit: Edit | None = None) -> None:
         if edit is not None:
             edit(kind, content)
         event = seal(previous, seq, time, kind, content, nonce)
+        if with_key:
+            signature = signature_over(folder, connection, event)
+        else:
+            same = "SELECT signature FROM events WHERE seq = ? AND hash = ?"
+            (signature,) = connection.execute(same, (seq, event.hash)).fetchone() or (None,)
         connection.execute(
-            "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?",
-            (event.payload.decode(), event.commitment, event.hash, seq),
+            "UPDATE events SET payload = ?, commitment = ?, hash = ?, signature = ? WHERE seq = ?",
+            (event.payload.decode(), event.commitment, event.hash, signature, seq),
         )
         previous = event.hash
     connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{previous.hex()}",))
     (folder / "head").write_text(f"{seq}:{previous.hex()}\n")
     connection.close()
     reader.close()
+
+
+def signature_over(folder: Path, connection: sqlite3.Connection, event: Event) -> bytes | None:
+    """The operator's signature over an event, with the key that lies in the folder."""
+    (run,) = connection.execute("SELECT value FROM run WHERE key = 'run'").fetchone()
+    (public_key,) = connection.execute("SELECT value FROM run WHERE key = 'public_key'").fetchone()
+    return Signer(folder, public_key).sign(run, event)
 
 
 def replace_certificate(folder: Path, request: str, form: str, text: str) -> None:
@@ -103,7 +121,7 @@ def resign_everything(folder: Path) -> None:
             models=done["certified_models"],
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
-            ledger=(before, events[before].hash.hex()),
+            ledger=events[before],
             issued=issued,
         )
         public = reader.value("public_key")
@@ -116,11 +134,14 @@ def resign_everything(folder: Path) -> None:
 def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
     """Seal an event behind the last one and change the tables as it says."""
     connection = connect(folder)
-    seq, previous = connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-    event = seal(previous, seq + 1, "2026-11-15T12:00:00Z", kind, payload, secrets.token_bytes(32))
+    seq, previous, time = connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    event = seal(previous, seq + 1, time, kind, payload, secrets.token_bytes(32))
     connection.execute(
-        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (event.seq, event.time, kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
+        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(event.seq, event.time, kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
+            signature_over(folder, connection, event),
+        ),
     )
     for change in changes(kind, event.time, json.loads(event.payload)):
         where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])

@@ -159,7 +159,7 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 3)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 4)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
@@ -213,6 +213,7 @@ class Verifier:
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
             moment["updates"] = dict(replayed["updates"])
             moment["asked"] = [row["clients"] for row in replayed["requests"].values()]
+            self.check_signature(event, payload)
             if "public_key" in payload.get("run", {}):
                 self.take_key(event["seq"], payload)
             if event["kind"] == "restored":
@@ -269,6 +270,8 @@ class Verifier:
             elif event["kind"] == "comparison":
                 put("comparisons", payload.get("comparison", payload))
         put("run", {"key": "head", "value": f"{len(self.tables['events'])}:{previous.hex()}"})
+        beside = (self.folder / "head").read_text().split() if (self.folder / "head").is_file() else []
+        self.check(f"{len(self.tables['events'])}:{previous.hex()}" in beside[:2], f"file head: says {beside[:2]}")
         for table, keys in REPLAYED.items():
             rows = {tuple(row[k] for k in keys): row for row in self.tables[table]}
             for key in rows.keys() | replayed[table].keys():
@@ -295,6 +298,29 @@ class Verifier:
         }
         self.check(good[new], f"event {event['seq']}: {event['kind']} of {request} is out of order")
         self.steps[request] = new
+
+    def check_signature(self, event: Row, payload: Row) -> None:
+        """Section 6a: every event is signed, or vouched for by the first signed event after it."""
+        at, events = f"event {event['seq']}", self.tables["events"]
+        before = events[event["seq"] - 2] if event["seq"] > 1 else event
+        self.check(event["time"] >= before["time"], f"{at}: its time runs backwards")
+        first = event["seq"]
+        while first > 1 and events[first - 2]["signature"] is None:
+            first -= 1
+        gap = [first, event["seq"] - 1] if first < event["seq"] else None
+        if event["signature"] is None:
+            self.check(any(later["signature"] for later in events[event["seq"] :]), f"{at}: no signature covers it")
+            return
+        vouched = payload.get("unsigned") if event["kind"] == "checkpoint" else None
+        self.agree(f"{at}: events without a signature", vouched, gap)
+        key = self.keys[-1][1] if self.keys else payload["run"]["public_key"]
+        body = {"format": "sifu-checkpoint-1", "run": self.run["run"], "seq": event["seq"],
+                "head": event["hash"].hex(), "time": event["time"]}  # fmt: skip
+        try:
+            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+            public.verify(event["signature"], canonical(body).encode())
+        except Exception:
+            self.problems.append(f"{at}: its signature does not verify")
 
     def take_key(self, seq: int, payload: Row) -> None:
         """Section 6: a new key is signed by the old one and by itself."""
@@ -736,7 +762,8 @@ class Verifier:
             "node": source["node"], "models": models,
             "commitments": {which: m["commitment"] for which, m in models.items()},
             "rounds": self.nodes[request["final_node"]]["position"],
-            "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"]},
+            "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"], "time": ledger["time"],
+                       "signature": (ledger["signature"] or b"").hex()},
             "attacker_true_positive_rate_at_1_percent": None if request["level"] == "none" else
                 0.01 if request["level"] == "exact" else math.ceil(1e4 * ndtr(ndtri(0.01) + 1 / s) - 1e-6) / 1e4,
         }  # fmt: skip

@@ -14,29 +14,24 @@ from typing import Any
 import pytest
 
 import sifu
+from forged_runs import execute, rebuild_chain
 from independent_verifier import verify
 from run_tools import Command, copy_run, dump, files_of, query, scalars, small_spec
 from sifu.api import restore, verify_run
-from sifu.core.ledger import GENESIS, canonical_json, seal
+from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys
 from sifu.store.writer import RunWriter
 
 
 def rewrite_chain(folder: Path) -> None:
-    """What an operator can do who holds the folder: every event sealed anew, with another time."""
-    connection = sqlite3.connect(folder / "run.db")
-    previous = GENESIS
-    for seq, kind, payload, nonce in connection.execute("SELECT seq, kind, payload, nonce FROM events").fetchall():
-        event = seal(previous, seq, "2020-01-01T00:00:00Z", kind, json.loads(payload), nonce)
-        connection.execute("UPDATE events SET time = ?, hash = ? WHERE seq = ?", (event.time, event.hash, seq))
-        previous = event.hash
-    head = f"{event.seq}:{event.hash.hex()}"
-    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (head,))
-    connection.execute("UPDATE requests SET received = '2020-01-01T00:00:00Z'")
-    connection.commit()
-    connection.close()
-    (folder / "head").write_text(head + "\n")
+    """What an operator can do who holds the folder and the key: every event sealed and signed anew, another time."""
+    execute(
+        folder,
+        "UPDATE events SET time = '2020-01-01T00:00:00Z'",
+        "UPDATE requests SET received = '2020-01-01T00:00:00Z'",
+    )
+    rebuild_chain(folder)
 
 
 def test_an_anchor_catches_a_chain_rewritten_as_a_whole(own_trained: Path, cli: Command) -> None:
@@ -368,5 +363,5 @@ def test_a_backup_without_the_key_of_its_run_is_refused(
 
 def test_a_head_file_of_any_length_is_a_sentence(own_trained: Path) -> None:
     (own_trained / "head").write_text("9" * 5000 + ":aa")
-    with pytest.raises(RunDamagedError, match="names event 999"):
+    with pytest.raises(RunDamagedError, match="file head cannot be read"):
         sifu.open_run(own_trained).request(["client-000"])

@@ -87,6 +87,8 @@ def facts_with_secrets(draw: st.DrawFn) -> tuple[CertificateFacts, list[str]]:
         remaining_nodes=(whole(),),
         ledger_seq=3,
         ledger_head="ab" * 32,
+        ledger_time="2026-01-02T00:00:00Z",
+        ledger_signature="cd" * 64,
         received="2026-01-01T00:00:00Z",
         carried_out="2026-01-02T00:00:00Z",
         issued="2026-01-03T00:00:00Z",

@@ -1,4 +1,4 @@
-"""A new key in place of the operator's, signed by the old one and by itself."""
+"""What an operator does with the key itself: put a new one in its place, vouch for what was written without it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from sifu.core.ledger import canonical_json
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
 from sifu.store import keys
+from sifu.store.checkpoints import ROTATED, VOUCHED, unsigned_tail
+from sifu.store.head_file import write_head
 from sifu.store.writer import RunWriter
-from sifu.verify.operator_keys import ROTATED, keys_of
+from sifu.verify.operator_keys import keys_of
 
 
 def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
@@ -40,3 +42,19 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
         )
         keys.finish_rotation(writer.folder, new_hex)
     return new_hex
+
+
+def vouch(writer: RunWriter) -> tuple[int, int] | None:
+    """Sign for events that were written without the key; returns the first and the last, None if all had a signature.
+
+    The writer was opened `vouching`. The event says permanently that these were signed only now.
+    """
+    keys.load_key(writer.folder, writer.value("public_key"))  # says what is missing, if it is
+    events = writer.events()
+    tail = unsigned_tail(events)
+    with uninterrupted():
+        if tail is not None:
+            writer.record(VOUCHED, {"unsigned": list(tail)})
+        else:
+            write_head(writer.folder, events[-1])
+    return tail

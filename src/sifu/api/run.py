@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sifu.api.backups import back_up
-from sifu.api.key_rotation import rotate_key
+from sifu.api.key_rotation import rotate_key, vouch
 from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
 from sifu.errors import InputError, RunDamagedError
@@ -62,9 +63,14 @@ class Run(RunRequests):
         with self.view() as view:
             return status_of(view)
 
-    def verify(self, public_key: str | None = None, anchor: str | None = None) -> Verification:
-        """Recompute every claim of the run from its recorded scalars, offline; an `anchor` must be in the chain."""
-        return verify_run(self.folder, public_key, anchor)
+    def verify(
+        self, public_key: str | None = None, anchor: str | None = None, witnesses: Sequence[str | Path] = ()
+    ) -> Verification:
+        """Recompute every claim of the run from its recorded scalars, offline.
+
+        An `anchor`, and the checkpoints in files that `witnesses` kept, must be in the chain.
+        """
+        return verify_run(self.folder, public_key, anchor, witnesses)
 
     def export(self, path: str | Path) -> Path:
         """Write the current released model as safetensors."""
@@ -102,6 +108,12 @@ class Run(RunRequests):
         """Put a new operator's key (or the one in a PEM file) in place of the old; returns the new public key."""
         with self.writer() as writer:
             return rotate_key(writer, None if brought is None else Path(brought))
+
+    def sign(self) -> tuple[int, int] | None:
+        """Vouch for events that were written without the operator's key, and for a run whose file `head` is gone."""
+        with self.writer(vouching=True) as writer:
+            check_integrity(writer)
+            return vouch(writer)
 
     def backup(self, file: str | Path) -> str:
         """Write everything the run is into one file; returns the anchor of that state, to be kept elsewhere."""

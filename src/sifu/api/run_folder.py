@@ -36,9 +36,9 @@ class RunFolder:
         """A fresh reader, for a with block."""
         return RunReader(self.folder, constants=self._constants)
 
-    def writer(self) -> RunWriter:
+    def writer(self, *, vouching: bool = False) -> RunWriter:
         """The run for writing, for a with block: nobody else can write meanwhile."""
-        return RunWriter.open(self.folder, self._constants)
+        return RunWriter.open(self.folder, self._constants, vouching=vouching)
 
     @contextmanager
     def snapshot(self) -> Iterator[RunReader]:

@@ -46,6 +46,25 @@ def anchor(run: RunArgument, format: FormatOption = Format.text) -> None:
     tell(format, {"anchor": head}, head)
 
 
+def sign(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Vouch for events that were written without the operator's key, or for a run whose file head is gone.
+
+    Every event is signed when it is written, if the key and its passphrase are at hand. Where they were not, nothing
+    is built on those events until the operator says that they are right; the ledger says permanently that they
+    were signed only then.
+    """
+    from sifu.api import Run
+    from sifu.cli.output import out, print_json
+
+    tail = Run(run).sign()
+    if format is Format.json:
+        print_json({"signed": None if tail is None else list(tail)})
+    elif tail is None:
+        out.print("Every event has a signature.")
+    else:
+        out.print(f"Signed for events {tail[0]} to {tail[1]}, which had no signature.")
+
+
 BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")]
 
 

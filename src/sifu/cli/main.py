@@ -12,7 +12,7 @@ import typer
 
 from sifu.cli.bench import bench
 from sifu.cli.clients import clients
-from sifu.cli.custody import anchor, backup, key, purge, restore
+from sifu.cli.custody import anchor, backup, key, purge, restore, sign
 from sifu.cli.flower import flower
 from sifu.cli.proof import audit, client_audit, verify
 from sifu.cli.requests import certificate, requests
@@ -35,7 +35,7 @@ PANELS = {
     "Start here": (demo, init, advise, train, status, report, export),
     "Forget a client": (plan, request, requests, forget, certificate, methods),
     "Prove it": (verify, audit, client_audit, anchor),
-    "Keep the run safe": (purge, backup, restore, key),
+    "Keep the run safe": (purge, backup, restore, key, sign),
     "Federations and experiments": (clients, flower, bench, doctor),
 }
 for panel, commands in PANELS.items():
@@ -57,8 +57,18 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--witness",
+            help="Give signed checkpoints of the run to file:PATH, command:PROGRAM or a URL, while it is written to.",
+            metavar="TARGET",
+        ),
+    ] = None,
 ) -> None:
     """What stands before the command."""
+    if witness:
+        os.environ["SIFU_WITNESS"] = "\n".join(witness)
 
 
 def main() -> None:

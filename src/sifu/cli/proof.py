@@ -19,13 +19,17 @@ def verify(
         str | None,
         typer.Option("--anchor", help="A head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH"),
     ] = None,
+    witness: Annotated[
+        list[Path] | None,
+        typer.Option("--witness", help="A file of checkpoints somebody kept, or a certificate; may be given again."),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
 
     Of a run folder: ledger, tables, rounds, models, requests and certificates; it changes nothing, and may be called
     beside a command that writes. Of a certificate file: its signature, and whether its figures agree. A note is no
-    fault. Only a key or an anchor that was kept elsewhere shows that nobody rewrote the run as a whole.
+    fault. Only a key, an anchor or a witness kept elsewhere shows that nobody rewrote the run as a whole.
     """
     from rich.markup import escape
 
@@ -34,9 +38,13 @@ def verify(
 
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
-    if anchor is not None and not target.is_dir():
-        raise InputError("an anchor belongs to a run folder; a certificate is checked by its signature")
-    result = verify_run(target, public_key, anchor) if target.is_dir() else verify_certificate(target, public_key)
+    if (anchor is not None or witness) and not target.is_dir():
+        raise InputError("an anchor or a witness belongs to a run folder; a certificate is checked by its signature")
+    result = (
+        verify_run(target, public_key, anchor, witness or ())
+        if target.is_dir()
+        else verify_certificate(target, public_key)
+    )
     if format is Format.json:
         print_json(
             {

@@ -136,6 +136,8 @@ class CertificateFacts:
     remaining_nodes: tuple[int, ...]
     ledger_seq: int
     ledger_head: str
+    ledger_time: str
+    ledger_signature: str
     received: str
     carried_out: str
     issued: str
@@ -252,7 +254,12 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
             "noised_model": facts.noised_model.commitment,
             "final_model": facts.final_model.commitment,
         },
-        "ledger": {"seq": facts.ledger_seq, "head": facts.ledger_head},
+        "ledger": {
+            "seq": facts.ledger_seq,
+            "head": facts.ledger_head,
+            "time": facts.ledger_time,
+            "signature": facts.ledger_signature,
+        },
         "received": facts.received,
         "carried_out": facts.carried_out,
         "issued": facts.issued,

@@ -95,6 +95,8 @@ class Event:
     nonce: bytes
     commitment: bytes
     hash: bytes
+    signature: bytes | None = None
+    """The operator's, over this event and so over all before it; None where the key was not at hand."""
 
     @cached_property
     def content(self) -> dict[str, Any]:

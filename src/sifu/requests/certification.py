@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sifu.choices import Retention
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
-from sifu.core.ledger import NONCE_BYTES
+from sifu.core.ledger import NONCE_BYTES, Event
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
@@ -184,7 +184,7 @@ class RecordedRequest:
         models: Mapping[str, Mapping[str, Any]],
         erased: tuple[int, ...],
         remaining: tuple[int, ...],
-        ledger: tuple[int, str],
+        ledger: Event,
         issued: str,
     ) -> CertificateFacts:
         """Everything the certificate states; `models` holds the rows of source, noised and final model."""
@@ -231,8 +231,10 @@ class RecordedRequest:
             final_model=model_commitment(models["final"]),
             erased_nodes=erased,
             remaining_nodes=remaining,
-            ledger_seq=ledger[0],
-            ledger_head=ledger[1],
+            ledger_seq=ledger.seq,
+            ledger_head=ledger.hash.hex(),
+            ledger_time=ledger.time,
+            ledger_signature=(ledger.signature or b"").hex(),
             received=request.received,
             carried_out=request.carried_out or "",
             issued=issued,

@@ -15,7 +15,7 @@ from sifu.requests.certification import RecordedRequest, committed_model, payloa
 from sifu.store import keys
 from sifu.store.actor import actor_name
 from sifu.store.table_rows import RequestRow
-from sifu.store.writer import SCRUB_FILE, RunWriter, utc_now
+from sifu.store.writer import SCRUB_FILE, RunWriter
 
 
 def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> None:
@@ -31,8 +31,8 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
         models=models,
         erased=tuple(rolled_back.get("dropped_models", [])),
         remaining=tuple(rolled_back["remaining_models"]),
-        ledger=writer.last_event(),
-        issued=utc_now(),
+        ledger=writer.events()[-1],
+        issued=writer.now(),
     )
     public_key = writer.value("public_key")
     certificates = {

@@ -1,6 +1,6 @@
 """Whether every event of the ledger is one that sifu writes, and changes nothing but what its kind may change.
 
-The chain of hashes says that nobody changed an event; no signature covers those after the last certificate. Whoever can
+The chain of hashes says that nobody changed an event, but an operator with the key can sign anything. Whoever can
 write to the folder could otherwise add an event that names other facts of training, puts an erased model back or
 makes a model the current one that was cut off, and everything would still follow from the ledger.
 """
@@ -66,6 +66,7 @@ KINDS: Mapping[str, May] = {
     "comparison": May(),
     "key rotated": May(("public_key",)),
     "backup made": May(),
+    "checkpoint": May(),
     "restored": May((), ("dropped_models",)),
     "purged": May((), ("dropped_models", "dropped_updates")),
     JOINED: May(("reported", "client_count", "clients_digest")),

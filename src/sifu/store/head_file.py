@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,29 +14,58 @@ from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
 
 HEAD_FILE = "head"
-"""`SEQ:HASH` of a recent event, beside the database."""
+"""`SEQ:HASH` of the last event, beside the database; while an event is being committed, a second line names it."""
+_HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 
 
 def write_head(folder: Path, event: Event) -> None:
-    """Note an event that the database has from now on."""
-    write_atomically(folder / HEAD_FILE, f"{event.seq}:{event.hash.hex()}\n".encode())
+    """Note the last event that the database has."""
+    write_atomically(folder / HEAD_FILE, f"{_text(event.seq, event.hash)}\n".encode())
+
+
+def announce_head(folder: Path, seq: int, previous: bytes, event: Event) -> None:
+    """Note the event that is about to be committed after event `seq`: killed now, the database has it or has not."""
+    lines = f"{_text(seq, previous)}\n{_text(event.seq, event.hash)}\n"
+    write_atomically(folder / HEAD_FILE, lines.encode())
+
+
+def _text(seq: int, digest: bytes) -> str:
+    return f"{seq}:{digest.hex()}"
+
+
+def check_head_file(reader: RunReader) -> Iterator[str]:
+    """The file must name the database's last event: an older database put back, or an older file, does not."""
+    last = reader.value("head")
+    try:
+        lines = read_plain(reader.folder / HEAD_FILE).decode("ascii").splitlines()
+    except FileNotFoundError:
+        yield (
+            f"the file {HEAD_FILE} is missing, so nothing says whether this is the latest state of the run. If it is, "
+            "sifu sign writes the file again"
+        )
+        return
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    if not 1 <= len(lines) <= 2 or not all(_HEAD.fullmatch(line) for line in lines):
+        yield f"the file {HEAD_FILE} cannot be read: it holds no SEQ:HASH of an event"
+    elif last not in lines:
+        named, ends = int(lines[0].partition(":")[0]), int(last.partition(":")[0])
+        how = (
+            f"the database ends at event {ends}: an older state was put back"
+            if named > ends
+            else "the database has gone on, or has another event there"
+        )
+        yield f"the file {HEAD_FILE} names event {named}, but {how}"
 
 
 def signs_of_an_older_database(reader: RunReader) -> Iterator[str]:
     """What lies beside the database and speaks of events that it does not have."""
+    yield from check_head_file(reader)
     hashes = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}
 
     def has_event(seq: int, digest: str) -> bool:
         return hashes.get(seq) == digest
 
-    path = reader.folder / HEAD_FILE
-    if path.is_file():
-        seq, _, digest = path.read_text(encoding="utf-8", errors="replace").strip().partition(":")
-        if not (seq.isdecimal() and len(seq) < 19 and has_event(int(seq), digest)):
-            yield (
-                f"the file {HEAD_FILE} names event {seq[:12]}, which the database does not have, "
-                "or has with another hash"
-            )
     for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
         try:
             ledger = json.loads(read_plain(certificate))["body"]["ledger"]

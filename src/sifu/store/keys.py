@@ -18,6 +18,8 @@ PENDING = "operator.key.new-"
 PASSPHRASE = "SIFU_PASSPHRASE"
 PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 SIGNATURE = re.compile("[0-9a-f]{128}")
+_typed: list[bytes] = []
+"""What was typed on the terminal: asked for once, not for every event."""
 
 
 def passphrase(ask: bool) -> bytes | None:
@@ -25,11 +27,13 @@ def passphrase(ask: bool) -> bytes | None:
     given = os.environ.get(PASSPHRASE)
     if given:
         return given.encode()
-    if ask and sys.stdin is not None and sys.stdin.isatty():
+    if ask and not _typed and sys.stdin is not None and sys.stdin.isatty():
         import getpass
 
-        return getpass.getpass("Passphrase of the operator's key: ").encode() or None
-    return None
+        secret = getpass.getpass("Passphrase of the operator's key: ").encode()
+        if secret:
+            _typed.append(secret)
+    return _typed[-1] if ask and _typed else None
 
 
 def new_key() -> Any:
@@ -54,6 +58,7 @@ def read_key(path: Path) -> Any:
         try:
             key = load_pem_private_key(content, password=secret)
         except ValueError as error:
+            _typed.clear()
             raise InputError(f"the passphrase does not open {path.name}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError("not an Ed25519 key")

@@ -223,8 +223,10 @@ class RunReader(HistoryReader):
         return list(self.remembered("events", self._read_events))
 
     def _read_events(self) -> list[Event]:
-        rows = self.query("SELECT seq, time, kind, payload, nonce, commitment, hash FROM events ORDER BY seq")
+        rows = self.query(
+            "SELECT seq, time, kind, payload, nonce, commitment, hash, signature FROM events ORDER BY seq"
+        )
         return [
-            Event(seq, time, kind, payload.encode(), nonce, commitment, digest)
-            for seq, time, kind, payload, nonce, commitment, digest in rows
+            Event(seq, time, kind, payload.encode(), nonce, commitment, digest, signature)
+            for seq, time, kind, payload, nonce, commitment, digest, signature in rows
         ]

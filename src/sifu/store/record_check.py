@@ -6,23 +6,32 @@ Clients and rounds are not looked at, of which there can be a million; whoever b
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from sifu.core.ledger import NONCE_BYTES, broken_links, canonical_json
 from sifu.errors import RunDamagedError
+from sifu.store.checkpoints import check_checkpoints
 from sifu.store.database import schema_problems
 from sifu.store.events_check import check_events
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
 from sifu.store.replayed_ledger import ReplayedLedger
 
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Check = Callable[[RunReader], Iterable[str]]
 """Yields a sentence for everything that is wrong."""
 
 
 def check_record(reader: RunReader) -> None:
     """Refuse a run whose ledger or tables were changed; nothing may be added to them."""
-    refuse_problems(reader, (check_schema, check_ledger, check_events, check_tables))
+    refuse_problems(reader, (check_schema, check_ledger, check_last_signature, check_events, check_tables))
+
+
+def check_last_signature(reader: RunReader) -> Iterator[str]:
+    """The last signature covers everything before it; verification looks at the others, too."""
+    return check_checkpoints(reader, only_last=True)
 
 
 def refuse_problems(reader: RunReader, checks: Iterable[Check]) -> None:
@@ -61,6 +70,11 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
         # Read one way only: another program might take the first of two equal keys, or refuse what we let pass.
         if len(event.nonce) != NONCE_BYTES or canonical_json(event.content) != event.payload:
             yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
+        if not TIME.fullmatch(event.time):
+            yield f"ledger: the time of event {event.seq} is {event.time[:40]!r}, not YYYY-MM-DDTHH:MM:SSZ"
+    for before, after in itertools.pairwise(events):
+        if after.time < before.time:
+            yield f"ledger: event {after.seq} is dated before event {before.seq}: {after.time[:20]}, {before.time[:20]}"
     last = events[-1]
     if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
         yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."

@@ -1,4 +1,4 @@
--- Schema 3 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema 4 of a run. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -158,5 +158,6 @@ CREATE TABLE events (
     payload    TEXT NOT NULL,
     nonce      BLOB NOT NULL,
     commitment BLOB NOT NULL,
-    hash       BLOB NOT NULL
+    hash       BLOB NOT NULL,
+    signature  BLOB
 ) STRICT;

@@ -23,6 +23,7 @@ from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.errors import InputError, RunBusyError, RunDamagedError
 from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
+from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.database import (
     CLIENTS_FILE,
@@ -32,8 +33,8 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
-from sifu.store.head_file import signs_of_an_older_database, write_head
 from sifu.store.history_rows import NodeRow, ParticipationRows, clients_digest, rows_digest
+from sifu.store.head_file import HEAD_FILE, announce_head, signs_of_an_older_database, write_head
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.projection import KEYS, Change, changes
@@ -42,6 +43,7 @@ from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
+from sifu.store.witnesses import WitnessPost, witness_targets
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import PathNode
 
@@ -53,7 +55,9 @@ _CREATING = ".creating"
 _FOLDERS = ("models", CERTIFICATES, UPDATES)
 _ROWS_TOGETHER = 200
 """Participations in one statement: between two of them other threads may run, which costs more than a row."""
-_OWN_FILES = {LOCK_FILE, *_FOLDERS, KEY_FILE, _STAGING, _CREATING, files.TEMPORARY_PREFIX + KEY_FILE}
+_OWN_FILES = {LOCK_FILE, *_FOLDERS, KEY_FILE, HEAD_FILE, _STAGING, _CREATING} | {
+    files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE)
+}
 
 
 def utc_now() -> str:
@@ -92,6 +96,9 @@ class RunWriter(RunReader):
     ) -> None:
         super().__init__(folder, connection, constants)
         self._lock = lock
+        self._signer: Signer | None = None
+        self._witnesses = WitnessPost()
+        self._recorded = False
 
     @classmethod
     def create(
@@ -106,6 +113,7 @@ class RunWriter(RunReader):
         initial_model: Vector,
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
+        witness_targets()
         # Only what a creation of ours left behind may be cleared away: its marker was written first.
         present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in present else {LOCK_FILE})
@@ -132,10 +140,13 @@ class RunWriter(RunReader):
             writer._begin(given_spec, spec, layout, clients, facts, versions, public_key, initial_model)
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            write_head(folder, writer.events()[-1])
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
             _finish_creation(folder)
             writer.connection = open_database(folder)
+            writer._recorded = True
+            writer._witnesses.recorded(writer, 1)
         except BaseException:
             lock.release()
             raise
@@ -187,8 +198,13 @@ class RunWriter(RunReader):
             )
 
     @classmethod
-    def open(cls, folder: Path, constants: dict[Any, Any] | None = None) -> RunWriter:
-        """Take the lock of an existing run, check its ledger and tables, and clear away what a crash may have left."""
+    def open(cls, folder: Path, constants: dict[Any, Any] | None = None, *, vouching: bool = False) -> RunWriter:
+        """Take the lock of an existing run, check its ledger and tables, and clear away what a crash may have left.
+
+        Events at the end that no signature covers are not built on, nor a run without its file `head`, unless the
+        operator is `vouching` for what there is.
+        """
+        witness_targets()  # a witness that cannot be one is refused before anything is touched
         strange = next(strange_files(folder), None) if folder.is_dir() else None
         if strange:
             raise RunDamagedError(f"{folder} was changed by hand: {strange}. Nothing was done; see sifu verify")
@@ -202,11 +218,14 @@ class RunWriter(RunReader):
         try:
             # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
             outdated = next(signs_of_an_older_database(writer), None)
-            if outdated:
+            if outdated and not (vouching and not (folder / HEAD_FILE).exists()):
                 raise RunDamagedError(
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
             check_record(writer)
+            tail = unsigned_tail(writer.events())
+            if tail and not vouching and writer.signer().key is not None:
+                raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")
             _finish_creation(folder)
             for name in _FOLDERS:
                 private_folder(folder / name)
@@ -223,7 +242,9 @@ class RunWriter(RunReader):
         return writer
 
     def close(self) -> None:
-        """Close the database and let go of the lock."""
+        """Close the database and let go of the lock; witnesses hear of the last event first."""
+        if self._recorded:
+            self._witnesses.tell_all(self)
         super().close()
         self._lock.release()
 
@@ -272,7 +293,9 @@ class RunWriter(RunReader):
                     payload["run"] = payload.get("run", {}) | self._insert_client(joined)
                 if updates:
                     payload["updates"] = [self._write_updates(new) for new in updates]
+                seq, previous = self.last_event()
                 event = self._record(kind, payload, rows or NewRows(), models, layout)
+                announce_head(self.folder, seq, bytes.fromhex(previous), event)
                 committing = True
         except Exception:
             if committing:
@@ -286,6 +309,10 @@ class RunWriter(RunReader):
                 updates_path(self.folder, file).unlink(missing_ok=True)
             raise
         write_head(self.folder, event)
+        self._recorded = True
+        self._witnesses.recorded(self, event.seq)
+        if "public_key" in payload.get("run", {}):
+            self._signer = None  # the next event is signed with the new key
         files.remove_files([files.model_path(self.folder, node) for node in dropped_models])
         files.remove_files([updates_path(self.folder, file) for file in dropped_updates])
         for (request, form), content in contents.items():
@@ -293,6 +320,16 @@ class RunWriter(RunReader):
         if for_good:
             self.scrub()
         return event
+
+    def signer(self, public_key: str | None = None) -> Signer:
+        """Who signs events; the key is read when it is first needed."""
+        if self._signer is None:
+            self._signer = Signer(self.folder, public_key or self.value("public_key"))
+        return self._signer
+
+    def now(self) -> str:
+        """The time, never before that of the last event, whatever the clock says."""
+        return max(utc_now(), str(self.query("SELECT MAX(time) FROM events")[0][0]))
 
     def _insert_client(self, client: ClientProfile) -> dict[str, str]:
         """Add a row; returns what the run table then says of its clients."""
@@ -334,12 +371,16 @@ class RunWriter(RunReader):
                 "digest": rows_digest(rows.nodes, rows.participation, rows.grams),
             }
             self._insert(rows)
-        last = self.connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-        seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
-        event = seal(previous, seq, utc_now(), kind, payload, secrets.token_bytes(NONCE_BYTES))
+        last = self.connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        seq, previous, time = (last[0] + 1, last[1], max(last[2], utc_now())) if last else (1, GENESIS, utc_now())
+        event = seal(previous, seq, time, kind, payload, secrets.token_bytes(NONCE_BYTES))
+        created = payload["run"] if seq == 1 else None
+        signer = self.signer(created["public_key"] if created else None)
+        signature = signer.sign(created["run"] if created else self.value("run"), event)
+        text = event.payload.decode()
         self.connection.execute(
-            "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (event.seq, event.time, event.kind, event.payload.decode(), event.nonce, event.commitment, event.hash),
+            "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (event.seq, event.time, event.kind, text, event.nonce, event.commitment, event.hash, signature),
         )
         for change in changes(kind, event.time, event.content):
             self._apply(change)

@@ -111,7 +111,7 @@ def check_statements(
             models=done["certified_models"],
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
-            ledger=(seq, ledger.hashes[seq]),
+            ledger=ledger.events[seq - 1],
             issued=str(body["issued"]),
         )
         for name, stated, expected in differing(body, json.loads(json.dumps(build(facts)))):

@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator
 
 from sifu.store import keys
+from sifu.store.checkpoints import ROTATED
 from sifu.store.reader import RunReader
-
-ROTATED = "key rotated"
 
 
 def keys_of(reader: RunReader) -> list[tuple[int, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from sifu.errors import InputError
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
+from sifu.store.checkpoints import check_checkpoints, check_covered, vouched_notes
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.head_file import signs_of_an_older_database
 from sifu.store.lock import is_locked
@@ -27,6 +28,7 @@ from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
 from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
 from sifu.verify.updates import check_updates
+from sifu.verify.witnessed import check_witnesses
 
 
 @dataclass
@@ -52,10 +54,16 @@ class Verification:
         return self.holds
 
 
-def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | None = None) -> Verification:
+def verify_run(
+    folder: str | Path,
+    public_key: str | None = None,
+    anchor: str | None = None,
+    witnesses: Sequence[str | Path] = (),
+) -> Verification:
     """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere.
 
     `anchor` is a head of the chain that was published or kept: a chain rewritten as a whole does not hold it.
+    `witnesses` are files of checkpoints that others kept, or public certificates.
 
     Files change under a run that is being written to; those at work are then left out, and a note says so.
     """
@@ -76,6 +84,8 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
         for name, check in (
             ("database", check_database),
             ("ledger", check_ledger),
+            ("signatures", check_checkpoints),
+            ("signatures", check_covered),
             ("events", check_events),
             ("events", check_recorded_nodes),
             ("tables", check_tables),
@@ -104,13 +114,17 @@ def verify_run(folder: str | Path, public_key: str | None = None, anchor: str | 
             if result.problems and name in ("database", "ledger"):
                 break  # what follows would only repeat it
         try:
-            _check_against_outside(reader, result, public_key, anchor)
+            _check_against_outside(reader, result, public_key, anchor, [Path(path) for path in witnesses])
+        except InputError:
+            raise
         except Exception as error:
             result.problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
     return result
 
 
-def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, anchor: str | None) -> None:
+def _check_against_outside(
+    reader: RunReader, result: Verification, public_key: str | None, anchor: str | None, witnesses: list[Path]
+) -> None:
     """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
     named = [key for _, key in keys_of(reader)]
     if public_key is not None and public_key.lower() not in named:
@@ -118,6 +132,10 @@ def _check_against_outside(reader: RunReader, result: Verification, public_key: 
     if anchor is not None:
         result.problems.extend(check_anchor(reader, anchor))
         result.checked.append("anchor")
+    if witnesses:
+        result.problems.extend(check_witnesses(reader, witnesses))
+        result.checked.append("witnesses")
+    result.notes.extend(vouched_notes(reader))
     result.notes.extend(restored_notes(reader))
     result.notes.extend(unwritten_notes(reader))
 

@@ -1,0 +1,194 @@
+"""Checkpoints: the operator's signature over an event, which covers that event and every one before it.
+
+The signature stands in the event's own row and is written in the event's own transaction, so a kill leaves both or
+neither. Whoever has no key, or no passphrase for it, writes events without one; no later event hides that, unless the
+operator vouches for them with `sifu sign`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sifu.core.ledger import Event, canonical_json, read_json
+from sifu.errors import InputError, RunDamagedError
+from sifu.store import keys
+from sifu.store.reader import RunReader
+
+FORMAT = "sifu-checkpoint-1"
+VOUCHED = "checkpoint"
+"""The event by which an operator vouches for events that were written without a signature."""
+ROTATED = "key rotated"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A signed head of the chain, as it is given to witnesses."""
+
+    run: str
+    seq: int
+    head: str
+    time: str
+    public_key: str
+    signature: str
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return checkpoint_body(self.run, self.seq, self.head, self.time) | {
+            "public_key": self.public_key,
+            "signature": self.signature,
+        }
+
+    @staticmethod
+    def from_mapping(content: Any) -> Checkpoint:
+        """From JSON that anybody may have written."""
+        try:
+            checkpoint = Checkpoint(
+                *(content[name] for name in ("run", "seq", "head", "time", "public_key", "signature"))
+            )
+            texts = (checkpoint.run, checkpoint.head, checkpoint.time, checkpoint.public_key, checkpoint.signature)
+            if (
+                content["format"] != FORMAT
+                or type(checkpoint.seq) is not int
+                or not all(isinstance(text, str) for text in texts)
+                or set(content) != set(checkpoint.to_mapping())
+            ):
+                raise ValueError("its fields are not those of a checkpoint")
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"not a checkpoint of sifu: {type(error).__name__} {error}"[:200]) from error
+        return checkpoint
+
+    @staticmethod
+    def from_json(text: bytes | str) -> Checkpoint:
+        """From a line of a witness's file."""
+        try:
+            return Checkpoint.from_mapping(read_json(text))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"not a checkpoint of sifu: {error}"[:200]) from error
+
+    @property
+    def holds(self) -> bool:
+        """Whether the signature is that of the key it names."""
+        body = checkpoint_body(self.run, self.seq, self.head, self.time)
+        return keys.signature_holds({"body": body, "public_key": self.public_key, "signature": self.signature})
+
+
+def checkpoint_body(run: str, seq: int, head: str, time: str) -> dict[str, Any]:
+    """What the operator signs."""
+    return {"format": FORMAT, "run": run, "seq": seq, "head": head, "time": time}
+
+
+class Signer:
+    """Signs events with the operator's key, or says once why it cannot."""
+
+    def __init__(self, folder: Path, public_key: str) -> None:
+        self.public_key = public_key
+        self.key: Any = None
+        try:
+            self.key = keys.load_key(folder, public_key)
+        except (InputError, RunDamagedError) as error:
+            self.reason = str(error)
+        self._said = False
+
+    def sign(self, run: str, event: Event) -> bytes | None:
+        """The signature over an event; None where the key is not at hand."""
+        if self.key is None:
+            if not self._said:
+                log.warning(
+                    "what is written now has no signature: %s. Nothing is lost; with the key, sifu sign covers it",
+                    self.reason,
+                )
+            self._said = True
+            return None
+        body = checkpoint_body(run, event.seq, event.hash.hex(), event.time)
+        signature: bytes = self.key.sign(canonical_json(body))
+        return signature
+
+
+def signed_events(events: list[Event]) -> Iterator[tuple[Event, str]]:
+    """Every event with the key that must have signed it: the one named last before it, or by the first event."""
+    key = ""
+    for event in events:
+        named = event.content.get("run", {}).get("public_key", key) if event.kind in ("run created", ROTATED) else key
+        key = key or str(named)
+        yield event, key
+        key = str(named)
+
+
+def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
+    """The first and last of the events that no signature covers."""
+    covered = next((event.seq for event in reversed(events) if event.signature is not None), 0)
+    return (covered + 1, events[-1].seq) if covered < len(events) else None
+
+
+def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[str]:
+    """Signatures hold; events without one are vouched for by the event that covers them."""
+    events = reader.events()
+    run = str(events[0].content["run"]["run"])
+    last = next((event.seq for event in reversed(events) if event.signature is not None), 0)
+    first_unsigned = 0
+    for event, key in signed_events(events):
+        if event.signature is None:
+            first_unsigned = first_unsigned or event.seq
+            continue
+        gap = [first_unsigned, event.seq - 1] if first_unsigned else None
+        if (gap or event.kind == VOUCHED) and (event.kind != VOUCHED or event.content.get("unsigned") != gap):
+            yield (
+                f"signatures: events {first_unsigned or event.seq} to {event.seq - 1} have no signature, and event "
+                f"{event.seq} ({event.kind}) does not vouch for them"
+            )
+        first_unsigned = 0
+        if only_last and event.seq != last:
+            continue
+        checkpoint = Checkpoint(run, event.seq, event.hash.hex(), event.time, key, event.signature.hex())
+        if not checkpoint.holds:
+            yield (
+                f"signatures: the signature of event {event.seq} ({event.kind}) is not that of the operator's key over "
+                f"it: events up to {event.seq} were changed, or the signature was"
+            )
+
+
+def check_covered(reader: RunReader) -> Iterator[str]:
+    """Every event up to the last one must be covered by a signature."""
+    tail = unsigned_tail(reader.events())
+    if tail is not None:
+        yield f"signatures: {uncovered(tail)}"
+
+
+def uncovered(tail: tuple[int, int]) -> str:
+    """A sentence about events at the end of the ledger that nobody signed."""
+    first, last = tail
+    which = f"event {first}" if first == last else f"events {first} to {last}"
+    return (
+        f"no signature covers {which}: written without the operator's key, or changed by somebody without it. "
+        "An operator who knows them to be right, for example from a witness, vouches for them with sifu sign"
+    )
+
+
+def vouched_notes(reader: RunReader) -> list[str]:
+    """What was signed only afterwards, for whoever reads the result of a verification."""
+    return [
+        f"events {first} to {last} were written without a signature; the operator vouched for them at {event.time} "
+        f"(event {event.seq})"
+        for event in reader.events()
+        if event.kind == VOUCHED and (gap := event.content.get("unsigned"))
+        for first, last in [gap]
+    ]
+
+
+def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
+    """The last event that carries a signature."""
+    rows = reader.query(
+        "SELECT seq, time, hash, signature FROM events WHERE signature IS NOT NULL ORDER BY seq DESC LIMIT 1"
+    )
+    if not rows:
+        return None
+    seq, time, digest, signature = rows[0]
+    # Of a rotation, the old key has signed; its own event names it.
+    old = reader.query("SELECT payload FROM events WHERE seq = ? AND kind = ?", (seq, ROTATED))
+    key = str(read_json(old[0][0])["old_key"]) if old else reader.value("public_key")
+    return Checkpoint(reader.value("run"), int(seq), bytes(digest).hex(), str(time), key, bytes(signature).hex())

@@ -1,0 +1,87 @@
+"""What witnesses kept, held against a run: checkpoints and public certificates that somebody else has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sifu.core.ledger import read_json
+from sifu.errors import InputError
+from sifu.store.checkpoints import Checkpoint
+from sifu.store.keys import signature_holds
+from sifu.store.reader import RunReader
+from sifu.verify.operator_keys import keys_of
+
+LARGEST_WITNESS_BYTES = 256 << 20
+
+
+def read_witness(path: Path) -> list[Checkpoint]:
+    """The checkpoints in a file: one JSON object a line as witnesses keep them, or a certificate."""
+    try:
+        if not path.is_file():
+            raise InputError(f"{path} is not a file: a witness's file holds one checkpoint a line, or a certificate")
+        if path.stat().st_size > LARGEST_WITNESS_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a witness keeps")
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    certificate = _checkpoint_of_certificate(content)
+    if certificate is not None:
+        return [certificate]
+    checkpoints = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip():
+            try:
+                checkpoints.append(Checkpoint.from_json(line))
+            except InputError as error:
+                raise InputError(f"{path}, line {number}: {error}") from error
+    if not checkpoints:
+        raise InputError(f"{path} holds no checkpoint")
+    return checkpoints
+
+
+def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
+    """The checkpoint that a certificate names, if this is one whose signature holds."""
+    try:
+        certificate = read_json(content)
+        body = certificate["body"]
+        ledger = body["ledger"]
+        checkpoint = Checkpoint(
+            body["run"], ledger["seq"], ledger["head"], ledger["time"], certificate["public_key"], ledger["signature"]
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return checkpoint if signature_holds(certificate) else None
+
+
+def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
+    """Every checkpoint that was signed for this run must be in its chain; two that contradict each other are a fork."""
+    run, keys = reader.value("run"), {key for _, key in keys_of(reader)}
+    events = {event.seq: event for event in reader.events()}
+    last = max(events)
+    heads: dict[int, tuple[str, Path]] = {}
+    for path in files:
+        for checkpoint in read_witness(path):
+            seq, head = checkpoint.seq, checkpoint.head
+            if checkpoint.run != run:
+                yield f"witness: {path} has a checkpoint of another run ({checkpoint.run[:40]})"
+                continue
+            if checkpoint.public_key not in keys or not checkpoint.holds:
+                yield f"witness: the checkpoint of event {seq} in {path} is not signed with a key of this run"
+                continue
+            other, where = heads.setdefault(seq, (head, path))
+            if other != head:
+                yield (
+                    f"fork: the operator signed two heads for event {seq}, {other[:16]}... ({where}) and "
+                    f"{head[:16]}... ({path}): two histories were shown"
+                )
+            if seq > last:
+                yield (
+                    f"witness: {path} has event {seq} of {checkpoint.time}, the run ends at event {last}: an older "
+                    "state was put back, or its end was taken away"
+                )
+            elif events[seq].hash.hex() != head:
+                yield (
+                    f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history "
+                    "was rewritten after it was shown"
+                )

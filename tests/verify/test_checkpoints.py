@@ -1,0 +1,132 @@
+"""Every event is signed when it is written: without the key nothing before the last signature can be changed."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from forged_runs import execute, rebuild_chain
+from run_tools import Command, query, small_spec
+from sifu.api import verify_run
+from sifu.errors import RunDamagedError
+from sifu.store import keys, writer
+from sifu.store.checkpoints import Checkpoint, latest_checkpoint
+from sifu.store.head_file import HEAD_FILE
+from sifu.store.reader import RunReader
+
+
+def shrink_drifts(folder: Path) -> None:
+    """One client's drifts made a thousand times smaller, and every hash made to fit: a text editor and no key."""
+    execute(folder, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
+    rebuild_chain(folder, with_key=False)
+
+
+def test_drifts_shrunk_before_the_first_certificate_are_caught_without_a_key(own_trained: Path) -> None:
+    shrink_drifts(own_trained)
+    result = verify_run(own_trained)
+    assert any("no signature covers events 2 to" in problem for problem in result.problems), result.problems
+    with pytest.raises(RunDamagedError, match="no signature covers"):
+        sifu.open_run(own_trained).forget(["client-000"])
+
+
+def test_with_the_key_the_same_change_passes_which_is_why_keys_are_guarded(own_trained: Path) -> None:
+    """The control: nothing but the signature stops it."""
+    execute(own_trained, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
+    rebuild_chain(own_trained, with_key=True)
+    assert verify_run(own_trained).problems == []
+
+
+def test_signatures_that_were_kept_do_not_hold_over_changed_events(own_trained: Path) -> None:
+    signatures = query(own_trained, "SELECT seq, signature FROM events")
+    shrink_drifts(own_trained)
+    for seq, signature in signatures:
+        execute(own_trained, f"UPDATE events SET signature = x'{signature.hex()}' WHERE seq = {seq}")
+    problems = verify_run(own_trained).problems
+    assert any("the signature of event" in problem for problem in problems)
+    with pytest.raises(RunDamagedError, match="the signature of event"):
+        sifu.open_run(own_trained).request(["client-000"])
+
+
+def test_every_event_carries_a_signature_that_holds(run_with_requests: Path) -> None:
+    assert query(run_with_requests, "SELECT COUNT(*) FROM events WHERE signature IS NULL") == [(0,)]
+    with RunReader(run_with_requests) as reader:
+        checkpoint = latest_checkpoint(reader)
+        assert checkpoint is not None
+        assert checkpoint.holds
+        assert checkpoint.seq == reader.last_event()[0]
+        assert Checkpoint.from_mapping(checkpoint.to_mapping()) == checkpoint
+
+
+def test_without_the_passphrase_events_stay_unsigned_until_the_operator_vouches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cli: Command
+) -> None:
+    monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    monkeypatch.delenv(keys.PASSPHRASE)
+    with caplog.at_level(logging.WARNING):
+        run.request(["client-000"], "waits")
+    assert "no signature" in caplog.text
+    (last,) = query(run.folder, "SELECT MAX(seq) FROM events")[0]
+    (problem,) = run.verify().problems
+    assert f"no signature covers event {last}:" in problem
+    monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
+    with pytest.raises(RunDamagedError, match=f"no signature covers event {last}"):
+        run.forget(["client-001"], min_level="none")
+    assert cli("sign", run.folder).code == 0
+    result = run.verify()
+    assert result.problems == []
+    assert any(f"events {last} to {last} were written without a signature" in note for note in result.notes)
+    run.forget(["client-001"], min_level="none")
+    assert run.verify().problems == []
+
+
+def test_nobody_vouches_by_going_on(own_trained: Path) -> None:
+    """An event that covers unsigned ones without saying so is a finding."""
+    (last,) = query(own_trained, "SELECT MAX(seq) FROM events")[0]
+    execute(own_trained, f"UPDATE events SET signature = NULL WHERE seq = {last - 1}")
+    assert any("does not vouch" in problem for problem in verify_run(own_trained).problems)
+
+
+def test_times_never_run_backwards(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer keeps the last time when the clock was set back; a ledger that runs backwards is a finding."""
+    monkeypatch.setattr(writer, "utc_now", lambda: "2001-01-01T00:00:00Z")
+    sifu.open_run(own_trained).request(["client-000"], "late")
+    times = [time for (time,) in query(own_trained, "SELECT time FROM events ORDER BY seq")]
+    assert times == sorted(times)
+    assert verify_run(own_trained).problems == []
+    future = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    execute(own_trained, f"UPDATE events SET time = '{future}' WHERE seq = 2")
+    rebuild_chain(own_trained)
+    assert any("is dated before event 2" in problem for problem in verify_run(own_trained).problems)
+
+
+def older_head(folder: Path) -> None:
+    seq, digest = query(folder, "SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1 OFFSET 1")[0]
+    (folder / HEAD_FILE).write_text(f"{seq}:{digest.hex()}\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda folder: (folder / HEAD_FILE).unlink(), "file head is missing"),
+        (older_head, "file head names event"),
+        (lambda folder: (folder / HEAD_FILE).write_text("nothing"), "file head cannot be read"),
+        (lambda folder: (folder / HEAD_FILE).write_bytes(b"\xff\n" * 3), "file head cannot be read"),
+    ],
+)
+def test_the_file_head_fails_closed(own_trained: Path, change: Any, words: str) -> None:
+    change(own_trained)
+    assert any(words in problem for problem in verify_run(own_trained).problems)
+    with pytest.raises(RunDamagedError, match=words):
+        sifu.open_run(own_trained).request(["client-000"])
+
+
+def test_a_lost_head_is_written_again_by_whoever_vouches(own_trained: Path) -> None:
+    (own_trained / HEAD_FILE).unlink()
+    assert sifu.open_run(own_trained).sign() is None
+    assert verify_run(own_trained).problems == []

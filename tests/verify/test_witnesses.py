@@ -1,0 +1,146 @@
+"""Checkpoints leave the machine by themselves, and a history shown to two parties is found out by either."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import sifu
+from forged_runs import execute, rebuild_chain
+from run_tools import Command, small_spec
+from sifu.api import verify_run
+from sifu.errors import InputError
+from sifu.store import witnesses
+from sifu.store.certificate_path import certificate_path
+from sifu.store.checkpoints import Checkpoint
+from sifu.verify.witnessed import read_witness
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that a witness keeps."""
+    path = tmp_path / "kept.jsonl"
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{path}")
+    return path
+
+
+def test_a_witness_hears_of_the_first_event_and_of_the_last_of_every_command(tmp_path: Path, kept: Path) -> None:
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    heard = read_witness(kept)
+    assert heard[0].seq == 1
+    assert f"{heard[-1].seq}:{heard[-1].head}" == run.anchor()
+    run.request(["client-000"], "mine")
+    assert f"{read_witness(kept)[-1].seq}:{read_witness(kept)[-1].head}" == run.anchor()
+    assert all(checkpoint.holds for checkpoint in read_witness(kept))
+    assert run.verify(witnesses=[kept]).problems == []
+
+
+def test_a_fork_shown_to_two_parties_is_found_by_either(own_trained: Path, tmp_path: Path, kept: Path) -> None:
+    """The operator, who has the key, lets the same run go on in two ways."""
+    other = tmp_path / "other"
+    shutil.copytree(own_trained, other)
+    sifu.open_run(own_trained).request(["client-000"], "mine")
+    shown_to_one = kept.rename(tmp_path / "one.jsonl")
+    sifu.open_run(other).request(["client-001"], "theirs")
+    shown_to_two = kept.rename(tmp_path / "two.jsonl")
+    assert verify_run(own_trained, witnesses=[shown_to_one]).problems == []
+    (problem,) = verify_run(own_trained, witnesses=[shown_to_two]).problems
+    assert problem.startswith("fork: ")
+    (problem,) = verify_run(other, witnesses=[shown_to_one]).problems
+    assert problem.startswith("fork: ")
+    both = verify_run(other, witnesses=[shown_to_two, shown_to_one]).problems
+    assert any("the operator signed two heads" in problem for problem in both)
+
+
+def test_a_history_rewritten_with_the_key_and_an_older_state_are_found(
+    own_trained: Path, tmp_path: Path, kept: Path, cli: Command
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(own_trained, older)
+    sifu.open_run(own_trained).request(["client-000"], "mine")
+    answer = cli("verify", older, "--witness", kept)
+    assert answer.code == 3
+    assert "an older state was put back" in " ".join(answer.err.split())
+    execute(own_trained, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
+    rebuild_chain(own_trained)
+    assert verify_run(own_trained).problems == []  # the operator's own key
+    assert any("was rewritten after it was shown" in p for p in verify_run(own_trained, witnesses=[kept]).problems)
+
+
+def test_a_public_certificate_is_a_witness(run_with_requests: Path, own_trained: Path) -> None:
+    certificate = certificate_path(run_with_requests, "strictly", "public")
+    assert read_witness(certificate)[0].holds
+    assert verify_run(run_with_requests, witnesses=[certificate]).problems == []
+    assert any("another run" in problem for problem in verify_run(own_trained, witnesses=[certificate]).problems)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 1}', "not json", "7" * 5000, "[" * 100_000])
+def test_what_is_no_witness_is_a_sentence(own_trained: Path, tmp_path: Path, content: str, cli: Command) -> None:
+    (tmp_path / "strange").write_text(content)
+    with pytest.raises(InputError):
+        verify_run(own_trained, witnesses=[tmp_path / "strange"])
+    assert cli("verify", own_trained, "--witness", tmp_path / "strange").code == 2
+
+
+def test_a_forged_checkpoint_proves_nothing(own_trained: Path, kept: Path, tmp_path: Path) -> None:
+    sifu.open_run(own_trained).request(["client-000"], "mine")
+    content = json.loads(kept.read_text().splitlines()[-1])
+    (tmp_path / "forged").write_text(json.dumps(content | {"head": "0" * 64}))
+    problems = verify_run(own_trained, witnesses=[tmp_path / "forged"]).problems
+    assert any("is not signed with a key of this run" in problem for problem in problems)
+
+
+def test_a_command_and_an_address_are_told(
+    own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    posted: list[bytes] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(500 if len(posted) > 1 else 204)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    targets = [f"command:tee -a {tmp_path / 'out'}", f"http://127.0.0.1:{server.server_port}/heads", "command:false"]
+    monkeypatch.setenv(witnesses.WITNESSES, "\n".join(targets))
+    try:
+        with caplog.at_level(logging.WARNING):
+            sifu.open_run(own_trained).request(["client-000"], "mine")
+            sifu.open_run(own_trained).request(["client-001"], "also")
+    finally:
+        server.shutdown()
+    first, second = read_witness(tmp_path / "out")
+    assert Checkpoint.from_json(posted[0]) == first
+    assert Checkpoint.from_json(posted[1]) == second
+    # Failures are said, and nothing is lost.
+    assert caplog.text.count("the witness command:false did not take") == 2
+    assert caplog.text.count("the witness http://") == 1
+    assert verify_run(own_trained).problems == []
+
+
+@pytest.mark.parametrize("target", ["ftp://example.org", "file:", "nothing"])
+def test_a_target_that_cannot_be_a_witness_is_refused(
+    own_trained: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setenv(witnesses.WITNESSES, target)
+    with pytest.raises(InputError, match="a witness is"):
+        sifu.open_run(own_trained).request(["client-000"])
+    monkeypatch.delenv(witnesses.WITNESSES)
+    sifu.open_run(own_trained).request(["client-000"])
+
+
+def test_the_option_before_the_command(own_trained: Path, tmp_path: Path, cli: Command) -> None:
+    target = f"file:{tmp_path / 'kept'}"
+    assert cli("--witness", target, "request", own_trained, "--clients", "client-000").code == 0
+    assert read_witness(tmp_path / "kept")[0].holds
