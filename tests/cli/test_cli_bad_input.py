@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,20 @@ def test_bad_specs(cli: Command, tmp_path: Path, text: str, words: list[str]) ->
     answer = cli("train", path, "--run", tmp_path / "run")
     check_refused(answer, 2, *words)
     assert not (tmp_path / "run" / "run.db").exists()
+
+
+def test_a_spec_that_is_a_pipe_is_refused_at_once(cli: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "spec.toml")
+    answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
+    check_refused(answer, 2, "it is not a regular file")
+
+
+def test_a_number_of_five_thousand_digits_is_one_line(cli: Command, tmp_path: Path, spec_file: Path) -> None:
+    (tmp_path / "long.toml").write_text(f"seed = {'7' * 5000}\n")
+    check_refused(cli("train", tmp_path / "long.toml", "--run", tmp_path / "run"), 2, "not valid TOML")
+    answer = cli("train", spec_file, "--run", tmp_path / "run", "--set", f"seed={'7' * 5000}")
+    check_refused(answer, 2, "a value of 5000 characters")
+    check_refused(cli("train", spec_file, "--run", tmp_path / "run", "--set", f"seed={2**53}"), 2, "up to 2^53")
 
 
 def test_specs_that_cannot_be_read(cli: Command, tmp_path: Path) -> None:

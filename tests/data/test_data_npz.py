@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from sifu.data import npz
 from sifu.data.npz import read_npz
 from sifu.errors import InputError
 
@@ -156,3 +158,14 @@ def test_the_shared_subsets_are_read(shared_data, name):
     else:
         assert np.unique(read.identity_train).size == 2_000
         assert not set(read.identity_train) & set(read.identity_test)
+
+
+def test_a_file_that_unpacks_to_thousands_of_times_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npz, "ALWAYS_UNPACKED", 1 << 20)
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((1 << 18, 8)), y=np.zeros(1 << 18, dtype=np.int64))
+    with pytest.raises(InputError, match="unpacks to more than 250 times as many"):
+        npz.read_npz(tmp_path / "bomb.npz")
+    np.savez(tmp_path / "meant.npz", x=np.zeros((1 << 18, 8)), y=np.zeros(1 << 18, dtype=np.int64))
+    assert npz.read_npz(tmp_path / "meant.npz").x_train.shape == (1 << 18, 8)

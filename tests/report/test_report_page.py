@@ -78,6 +78,12 @@ def test_the_page_fetches_nothing_and_runs_nothing(busy_page: tuple[Path, str, P
     assert not re.search(r"url\((?!#)", content)
 
 
+def test_the_page_forbids_itself_to_fetch_or_run_anything(busy_page: tuple[Path, str, Page]) -> None:
+    _, text, _ = busy_page
+    assert text.count('http-equiv="Content-Security-Policy"') == 1
+    assert "default-src 'none'" in text.split("<style>")[0]
+
+
 def test_the_page_names_every_request_its_level_and_its_clients(
     busy_run: Path, busy_page: tuple[Path, str, Page]
 ) -> None:

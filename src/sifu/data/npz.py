@@ -22,6 +22,11 @@ from sifu.theory.arrays import Array, Integers
 LARGEST_FILE = 16 << 30
 """Bytes of all arrays of a file together, unpacked; more than that does not fit our memory either."""
 
+LARGEST_RATIO = 250
+"""Of unpacked to stored bytes; data with something in it stays far below, zeros reach a thousand."""
+ALWAYS_UNPACKED = 256 << 20
+"""Bytes that are unpacked whatever the ratio."""
+
 MOST_CLASSES = 100_000
 LARGEST_MOSAIC = 160_000_000
 """Pixels of one mosaic: 10,000 faces of 64x64 are 41 million. Stays below Pillow's own alarm."""
@@ -88,6 +93,11 @@ def _check_members(path: Path) -> None:
             total += member.file_size
             if total > LARGEST_FILE:
                 raise InputError(f"{path} unpacks to more than {LARGEST_FILE} bytes; split it into smaller files")
+            if total > max(ALWAYS_UNPACKED, LARGEST_RATIO * path.stat().st_size):
+                raise InputError(
+                    f"{path} has {path.stat().st_size} bytes and unpacks to more than {LARGEST_RATIO} times as many: "
+                    "such a file is made to fill the memory. If it is meant, write it with np.savez, not compressed"
+                )
             with file.open(member) as stream:
                 version = np.lib.format.read_magic(stream)
                 read = np.lib.format.read_array_header_1_0

@@ -11,18 +11,21 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError
 
 LARGEST_SPEC_BYTES = 1 << 20
+LONGEST_OVERRIDE = 4000
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     """The spec in a TOML file with `key=value` overrides on top, checked."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot read the spec {path}: it is not a regular file. Write one with: sifu init")
         if path.stat().st_size > LARGEST_SPEC_BYTES:
             raise InputError(f"{path} has {path.stat().st_size} bytes; a spec has at most {LARGEST_SPEC_BYTES}")
         mapping = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the spec {path}: {error.strerror}. Write one with: sifu init {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from error
     return Spec.from_mapping(with_overrides(mapping, overrides))
 
@@ -35,6 +38,8 @@ def with_overrides(mapping: dict[str, Any], overrides: Sequence[str]) -> dict[st
         parts = name.strip().split(".")
         if not equals or not all(parts) or len(parts) > 2:
             raise InputError(f"--set {override!r} is not understood: write section.key=value, e.g. local.rate=0.1")
+        if len(text) > LONGEST_OVERRIDE:
+            raise InputError(f"--set {name[:60]}: a value of {len(text)} characters is too long for a spec")
         try:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
         except tomllib.TOMLDecodeError:
