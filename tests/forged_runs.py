@@ -15,8 +15,8 @@ from sifu.core.certificate import auditor_form, public_form
 from sifu.core.ledger import GENESIS, Event, seal
 from sifu.requests.certification import RecordedRequest
 from sifu.store.certificate_path import certificate_path
-from sifu.store.history_rows import clients_digest, rows_digest
 from sifu.store.checkpoints import Signer
+from sifu.store.history_rows import clients_digest, rows_digest
 from sifu.store.keys import sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader

@@ -54,15 +54,14 @@ def sign(run: RunArgument, format: FormatOption = Format.text) -> None:
     were signed only then.
     """
     from sifu.api import Run
-    from sifu.cli.output import out, print_json
+    from sifu.cli.output import tell
 
     tail = Run(run).sign()
-    if format is Format.json:
-        print_json({"signed": None if tail is None else list(tail)})
-    elif tail is None:
-        out.print("Every event has a signature.")
+    if tail is None:
+        tell(format, {"signed": None}, "Every event has a signature.")
     else:
-        out.print(f"Signed for events {tail[0]} to {tail[1]}, which had no signature.")
+        said = f"Signed for events {tail[0]} to {tail[1]}, which had no signature."
+        tell(format, {"signed": list(tail)}, said)
 
 
 BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")]

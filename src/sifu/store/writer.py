@@ -33,8 +33,8 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
-from sifu.store.history_rows import NodeRow, ParticipationRows, clients_digest, rows_digest
 from sifu.store.head_file import HEAD_FILE, announce_head, signs_of_an_older_database, write_head
+from sifu.store.history_rows import NodeRow, ParticipationRows, clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.projection import KEYS, Change, changes
