@@ -166,10 +166,14 @@ def test_a_certificate_commits_to_the_models_of_its_request(own_run: Path, which
 
 def test_a_certificate_names_the_event_before_it(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that names an early event would say nothing about what came after it."""
-    from sifu.store.writer import RunWriter
+    from sifu.requests.certification import RecordedRequest
 
-    first = query(own_run, "SELECT hash FROM events WHERE seq = 1")[0][0].hex()
-    monkeypatch.setattr(RunWriter, "last_event", lambda self: (1, first))
+    real = RecordedRequest.facts
+
+    def naming_the_first(self: RecordedRequest, **given: Any) -> Any:
+        return real(self, **(given | {"ledger": self.reader.events()[0]}))
+
+    monkeypatch.setattr(RecordedRequest, "facts", naming_the_first)
     sifu.open_run(own_run).forget(["client-006"], "late", method="scratch")
     monkeypatch.undo()
     assert "ledger.seq says 1" in "\n".join(verify_run(own_run).problems)
