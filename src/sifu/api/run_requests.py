@@ -233,6 +233,13 @@ class RunRequests(RunFolder):
             raise InputError(f"request {request!r} has no {form} certificate: is it done? See sifu requests list")
         return Certificate(form, **json.loads(text))
 
+    def attestation(self, request: str) -> dict[str, Any]:
+        """The public certificate as an in-toto statement in a DSSE envelope, signed with the operator's key."""
+        from sifu.api.attestation import attest
+
+        with self.reader() as reader:
+            return attest(reader, request)
+
 
 def _record_of(reader: RunReader, row: RequestRow) -> RequestRecord:
     now = datetime.datetime.now(datetime.UTC)

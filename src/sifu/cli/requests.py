@@ -123,3 +123,12 @@ def show_certificate(
         return
     for line in plain_answer(content.body):
         out.print(line, markup=False)
+
+
+@certificate.command("attest")
+def attest_certificate(run: RunArgument, request: RequestArgument) -> None:
+    """The public certificate as an in-toto statement in a DSSE envelope, for other people's tools; needs the key."""
+    from sifu.api import Run
+    from sifu.cli.output import print_json
+
+    print_json(Run(run).attestation(request))

@@ -58,9 +58,10 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
         yield f"the file {HEAD_FILE} names event {named}, but {how}"
 
 
-def signs_of_an_older_database(reader: RunReader) -> Iterator[str]:
+def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
     """What lies beside the database and speaks of events that it does not have."""
-    yield from check_head_file(reader)
+    if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
+        yield from check_head_file(reader)
     hashes = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}
 
     def has_event(seq: int, digest: str) -> bool:

@@ -217,8 +217,8 @@ class RunWriter(RunReader):
         writer = cls(folder, connection, lock, constants)
         try:
             # Before anything is deleted or written: is this the database that belongs to the rest of the folder?
-            outdated = next(signs_of_an_older_database(writer), None)
-            if outdated and not (vouching and not (folder / HEAD_FILE).exists()):
+            outdated = next(signs_of_an_older_database(writer, head_may_be_missing=vouching), None)
+            if outdated:
                 raise RunDamagedError(
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
