@@ -48,12 +48,10 @@ def draw_rounds(results: Results) -> Figure:
     footnote(
         figure,
         [
-            "Bars: rounds of request 1, 2, 3 (dark to light), mean over seeds; whiskers: least and largest "
-            "seed; dashed: "
-            f"Scratch. Missed: the target accuracy was not reached. {DIVERGED}",
-            "The paper: SIFU takes 52 % fewer rounds than Scratch on average, FedEraser 12 % more; only SIFU "
-            "and FedEraser "
-            "come near Scratch on the forgotten.",
+            "Bars: rounds of request 1, 2, 3 (dark to light), mean over seeds; whiskers: least and largest seed; "
+            f"dashed: Scratch. Missed: the target accuracy was not reached. {DIVERGED}",
+            "The paper: SIFU takes 52 % fewer rounds than Scratch on average, FedEraser 12 % more; only SIFU and "
+            "FedEraser come near Scratch on the forgotten.",
             f"{measured_sentence(courses)} {seeds_sentence(courses)}".strip(),
         ],
     )
@@ -78,13 +76,11 @@ def draw_watermark(results: Results) -> Figure:
     footnote(
         figure,
         [
-            "Success of a mark: accuracy on a client's images with its own mark, less accuracy on the same "
-            "images with a "
-            "fresh mark. Hollow: before the request; filled: after it. Zero: the mark means nothing to the model. "
-            f"{DIVERGED}",
-            "The paper: on every data set with a CNN, SIFU outperforms every other method; FedEraser forgets "
-            "but is even "
-            "more costly than Scratch.",
+            "Success of a mark: accuracy on a client's images with its own mark, minus accuracy on the same images "
+            "with a fresh mark. Hollow: before the request; filled: after it. Zero: the mark means nothing to the "
+            f"model. {DIVERGED}",
+            "The paper: on every data set with a CNN, SIFU outperforms every other method; FedEraser forgets but is "
+            "even more costly than Scratch.",
             measured_sentence(courses),
         ],
     )
@@ -123,9 +119,8 @@ def draw_time_limited(results: Results) -> Figure:
             f"Dots from small to large: {shown} of the rounds of training; mean over seeds, whiskers: least "
             "and largest seed at the longest. Compared with Scratch trained to its target without a limit. "
             f"{DIVERGED}",
-            "The paper: SIFU is the only method with a good trade-off on every network; Fine-Tuning and "
-            "FedAccum do not "
-            "forget, FedEraser and Last lose accuracy on the rest.",
+            "The paper: SIFU is the only method with a good trade-off on every network; Fine-Tuning and FedAccum do "
+            "not forget, FedEraser and Last lose accuracy on the rest.",
         ],
     )
     return figure
@@ -153,9 +148,8 @@ def draw_request_sets(results: Results) -> Figure:
         figure,
         [
             f"A dot for each of {sets} requests (mean over seeds), a bar at their mean. {missed_sentence(courses)}",
-            "The paper: SIFU is consistently faster than Scratch and near it on the forgotten, whichever "
-            "clients ask. DP "
-            "seems fast since its costly training is not shown.",
+            "The paper: SIFU is consistently faster than Scratch and near it on the forgotten, whichever clients "
+            "ask. DP seems fast because its costly training is not shown.",
             measured_sentence(courses),
         ],
     )

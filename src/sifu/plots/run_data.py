@@ -69,8 +69,6 @@ class Request:
     sigma: float | None
     attacker: float
     rollback: tuple[int, int] | None
-    rollback_x: int | None
-    path_x: int | None
     rounds: int
     accuracy: float | None
     reached: bool | None
@@ -128,11 +126,9 @@ class ReportData:
     run: str
     folder: str
     phase: str
-    data_name: str
     model_kind: str
     parameters: int
     client_count: int
-    sample_count: int
     active_count: int
     training_rounds: int
     rounds_in_all: int

@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,11 @@ MOST_EXPOSURES = 20_000
 """Subjects whose Psi is kept in memory: everyone forgotten so far, and whoever plans were made for."""
 
 
+def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
+    participation, outside = Participation.parse(recorded["participation"]), tuple(recorded["outside"])
+    return TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
+
+
 class RunView:
     """A run at one instant: its path, its clients, everyone forgotten, and the models at hand.
 
@@ -41,15 +47,8 @@ class RunView:
         self.reader, self._now = reader, tip is None
         self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
-            constants = reader.constants
-            if "facts" not in constants:
-                constants["spec"] = Spec.from_mapping(reader.spec)
-                recorded = reader.facts
-                participation = Participation.parse(recorded["participation"])
-                outside = tuple(recorded["outside"])
-                constants["facts"] = TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
-            self.spec: Spec = constants["spec"]
-            self.facts: TrainingFacts = constants["facts"]
+            self.spec: Spec = reader.constant("spec", lambda: Spec.from_mapping(reader.spec))
+            self.facts: TrainingFacts = reader.constant("facts", lambda: _facts_of(reader.facts))
             everyone, joined = reader.clients(), reader.joined()
             later = [seq for seq in joined if before is not None and seq >= before]
             self.clients = everyone[: len(everyone) - len(later)]
@@ -60,11 +59,9 @@ class RunView:
     @cached_property
     def regularities(self) -> Regularities:
         """P_i and alpha_i of every client."""
-        constants = self.reader.constants
-        key = ("regularities", len(self.clients))
-        if key not in constants:
-            constants[key] = Regularities.of(self.clients, self.facts, self.spec)
-        regularities: Regularities = constants[key]
+        regularities: Regularities = self.reader.constant(
+            ("regularities", len(self.clients)), lambda: Regularities.of(self.clients, self.facts, self.spec)
+        )
         return regularities
 
     def rate_source(self, leaving: Iterable[int]) -> RateSource:
@@ -93,21 +90,16 @@ class RunView:
     @cached_property
     def index_of(self) -> dict[str, int]:
         """Index of each client by name."""
-        constants = self.reader.constants
-        key = ("index of", len(self.clients))
-        if key not in constants:
-            constants[key] = {client.name: index for index, client in enumerate(self.clients)}
-        indices: dict[str, int] = constants[key]
+        indices: dict[str, int] = self.reader.constant(
+            ("index of", len(self.clients)), lambda: {client.name: index for index, client in enumerate(self.clients)}
+        )
         return indices
 
     @cached_property
     def population_samples(self) -> int:
         """Samples of the whole federation."""
-        constants = self.reader.constants
         key = ("samples", len(self.clients))
-        if key not in constants:
-            constants[key] = sum(client.samples for client in self.clients)
-        return int(constants[key])
+        return int(self.reader.constant(key, lambda: sum(client.samples for client in self.clients)))
 
     @cached_property
     def path(self) -> ActivePath:

@@ -82,9 +82,8 @@ class RunConnection:
             self._remembered[1][key] = make()
         return self._remembered[1][key]
 
-    @property
-    def constants(self) -> dict[Any, Any]:
-        """A place for what follows from the run's clients, spec and facts, empty again should one of them change."""
+    def constant(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, worked out once as long as the run's clients, spec and facts do not change."""
         version = self._version()
         if self._known_at != version:
             known_as = tuple(self.value(key) for key in ("run", "clients_digest", "spec", "facts"))
@@ -93,4 +92,6 @@ class RunConnection:
                 self.trackers.clear()  # each holds as many clients as there were
                 self._constants["known as"] = known_as
             self._known_at = version
-        return self._constants
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]

@@ -94,10 +94,7 @@ class RunReader(HistoryReader):
 
     def clients(self) -> tuple[ClientProfile, ...]:
         """Every client the run knows, by index; read once."""
-        constants = self.constants
-        if "clients" not in constants:
-            constants["clients"] = self.read_clients()
-        clients: tuple[ClientProfile, ...] = constants["clients"]
+        clients: tuple[ClientProfile, ...] = self.constant("clients", self.read_clients)
         return clients
 
     def read_clients(self) -> tuple[ClientProfile, ...]:

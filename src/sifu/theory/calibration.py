@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 from sifu.choices import Calibration
 from sifu.errors import InputError
@@ -112,14 +113,20 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
             )
     while enough(low):
         low /= 2.0
+    return smallest_enough(enough, low, high)
+
+
+def smallest_enough(enough: Callable[[float], bool], low: float, high: float) -> float:
+    """The smallest float that is enough, by bisection to neighbouring floats; `high` is enough and `low` is not.
+
+    >>> smallest_enough(lambda x: x >= 0.75, 0.0, 1.0)
+    0.75
+    """
     for _ in range(200):
         middle = 0.5 * (low + high)
         if middle in (low, high):
             break
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from sifu.choices import Calibration
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.calibration import check_budget, delta_reached, delta_reached_up
+from sifu.theory.calibration import check_budget, delta_reached, delta_reached_up, smallest_enough
 from sifu.theory.rounding import UNIT_ROUNDOFF, slack
 
 SUM_ROUNDING = 4.0 * UNIT_ROUNDOFF
@@ -91,12 +91,7 @@ def gaussian_epsilon(ratio: float, delta: float) -> float:
     low, high = 0.0, 1.0
     while not enough(high):
         low, high = high, 2.0 * high
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return smallest_enough(enough, low, high)
 
 
 def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> float:
