@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sifu
-from run_tools import dump, files_of, state
+from run_tools import Command, dump, files_of, state
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.writer import RunWriter
 
@@ -120,3 +120,22 @@ def test_a_missing_key_is_noticed_before_the_work(own_trained: Path) -> None:
     with pytest.raises(RunDamagedError, match=r"operator\.key"):
         sifu.open_run(own_trained).forget(["client-003"], sigma=0.5)
     assert dump(own_trained) == before
+
+
+@pytest.mark.parametrize("command", ["verify", "train"])
+def test_a_run_whose_database_is_gone_is_never_trained_over(
+    own_run: Path, tmp_path: Path, cli: Command, command: str
+) -> None:
+    """What is left may be all there is of its certificates and models; nobody is told to remove it."""
+    (own_run / "run.db").unlink()
+    before = files_of(own_run)
+    if command == "train":
+        assert cli("init", tmp_path / "spec.toml").code == 0
+        answer = cli("train", tmp_path / "spec.toml", "--run", own_run)
+    else:
+        answer = cli("verify", own_run)
+    said = " ".join(answer.err.split())
+    assert answer.code == 5
+    assert "the rest of a run whose run.db is gone" in said
+    assert "or remove it" not in said
+    assert files_of(own_run) == before

@@ -40,6 +40,13 @@ def _schema() -> str:
     return files("sifu.store").joinpath("schema.sql").read_text(encoding="utf-8")
 
 
+def rest_of_a_run(folder: Path) -> bool:
+    """Whether a folder without a database was a run: a head or certificates are there only after a database was."""
+    if (folder / DATABASE).exists() or (folder / ".creating").exists():
+        return False
+    return (folder / "head").is_file() or any((folder / "certificates").glob("*.json"))
+
+
 def open_database(folder: Path) -> sqlite3.Connection:
     """The database of an existing run, checked to be one and of a schema this version knows."""
     path = folder / DATABASE
@@ -47,6 +54,11 @@ def open_database(folder: Path) -> sqlite3.Connection:
         if (folder / CLIENTS_FILE).is_file():
             raise InputError(
                 f"{folder} has a list of clients and no run yet: flwr run makes it when they are all there"
+            )
+        if rest_of_a_run(folder):
+            raise RunDamagedError(
+                f"{folder} holds the rest of a run whose {DATABASE} is gone. Put it back from a backup (sifu restore); "
+                "remove nothing and train nothing here until then"
             )
         raise InputError(
             f"{folder} is not a run folder: it has no {DATABASE}. Start one with: sifu train SPEC.toml --run {folder}"

@@ -30,6 +30,7 @@ from sifu.store.database import (
     DATABASE,
     create_database,
     open_database,
+    rest_of_a_run,
     scrub_database,
     transaction,
 )
@@ -117,6 +118,11 @@ class RunWriter(RunReader):
         # Only what a creation of ours left behind may be cleared away: its marker was written first.
         present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in present else {LOCK_FILE})
+        if rest_of_a_run(folder):
+            raise RunDamagedError(
+                f"{folder} holds the rest of a run whose {DATABASE} is gone: put it back from a backup (sifu restore), "
+                "or choose another folder. Nothing was changed"
+            )
         if (folder.exists() and not folder.is_dir()) or present - allowed:
             raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
         private_folder(folder, parents=True)
