@@ -40,6 +40,10 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
         },
         [(0, 3, {"unit": "joint", "sigma": 0.3}), (3, 1, {})],
     ),
+    "clipped local steps": (
+        {"local": {"steps": 2, "rate": 0.01, "clip": 0.5, "weight_decay": 0.01}},
+        [(0, 1, {"sigma": 0.6}), (1, 1, {"method": "scratch"}), (2, 2, {"sigma": 0.6, "unit": "joint"})],
+    ),
     "stored updates, sifu and scratch": (
         {"keep": {"updates_every": 2}, "server": {"participation": "poisson(0.4)"}},
         [

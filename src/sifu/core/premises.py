@@ -83,6 +83,12 @@ def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Pr
         "smooth": "The local losses are smooth with every client's smoothness bounded from above; the local rate is "
         "beyond the range certified as convex, so distances may grow.",
     }[measured.kind]
+    if facts.local_clip > 0.0:
+        statement = (
+            "The local losses are smooth with every client's smoothness bounded from above. Each step's gradient is "
+            f"clipped to a norm of at most {facts.local_clip:g}, which keeps this bound; but a clipped step is not a "
+            "convex one, so distances may grow."
+        )
     return Premise("regularity", "met", statement, detail)
 
 

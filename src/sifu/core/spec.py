@@ -86,6 +86,7 @@ class LocalSpec:
     momentum: float = _key(0.0, "heavy-ball momentum, reset each round")
     nesterov: bool = _key(False, "Nesterov's momentum (never certified as convex)")
     weight_decay: float = _key(0.0, "coupled weight decay on every parameter; makes losses strongly convex")
+    clip: float = _key(0.0, "bound on the norm of each step's gradient, clipped to it; 0 is off (never convex)")
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,9 @@ def _check_ranges(spec: Spec) -> None:
         "positive with local.nesterov",
     )
     demand(spec.local.weight_decay >= 0, "local.weight_decay", spec.local.weight_decay, "0 or more")
+    demand(
+        spec.local.clip == 0 or 1e-9 <= spec.local.clip <= 1e9, "local.clip", spec.local.clip, "0, or in 1e-9 to 1e9"
+    )
     demand(0 < spec.server.rate <= 10, "server.rate", spec.server.rate, "in (0, 10]")
     Participation.parse(spec.server.participation)
     server = spec.server

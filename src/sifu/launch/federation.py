@@ -150,7 +150,15 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
         return SimulatedFederation(
             clients,
             model,
-            LocalTraining(rate, local.steps, local.batch or None, local.momentum, local.nesterov, local.weight_decay),
+            LocalTraining(
+                rate,
+                local.steps,
+                local.batch or None,
+                local.momentum,
+                local.nesterov,
+                local.weight_decay,
+                local.clip,
+            ),
             server_rate=spec.server.rate,
             participation=Participation.parse(spec.server.participation),
             dtype=spec.model.dtype,
@@ -167,7 +175,8 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
     largest = largest_certified_rate(probe.clients, spec.local.momentum)
     if largest is None or spec.local.nesterov:
         raise InputError(
-            'local.rate = "auto" needs a linear model without nesterov, whose largest certified rate can be computed: '
+            'local.rate = "auto" needs a linear model without nesterov and local.clip, whose largest certified rate '
+            "can be computed: "
             "give a number, for example local.rate = 0.05"
         )
     # A squared loss at 2/beta swings for ever in its steepest direction; half of it is the usual choice.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sifu.theory.participation import Participation
 
@@ -25,8 +25,9 @@ class ClientProfile:
     """What is known of a client before any round.
 
     `smoothness` (beta) bounds from above the curvature of *every* loss one of its local steps descends
-    (each mini-batch too), `curvature` (mu) bounds it from below; both include weight decay. None means
-    that nothing is known: then only an assumed regularity can be used.
+    (each mini-batch too), `curvature` (mu) bounds it from below; both include weight decay. With clipped steps mu is
+    -beta: a clipped gradient is beta-Lipschitz, but not that of a convex loss (docs/theory.md, section 5.9). None
+    means that nothing is known: then only an assumed regularity can be used.
     """
 
     name: str
@@ -34,6 +35,15 @@ class ClientProfile:
     local_steps: int
     smoothness: float | None = None
     curvature: float | None = None
+
+
+def clipped_profile(client: ClientProfile) -> ClientProfile:
+    """What is known of a client whose steps are clipped, from what is known of its loss (docs/theory.md, section 5.9).
+
+    >>> clipped_profile(ClientProfile("a", 10, 5, smoothness=2.0, curvature=0.1)).curvature
+    -2.0
+    """
+    return replace(client, curvature=None if client.smoothness is None else -client.smoothness)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class TrainingFacts:
     `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
     `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
     of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`. `identity`
-    says how clients are known (`sifu.core.identity`).
+    says how clients are known (`sifu.core.identity`). `local_clip` bounds the norm of the gradient of every local step
+    (0: it does not).
     """
 
     local_rate: float
@@ -65,3 +76,4 @@ class TrainingFacts:
     clip: float = 0.0
     noise: float = 0.0
     identity: str = IN_PROCESS
+    local_clip: float = 0.0

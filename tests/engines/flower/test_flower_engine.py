@@ -26,6 +26,11 @@ PROBLEMS = {
         "server": {"participation": "fixed(3)", "rate": 0.7},
         "local": {"rate": 0.05, "momentum": 0.5, "weight_decay": 0.01, "batch": 4},
     },
+    "clipped steps": {"local": {"rate": 0.05, "clip": 0.3, "weight_decay": 0.01, "batch": 5}},
+    "clipped steps of a network": {
+        "model": {"kind": "mlp", "outputs": 10},
+        "local": {"rate": 0.1, "batch": 4, "momentum": 0.9, "clip": 0.2},
+    },
     "network": {"model": {"kind": "mlp", "outputs": 10}, "local": {"rate": 0.1, "batch": 4}},
     "clipped": {"server": {"clip": 0.5, "noise": 1.0}, "privacy": {"noise": "seeded"}},
 }
@@ -40,6 +45,7 @@ def test_rounds_agree_with_the_embedded_engine(name: str) -> None:
     assert [one.name for one in embedded.clients] == [one.name for one in flower.clients]
     for a, b in zip(embedded.clients, flower.clients, strict=True):
         assert a.samples == b.samples
+        assert a.curvature == (None if b.curvature is None else pytest.approx(b.curvature, rel=1e-12))
         assert a.smoothness == (None if b.smoothness is None else pytest.approx(b.smoothness, rel=1e-12))
     for number in range(4):
         place = Position(1, number)

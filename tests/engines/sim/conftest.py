@@ -58,11 +58,12 @@ def make_federation() -> Callable[..., SimulatedFederation]:
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        clip: float = 0.0,
         model: Any = None,
         **options: Any,
     ) -> SimulatedFederation:
         clients = random_clients(kind, sizes=sizes, features=features, outputs=outputs, seed=data_seed, scale=scale)
-        training = LocalTraining(rate, steps, batch_size, momentum, nesterov, weight_decay)
+        training = LocalTraining(rate, steps, batch_size, momentum, nesterov, weight_decay, clip)
         return SimulatedFederation(
             clients, model or kind, training, participation=Participation.parse(participation), **options
         )

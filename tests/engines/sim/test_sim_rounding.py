@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,8 @@ def exact_round(clients, kind: str, training: LocalTraining, server_rate: float,
             elif kind == "logistic":
                 scores = 1 / (1 + np.exp(-scores))
             gradient = x[batch].T @ (scores - targets[batch]) / Extended(len(batch))
+            if training.clip:
+                gradient = gradient * min(Extended(1), Extended(training.clip) / np.sqrt((gradient**2).sum()))
             gradient = gradient + Extended(training.weight_decay) * weights
             velocity = Extended(training.momentum) * velocity + gradient
             push = gradient + Extended(training.momentum) * velocity if training.nesterov else velocity
@@ -75,8 +79,9 @@ def random_problem(seed: int, make_clients):
     return clients, kind, model, training, server_rate, start
 
 
-def errors_over_allowance(seed: int, make_clients, strategy: str) -> float:
+def errors_over_allowance(seed: int, make_clients, strategy: str, clip: float = 0.0) -> float:
     clients, kind, model, training, server_rate, start = random_problem(seed, make_clients)
+    training = replace(training, clip=clip)
     federation = SimulatedFederation(clients, model, training, server_rate=server_rate, strategy=strategy)
     assert federation.facts.rounding_bounded
     position = Position(0, seed)
@@ -96,6 +101,13 @@ def test_the_allowance_covers_every_round_and_is_not_beyond_all_measure(make_cli
     ratios = [errors_over_allowance(seed, make_clients, strategy) for seed in range(240)]
     assert max(ratios) < 1.0
     assert max(ratios) > 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vectorised"])
+def test_the_allowance_covers_clipped_steps(make_clients, strategy):
+    ratios = [errors_over_allowance(seed, make_clients, strategy, 10.0 ** -(seed % 4)) for seed in range(80)]
+    assert max(ratios) < 1.0
+    assert max(ratios) > 1e-7
 
 
 def test_two_computed_worlds_stay_within_the_exact_distance_plus_the_allowance(make_federation):

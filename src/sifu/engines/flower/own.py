@@ -33,6 +33,8 @@ def own_blueprint(
         raise InputError("local.rate cannot be found for a model of your own: give the rate your clients use")
     if spec.server.clip > 0.0:
         raise InputError("server.clip is for ready-made models: clip in your own training function")
+    if spec.local.clip > 0.0:
+        raise InputError("local.clip is for ready-made models: clip in your own training function")
     first = initial(0)
     odd = [name for name, value in first.items() if not np.issubdtype(np.asarray(value).dtype, np.floating)]
     if odd:

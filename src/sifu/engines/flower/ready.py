@@ -23,7 +23,7 @@ from sifu.engines.sim.clipping import OUTSIDE, Clipping
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.errors import InputError
-from sifu.theory.facts import TrainingFacts
+from sifu.theory.facts import TrainingFacts, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import largest_certified_rate
 
@@ -46,11 +46,14 @@ def plan_of(spec: Spec, outputs: int = 0, rate: float = PLACEHOLDER_RATE) -> Wir
         local.momentum,
         local.nesterov,
         local.weight_decay,
+        local.clip,
     )
 
 
 def _training(plan: WirePlan) -> LocalTraining:
-    return LocalTraining(plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.nesterov, plan.weight_decay)
+    return LocalTraining(
+        plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.nesterov, plan.weight_decay, plan.clip
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +78,7 @@ class ReadyClient:
         return replace(
             profile,
             smoothness=own.smoothness,
-            curvature=own.curvature,
+            curvature=plan.weight_decay,
             batch_ratio=float(sizes.batch_ratios[0]),
             energy=float(sizes.energy[0]),
             target_norm=float(sizes.target_norms[0]),
@@ -125,11 +128,13 @@ def blueprint(
     if outputs < counted:
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
     clients = tuple(profile.client for profile in profiles)
+    if spec.local.clip > 0.0:
+        clients = tuple(map(clipped_profile, clients))
     rate = spec.local.rate
     if rate == "auto":
         largest = largest_certified_rate(clients, spec.local.momentum)
         if largest is None or spec.local.nesterov:
-            raise InputError('local.rate = "auto" needs a linear model without nesterov: give a number')
+            raise InputError('local.rate = "auto" needs a linear model without nesterov and local.clip: give a number')
         rate = largest / 2.0 if spec.model.kind == "least_squares" else largest
         spec = replace(spec, local=replace(spec.local, rate=rate))
     plan = plan_of(spec, outputs)
@@ -156,6 +161,7 @@ def blueprint(
         clip=clipping.clip if clipping else 0.0,
         noise=clipping.noise if clipping else 0.0,
         identity=identity,
+        local_clip=training.clip,
     )
 
     def allowance(norm: float, participants: ClientIndices) -> float:

@@ -55,6 +55,7 @@ class WirePlan:
     momentum: float
     nesterov: bool
     weight_decay: float
+    clip: float = 0.0
 
     def to_text(self) -> str:
         """As JSON."""

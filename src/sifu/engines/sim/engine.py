@@ -37,7 +37,7 @@ from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
 from sifu.theory.draws import Places, base_key
-from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.facts import ClientProfile, TrainingFacts, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.rounding import norm_up
 
@@ -138,6 +138,8 @@ class SimulatedFederation:
                 ClientProfile(client.name, client.samples, training.steps, smoothness, training.weight_decay)
                 for client, smoothness in zip(checked, curvature.smoothness.tolist(), strict=True)
             )
+            if training.clip:
+                self._clients = tuple(map(clipped_profile, self._clients))
             self._sizes = ClientSizes.of(checked, linear.objective, training, curvature)
             within = within_reach(training, float(curvature.smoothness.max()))
             if clipping is None and dtype == "float64" and within:
@@ -162,6 +164,7 @@ class SimulatedFederation:
             shape_from_labels=shape_from_labels,
             clip=clipping.clip if clipping else 0.0,
             noise=clipping.noise if clipping else 0.0,
+            local_clip=training.clip,
         )
 
     @property

@@ -36,6 +36,11 @@ R' = R + eta v', kappa = lambda for labels and beta otherwise, and Q likewise wi
 position p and velocity q obey q' = rho q + beta p + e/eta, p' = p + eta q' + e (Nesterov: p' = p +
 eta (beta p + e/eta + rho q') + e), from p = q = 0.
 
+**Clipped steps** (docs/theory.md, section 5.9) are Lipschitz with 1 + eta beta instead of 1, so errors obey
+p' = (1 + eta beta) p + e; e grows by eta (dC + 10) u c for the norm of dC parameters and the scaling; and the path
+is R = R_0 + reach, where lengths obey v' = rho v + c + lambda R, R' = R + eta v' (Nesterov: R' = R + eta (c +
+lambda R + rho v')). Such steps are made between features, and V is not carried.
+
 **Averaging** M models and the server's step: 4 (M + 8) u R, times max(1, g) like all before. The vectorised path
 carries theta_i as a_K W_0 + u_i. Where it builds u_i, that takes two more roundings of numbers below 2R, once, and
 the conversion's e, which is then not needed for anything else, covers them. Where it does not, conversion and
@@ -106,6 +111,7 @@ def round_allowance(
     spread = min(size.samples, size.width, max(1.0, training.rate * size.energy / 2.0))
     terms = size.width + size.samples + size.outputs + 16
     step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
+    step += training.rate * (size.width * size.outputs + 10) * UNIT_ROUNDOFF * training.clip
     local = _after_all_steps(step, size.smoothness, training) + step
     averaging = 4.0 * (size.participants + 8) * UNIT_ROUNDOFF * radius
     averaging += 2.0 * (size.rows + size.participants + 8) * UNIT_ROUNDOFF * spread * radius
@@ -178,6 +184,12 @@ def _row_norms_up(values: NDArray[np.floating]) -> Floats:
 
 def _path_radius(start: float, pull: float, size: RoundSize, training: LocalTraining, labels: bool) -> float:
     """max(R, Q): no iterate of any client is longer, in either coordinates."""
+    if training.clip:
+        radius, velocity = start, 0.0
+        for _ in range(training.steps):
+            gradient = training.clip + training.weight_decay * radius
+            radius, velocity = _lengthen(radius, gradient, velocity, training)
+        return radius
     stretch = math.sqrt(size.batch_ratio)
     if training.momentum == 0.0:
         radius = start + training.steps * pull
@@ -195,7 +207,7 @@ def _path_radius(start: float, pull: float, size: RoundSize, training: LocalTrai
 
 def _after_all_steps(step: float, smoothness: float, training: LocalTraining) -> float:
     """What errors of `step` in each of K steps can grow to."""
-    if training.momentum == 0.0:
+    if training.momentum == 0.0 and not training.clip:
         return training.steps * step
     position, velocity = 0.0, 0.0
     for _ in range(training.steps):

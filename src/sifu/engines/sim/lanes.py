@@ -53,6 +53,10 @@ def lane_engines(
 
     if any(federation.reply_rules != ReplyRules() for federation in federations):
         raise InputError("lanes look at no client's reply by itself: leave server.rejected and server.update_bound out")
+    if any(federation.training.clip for federation in federations):
+        raise InputError(
+            "lanes on a GPU do not clip the gradients of local steps: set local.clip = 0, or use device cpu"
+        )
     first = federations[0]
     for other in federations[1:]:
         if (other.model, other.training, other.facts.participation, other.facts.server_rate) != (

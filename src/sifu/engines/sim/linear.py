@@ -10,7 +10,9 @@ decay and momentum, being linear, acts on the pair (a, V) with gradient (0, weig
 client and many features that is far cheaper: 60 samples of 784 features need 1/13 of the work per step. The mean of
 the round and the drifts then follow from V as well (`sim.averaging`), without the local models, in float64 and
 where clients have no more than a few rows per output; else building X'V is cheaper, or more precise.
-Both agree with the plain loop to rounding; `sifu.engines.sim.float_rounding` bounds either.
+Clipping a gradient X'V needs its norm, ||X'V||^2 = <V, G V>; in float64 clipped steps stay between features, where
+norms are exact enough to be proven. Both agree with the plain loop to rounding; `sifu.engines.sim.float_rounding`
+bounds either.
 
 Outputs lie in front of rows: (clients, C, n), and models as (C, d). Sums over outputs then run over long rows.
 """
@@ -63,6 +65,8 @@ class VectorisedTrainer:
         self._seed = seed
         width, outputs = self._shape
         samples = np.array([client.samples for client in clients], dtype=np.int64)
+        # Norms found between samples are less exact than the allowance for rounding needs (`float_rounding`).
+        may_work_between_samples = not (training.clip and dtype == "float64")
         self._blocks = [
             make_block(
                 clients,
@@ -70,7 +74,8 @@ class VectorisedTrainer:
                 self._objective,
                 outputs,
                 TORCH_TYPES[dtype],
-                between_samples=cheaper_between_samples(int(samples[indices].max()), width, training),
+                between_samples=may_work_between_samples
+                and cheaper_between_samples(int(samples[indices].max()), width, training),
             )
             for indices in cut_into_groups(samples)
         ]
@@ -180,13 +185,17 @@ class VectorisedTrainer:
             if isinstance(row_weights, Tensor):
                 row_weights = row_weights.transpose(1, 2)
             residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights)
-            weights, velocity = self._training.descend(weights, torch.bmm(x.transpose(1, 2), residual), velocity)
+            gradient = torch.bmm(x.transpose(1, 2), residual)
+            if self._training.clip:
+                norms = torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=torch.float64)
+                gradient.mul_(self._training.clip_factor(norms).to(gradient.dtype)[:, None, None])
+            weights, velocity = self._training.descend(weights, gradient, velocity)
         return weights
 
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """V_K of each client, transposed: (clients, outputs, rows)."""
         training, first = self._training, part.outputs(_turned(model))
-        plain = not training.momentum and not training.weight_decay
+        plain = not training.momentum and not training.weight_decay and not training.clip
         share, dual = 1.0, None
         share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
@@ -202,6 +211,11 @@ class VectorisedTrainer:
             gradient = residual.mul_(row_weights)
             if rows is not None:
                 gradient = rows.spread(gradient, first)
+            if training.clip:
+                # ||X'V||^2 = <V, G V>, never below zero but for rounding.
+                squares = torch.bmm(gradient, gram).mul_(gradient).sum(dim=(1, 2), dtype=torch.float64)
+                factors = training.clip_factor(squares.clamp_min_(0.0).sqrt_())
+                gradient.mul_(factors.to(gradient.dtype)[:, None, None])
             share, share_velocity = training.descend(share, 0.0, share_velocity)
             dual, dual_velocity = training.descend(
                 torch.zeros_like(first) if dual is None else dual, gradient, dual_velocity

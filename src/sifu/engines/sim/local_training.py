@@ -19,10 +19,12 @@ class LocalTraining:
 
     With eta = `rate`, rho = `momentum`, lambda = `weight_decay` and K = `steps`, step k does
 
-        g = grad f(theta) + lambda theta,   v = rho v + g   (v = 0 before the first step),
-        theta = theta - eta v               (Nesterov: theta - eta (g + rho v)).
+        g = Pi_c(grad f(theta)) + lambda theta,   v = rho v + g   (v = 0 before the first step),
+        theta = theta - eta v                     (Nesterov: theta - eta (g + rho v)).
 
-    Weight decay acts on every parameter, bias included. `batch_size` None means the client's whole data.
+    Pi_c(h) = h min(1, c / ||h||) with c = `clip` scales the gradient of a batch, over all parameters together, to a
+    norm of at most c; 0 is off (docs/theory.md, section 5.9). Weight decay comes after it and acts on every
+    parameter, bias included. `batch_size` None means the client's whole data.
     """
 
     rate: float
@@ -31,6 +33,7 @@ class LocalTraining:
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0.0):
@@ -47,6 +50,10 @@ class LocalTraining:
             raise InputError("Nesterov's step needs momentum above 0, found momentum 0")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0.0):
             raise InputError(f"weight decay must be a number of at least 0, found {self.weight_decay}")
+        if not (math.isfinite(self.clip) and self.clip >= 0.0):
+            raise InputError(
+                f"the bound on a step's gradient (clip) must be a number of at least 0, 0 for none, found {self.clip}"
+            )
 
     def smallest_batch(self, samples: int) -> int:
         """b_min: the size of the smallest batch a client of `samples` samples can draw.
@@ -62,8 +69,17 @@ class LocalTraining:
         """Whether every step of a client of `samples` samples descends its whole loss."""
         return self.batch_size is None or self.batch_size >= samples
 
+    def clip_factor(self, norm: torch.Tensor) -> torch.Tensor:
+        """min(1, c / norm): what a gradient of that norm is multiplied by; norms are float64.
+
+        >>> LocalTraining(rate=0.1, steps=1, clip=0.5).clip_factor(torch.tensor([2.0, 0.1, 0.0])).tolist()
+        [0.25, 1.0, 1.0]
+        """
+        # A norm that overflowed gives NaN and not 0: the step is refused instead of left out.
+        return torch.clamp(self.clip / norm, max=1.0) + 0.0 * norm
+
     def descend(self, value: Value, gradient: Value, velocity: Value | None) -> tuple[Value, Value | None]:
-        """One step from `value` along the `gradient` of the loss (without decay): new value and velocity.
+        """One step from `value` along the `gradient` of the loss (clipped, without decay): new value and velocity.
 
         `velocity` None is the reset one.
         """

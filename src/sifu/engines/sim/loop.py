@@ -97,6 +97,8 @@ class LoopTrainer:
                 optimizer.zero_grad()
                 scores = module(x if whole else x[batch])
                 self._model.loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]
+                if training.clip:
+                    _clip(list(module.parameters()), training)
                 optimizer.step()
         return parameters_to_vector(module.parameters()).detach().clone()
 
@@ -149,3 +151,12 @@ class LoopTrainer:
             ) from error
         if not enough:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
+
+
+def _clip(parameters: Sequence[Tensor], training: LocalTraining) -> None:
+    """Scale the gradient of all parameters together to a norm of at most `training.clip`."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([part.flatten() for part in gradients])
+    factor = training.clip_factor(torch.linalg.vector_norm(flat, dtype=torch.float64))
+    for part in gradients:
+        part.mul_(factor.to(part.dtype))

@@ -221,6 +221,13 @@ class ConvTrainer:
             total = local.sums[0][share]
             for other in local.sums[1 : min(SUMS, len(pieces))]:
                 total.add_(other[share])
+            if self._training.clip:
+                if meeting:
+                    meeting.wait()  # the whole sum is needed for its norm
+                factor = self._training.clip_factor(torch.linalg.vector_norm(local.sums[0], dtype=torch.float64))
+                if meeting:
+                    meeting.wait()  # before anybody changes it
+                total.mul_(factor.to(total.dtype))
             self._training.descend_in_place(local.value[share], total, local.velocity[share], step)
             if meeting:
                 meeting.wait()
