@@ -172,7 +172,7 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
 
 
 def at_once(folder: Path) -> list[str]:
-    """What is wrong before anything goes on: nothing, but that an erasure for good is not finished."""
+    """What is wrong before anything goes on: nothing, except a permanent erasure that is not finished."""
     if not (folder / "run.db").exists():
         return []
     return [f"at once: {one}" for one in verify_run(folder).problems if "for good" not in one]

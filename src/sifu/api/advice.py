@@ -2,7 +2,7 @@
 
 Noise against signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So it pays when the
 number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder, from which Psi,
-the way gone and the learning curve are read; what it says of a longer training is extrapolated, and said so.
+the distance travelled and the learning curve are read; for a longer training it extrapolates, and says so.
 """
 
 from __future__ import annotations

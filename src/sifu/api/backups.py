@@ -1,4 +1,4 @@
-"""Backups of a run: everything it is in one file, and a folder made from such a file again."""
+"""Backups of a run: the whole run in one file, and a run folder restored from such a file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def restore(
     `anchor` is the latest head that was published or kept. A backup that does not hold it is older than the run was:
     it is refused unless `accept_older`, and then every certificate made from it is conditional at best, since
     releases may have been made that it knows nothing of. `certificates` issued since the backup bring their requests
-    back: the clients are asked for no more, and kept models that hold their part are erased at once.
+    back: the clients are no longer sampled, and kept models that hold their part are erased at once.
     """
     file, folder = Path(file), Path(folder)
     if anchor is not None:

@@ -116,13 +116,13 @@ class Run(RunRequests):
             return vouch(writer)
 
     def backup(self, file: str | Path) -> str:
-        """Write everything the run is into one file; returns the anchor of that state, to be kept elsewhere."""
+        """Write the whole run into one file; returns the anchor of that state, to be kept elsewhere."""
         with self.writer() as writer:
             check_integrity(writer)
             return back_up(writer, Path(file))
 
     def purge(self) -> Purge:
-        """Permanently erase what still holds an uncovered part of anybody forgotten; says what remains and why."""
+        """Permanently erase what still holds an uncovered part of anyone forgotten; says what remains and why."""
         with self.writer() as writer:
             check_integrity(writer)
             return purge(writer)

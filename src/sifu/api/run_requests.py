@@ -75,7 +75,7 @@ class RunRequests(RunFolder):
             return method_named(wanted.method).plan(view, wanted)
 
     def most_expensive(self) -> str:
-        """The name of the active client whom it costs most to forget now."""
+        """The name of the active client that is most expensive to forget now."""
         with self.snapshot() as reader:
             return most_expensive(RunView(reader))
 

@@ -234,7 +234,7 @@ def _refusals(reader: RunReader) -> tuple[Refusal, ...]:
 
 
 def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
-    """What went otherwise than asked in the latest rounds on Flower."""
+    """What went wrong in the latest rounds on Flower."""
     events = reader.latest_events(("incidents",), MOST_TOLD)
     incidents = [{"time": time} | incident for time, _, content in events for incident in content["incidents"]]
     return tuple(incidents[-MOST_TOLD:])

@@ -90,7 +90,7 @@ class ReleaseAttack:
         return {node for node in nodes if node is not None}
 
     def carry_out(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
-        """Every attack that the data at hand allow; None where the model is gone."""
+        """Every attack that the available data allow; None where the model is gone."""
         reader, engine, options = self.reader, self.engine, self.options
         models = dict(evidence.models)
         on_disk = reader.models()
@@ -211,7 +211,7 @@ class ReleaseAttack:
         if self._clients is None and self.spec.data.name != PYTHON:
             self._clients = clients_from_spec(self.spec, self.data_folder)
         if self._clients is None:
-            self.notes.append("the clients' samples are not at hand: attacks that look at them were left out")
+            self.notes.append("the clients' samples are not available: attacks that look at them were left out")
         return self._clients
 
     def _scorer(self) -> Scorer | None:

@@ -1,4 +1,4 @@
-"""What an audit is asked for, and what came of it."""
+"""The options of an audit, and its results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`sifu client-audit`: what a leaving client can check by itself, without the operator's run.
 
 It has the released models from before and after its request, its own data and its public certificate. From these it can
-tell whether the certificate is whole and speaks of it, whether the model changed at all, and how the two models do on
+tell whether the certificate is complete and names it, whether the model changed at all, and how the two models do on
 its data. It cannot tell from one model whether it was forgotten: the statements say so.
 """
 
@@ -76,7 +76,7 @@ def audit_client(
     """Check a certificate and two released models from the client's side.
 
     `data` is an npz file with x (model inputs as floats, prepared as for training) and y. `nonce` opens the
-    certificate's commitment to the model after, if the operator hands it over. `model` is a model of `engines.sim`; by
+    certificate's commitment to the model after, if the operator gives it out. `model` is a model of `engines.sim`; by
     default it is read off the file as a linear one with the loss `kind` (auto: softmax, or logistic with one output
     and labels).
     """

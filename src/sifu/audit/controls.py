@@ -53,7 +53,7 @@ class Control:
 
     @property
     def passed(self) -> bool:
-        """Whether the audit came to the right verdict; whoever cheats must be shown to by epsilon alone, too."""
+        """Whether the audit came to the right verdict; a cheat must be caught by epsilon alone, too."""
         shown = self.epsilon_shown > self.epsilon_certified
         return self.caught == self.must_be_caught == shown
 

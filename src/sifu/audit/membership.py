@@ -5,7 +5,7 @@ small; non-members are samples that no client held. The *likelihood-ratio attack
 unlearning Hayes et al. 2024) trains shadow federations from the request on, with the client's influence and without,
 fits a normal law to each sample's confidence in either world, and tells the worlds apart sample by sample.
 
-Only the second plays the game that the certificate speaks of: for each sample it is a test between the two worlds,
+Only the second plays the game that the certificate is about: for each sample it is a test between the two worlds,
 so over many shadows its rates stay below the Gaussian trade-off curve, TPR <= Phi(Phi^-1(FPR) + 1/s). The first also
 reacts to how unlike the held-out samples a client's are, so it is read beside the same attack on Scratch.
 """
@@ -101,7 +101,7 @@ class RecordedRounds:
     participants: tuple[ClientIndices, ...]
 
     def first(self, rounds: int) -> RecordedRounds:
-        """Only so many of them."""
+        """The first few of them."""
         return RecordedRounds(self.positions[:rounds], self.participants[:rounds])
 
     def train(self, engine: Engine, model: Vector) -> Vector:

@@ -1,4 +1,4 @@
-"""`sifu audit DIR`: try to break every claim of a run, where all clients are at hand."""
+"""`sifu audit DIR`: try to break every claim of a run, where all clients' data are available."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcomes_table(outcomes: list[Outcome]) -> Table:
-    """Requests with what came of them."""
+    """Requests with their outcomes."""
     shown = table("request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch", "-accuracy")
     for outcome in outcomes:
         shown.add_row(

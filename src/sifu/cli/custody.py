@@ -28,7 +28,7 @@ def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
         return
     out.print(
         f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
-        "the database was written anew."
+        "the database was rewritten."
     )
     if not done.complete:
         out.print("[yellow]Another process is reading the run: its log still holds old pages. Purge again later.[/]")

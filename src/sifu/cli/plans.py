@@ -133,7 +133,7 @@ def print_curve(plan: Plan) -> None:
 
 
 def thinned(options: Sequence[NoiseOption], most: int = MOST_OPTIONS) -> list[NoiseOption]:
-    """At most so many of the options, evenly over them; the first and the last stay."""
+    """At most this many of the options, evenly spaced; the first and the last stay."""
     if len(options) <= most:
         return list(options)
     return [options[round(k * (len(options) - 1) / (most - 1))] for k in range(most)]

@@ -155,7 +155,7 @@ class EvaluatesSeveral(Protocol):
     """An engine to which a message costs more than a model: it evaluates several models at once."""
 
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """How each of `models` does; whoever does not answer has no samples."""
+        """How each of `models` does; a client that does not answer has no samples."""
         ...
 
 

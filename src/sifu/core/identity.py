@@ -21,8 +21,8 @@ LONGEST_NAME = 200
 def key_fingerprint(pem: bytes) -> str:
     """SHA-256 of a public key in PEM (SubjectPublicKeyInfo), as hex.
 
-    One key and nothing else: beside a second block or a header, whoever checks a signature might read another key than
-    is named here, and a stranger would pass for a client.
+    One key and nothing else: beside a second block or a header, a program that checks a signature might read
+    another key than is named here, and a stranger would pass for a client.
     """
     match = re.fullmatch(rb"\s*-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----\s*", pem)
     if not match:
@@ -60,7 +60,7 @@ def plain(entries: Iterable[Admitted]) -> list[dict[str, str]]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse names that cannot be given on a command line or written down."""
+    """Refuse names that cannot be given on a command line or recorded."""
     for name in names:
         if not name or "," in name or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
             raise InputError(

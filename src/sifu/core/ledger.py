@@ -49,9 +49,9 @@ def canonical_json(value: Any) -> bytes:
 
 
 def read_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """A JSON value as canonical JSON means it: a number that is no integer up to 2^53 is a float64.
+    """A JSON value as canonical JSON means it: a number that is not an integer up to 2^53 is a float64.
 
-    `pairs` makes an object of its keys and values, for whoever must notice a key that is there twice.
+    `pairs` makes an object of its keys and values, for callers that must notice a repeated key.
 
     >>> read_json(b"[1, 1e3, 100000000000000000000]")
     [1, 1000.0, 1e+20]
@@ -96,7 +96,7 @@ class Event:
     commitment: bytes
     hash: bytes
     signature: bytes | None = None
-    """The operator's, over this event and so over all before it; None where the key was not at hand."""
+    """The operator's, over this event and so over all before it; None where the key was not available."""
 
     @cached_property
     def content(self) -> dict[str, Any]:

@@ -49,15 +49,15 @@ def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
 def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
     """theta + N(0, sigma^2 I), in float64, then rounded to the model's own type.
 
-    Rounding the sum is post-processing for whoever this noise hides: it costs nothing of their guarantee. It is not for
-    who asks later, see `noise_rounding`.
+    Rounding the sum is post-processing for those whom this noise hides: it costs nothing of their guarantee. It is not
+    for those who ask later, see `noise_rounding`.
     """
     noisy = model.astype(np.float64) + noise_std * normals.standard_normal(model.size)
     return noisy.astype(model.dtype)
 
 
 def noise_rounding(noisy: Vector) -> float:
-    """How far rounding of `theta + xi` in float64 may part two worlds further than theta and phi were.
+    """How far rounding of `theta + xi` in float64 may move two worlds further apart than theta and phi were.
 
     docs/theory.md, section 6.5.
 

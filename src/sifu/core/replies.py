@@ -94,7 +94,7 @@ class ReplyGate:
         client = self._known(reply.client)
         reason = self._refusal(client, reply)
         if reason is None and client is not None:
-            # A copy: whoever holds the array may change it after the check.
+            # A copy: the array's owner may change it after the check.
             self.accepted[client] = np.array(reply.vector, dtype=self._layout.dtype)
             return None
         name = self._clients[client].name if client is not None else _printable(reply.client)
@@ -163,7 +163,7 @@ def vector_refusal(vector: object, start: Vector, layout: ModelLayout, limit: fl
 
 
 def _printable(named: object) -> str:
-    """What an unknown client calls itself, in a form that can be written down and shown."""
+    """What an unknown client calls itself, in a form that can be recorded and shown."""
     text = named if isinstance(named, str) else f"<{type(named).__name__}>"
     return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_NAME])
 

@@ -51,7 +51,7 @@ class RoundSetup:
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of a round less the model it started from, and every participant's distance to it, rounded up.
+    """The mean of a round minus the model it started from, and every participant's distance to it, rounded up.
 
     `rounding` bounds floating point (see `RoundResult`), `updates` are those that were averaged, where known.
     `not_finite` lists the places of participants whose model has a NaN or an Inf; if it is not empty, or if the

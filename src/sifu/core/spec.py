@@ -148,7 +148,7 @@ class KeepSpec:
     lowest_sigma: float = _key(1e-4, "the ladder's lowest sigma")
     highest_sigma: float = _key(10.0, "the ladder's highest sigma")
     gram_clients: int = _key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
-    updates_every: int = _key(0, "keep the clients' updates of every so many rounds (fed_eraser, fed_accum); 0: never")
+    updates_every: int = _key(0, "keep the clients' updates of every Nth round (fed_eraser, fed_accum); 0: never")
 
 
 @dataclass(frozen=True)

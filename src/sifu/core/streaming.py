@@ -1,4 +1,4 @@
-"""Rounds as a stream: an engine runs ahead, whoever records them takes them in one by one.
+"""Rounds as a stream: an engine runs ahead, and the recorder takes them in one by one.
 
 An engine that is fast only when left alone (a GPU with many runs in one program) brings `run_rounds`: scalars of
 every round, an evaluation where the stop rule looks, and the model only when it is fetched. Any other engine is

@@ -1,6 +1,6 @@
 """Data of a federation: readers of public data sets, ways to split them, and one record for each client.
 
-Importing this package costs numpy and no more: Pillow, scikit-learn, torch and the network are reached
+Importing this package loads only numpy: Pillow, scikit-learn, torch and the network are reached
 only by the functions that need them.
 """
 

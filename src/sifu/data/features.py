@@ -43,7 +43,7 @@ def frozen_features(
 
     if norm is not None and not 0.0 < norm < float("inf"):
         raise InputError(f"the length of a sample's features must be a positive number or None, found {norm}")
-    # In training mode batch norm would mix the samples of a client, and dropout would draw anew.
+    # In training mode batch norm would mix the samples of a client, and dropout would draw again.
     was_training = module.training
     module.eval()
     kind = next((parameter.dtype for parameter in module.parameters()), torch.float64)

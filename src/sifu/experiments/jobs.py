@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """What a part's process says: where it stands, or what came of it."""
+    """What a part's process reports: its progress, or its result."""
 
     part: str
     update: Update | None = None

@@ -37,7 +37,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class DistanceRuns:
-    """What a `distance` experiment does: so many rounds, so many clients taken out, measured every few rounds."""
+    """What a `distance` experiment does: how many rounds, how many clients taken out, measured how often."""
 
     rounds: int = 60
     clients: int = 3

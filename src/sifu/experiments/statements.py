@@ -23,7 +23,7 @@ CONTROL = Line("noisy_scratch", "paper")
 NOT_COMPARED = ("fine_tuning", "noisy_scratch")
 """Fine-Tuning does not forget; Noisy Scratch is our control and not in the paper's comparison."""
 NEAR = 0.10
-"""Two accuracies, or two shares of rounds, that differ by no more than this are called alike."""
+"""Two accuracies, or two shares of rounds, that differ by at most this are called alike."""
 
 
 @dataclass(frozen=True)

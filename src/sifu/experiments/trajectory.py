@@ -1,4 +1,4 @@
-"""Carrying out one task through the public API, and measuring what came of it.
+"""Carrying out one task through the public API, and measuring the result.
 
 A trajectory's run folder is a copy of its training run. Each request has an id of its own and its row is written
 before the next one starts, so whatever an interruption leaves behind can be continued: the run finishes a request half
@@ -181,7 +181,7 @@ class TrajectoryRun:
         write_atomically(path, json.dumps(recorded | {str(number): dict(beforehand)}).encode())
 
     def _mark(self, run: Run, clients: Sequence[str]) -> float:
-        """Accuracy with the clients' own marks less accuracy on the same images with fresh ones."""
+        """Accuracy with the clients' own marks minus accuracy on the same images with fresh ones."""
         model, indices = _current_model(run), _indices(run, clients)
         assert self.fresh_marks is not None
         return self.engine.evaluate(model, indices).accuracy - self.fresh_marks(model, indices)

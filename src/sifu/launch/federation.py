@@ -40,7 +40,7 @@ def clients_from_spec(
     *,
     fresh_marks: bool = False,
 ) -> tuple[Any, ...]:
-    """The clients' data a spec describes; with `fresh_marks`, watermarks are drawn anew."""
+    """The clients' data a spec describes; with `fresh_marks`, watermarks are drawn again."""
     from sifu.data import from_dataset, given_names, load, partition, watermarked
 
     data = spec.data
@@ -101,7 +101,7 @@ def held_out_from_spec(spec: Spec, data_folder: str | Path | None = None) -> tup
 
 
 CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2}
-"""How many classes the named data sets have, whoever takes part."""
+"""How many classes the named data sets have, regardless of who takes part."""
 
 
 def preprocessing_of(spec: Spec) -> str:

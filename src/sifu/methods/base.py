@@ -44,7 +44,7 @@ class Start:
     """The model retraining starts from, noise included, and what making it took.
 
     `rounds`, `local_steps` (of all clients together) and `bytes_sent` (both ways) count what clients did for it. A
-    model made from stored updates brings them along in `replayed`, round by round: nothing is known of anybody's
+    model made from stored updates brings them along in `replayed`, round by round: nothing is known of anyone's
     influence on it (its node is a heuristic), and they take the place of the stored ones.
     """
 

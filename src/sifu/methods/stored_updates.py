@@ -1,7 +1,7 @@
 """What `fed_eraser` and `fed_accum` share: the kept rounds that can be replayed, and a method that promises nothing.
 
 Both start again from the initial model and move it by stored updates of the remaining clients. Those updates were
-made from models that held the forgotten clients, so nothing bounds what the new model holds of anybody: its
+made from models that held the forgotten clients, so nothing bounds what the new model holds of anyone: its
 node is of kind `heuristic`, from which on every Psi is infinite.
 """
 

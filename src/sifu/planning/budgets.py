@@ -1,6 +1,6 @@
 """Budgets over a sequence of requests: what everyone forgotten has left, and how far the history still goes.
 
-A request that stays past an earlier noise edge costs whoever that edge covers nothing (docs/theory.md, section 8.2).
+A request that stays past an earlier noise edge costs those whom that edge covers nothing (docs/theory.md, section 8.2).
 One that must go back before it finds them with little or no budget left, and soon falls to the initial model: as slow
 as Scratch. So what matters for later requests is how many of the active clients the noise of the last edge would hide
 there:
@@ -181,6 +181,6 @@ def _influence(view: RunView, depth: int) -> Floats:
 
 
 def most_expensive(view: RunView) -> str:
-    """The name of the active client with the largest Psi at the current model: whom it costs most to forget now."""
+    """The name of the active client with the largest Psi at the current model: the most expensive one to forget now."""
     active = view.active
     return view.clients[int(active[np.argmax(influence(view, view.path.tip)[active])])].name

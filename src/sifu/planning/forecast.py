@@ -149,7 +149,7 @@ class Forecast:
 
 
 def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], rounds: Floats) -> Floats:
-    """The harm of noise of some (sigma, age) so many rounds later, summed."""
+    """The harm of noise of some (sigma, age), summed, after a number of further rounds."""
     total = np.zeros_like(rounds)
     # Sizes are on a ladder, so after a thousand requests there are a few of them, and many ages of each.
     for noise in dict.fromkeys(noise for noise, _ in disturbed):

@@ -1,12 +1,12 @@
 """`--sigma auto`: node and noise chosen together, from recorded scalars (docs/noise.md; docs/theory.md, section 9.1).
 
-Each kept node needs a least noise, from the Psi curves of whoever must be hidden there and the budgets they have
+Each kept node needs a least noise, from the Psi curves of those who must be hidden there and the budgets they have
 left. A forecast says how many rounds each of these pairs would take; the pair with the fewest is chosen, or the initial
 model where none is clearly better than Scratch.
 
 Looking ahead over a sequence: a later request stays past this noise edge, where everyone forgotten so far is covered,
 with a noise of its own, chosen then. More noise now would cover nobody who asks later (edges added before a request
-never do), so a request takes no more than it needs; what earlier noise has left behind is part of the forecast.
+never do), so a request takes only what it needs; what earlier noise has left behind is part of the forecast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sifu.record.run_view import RunView
 from sifu.theory.rollback import Exposure, least_noise
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
-"""Noise up to this share of the way gone pays; so the law of docs/theory.md, section 13 is judged before training."""
+"""Noise up to this share of the distance travelled pays (docs/theory.md, section 13, for advice before training)."""
 SIGMA_LADDER = 1.1
 """An automatic sigma stands in public certificates, so it is rounded up to a power of this: it then says little
 about the Psi it was chosen from."""

@@ -33,7 +33,7 @@ def track_everyone(view: RunView) -> SensitivityTracker:
 
 
 def is_followed(view: RunView, depth: int) -> bool:
-    """Whether everyone's Psi at this depth is at hand, but for noise that adds nothing to it."""
+    """Whether everyone's Psi at this depth is already computed, apart from noise that adds nothing to it."""
     nodes, trackers = view.path.nodes, view.reader.trackers
     while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in trackers:
         depth -= 1
@@ -41,7 +41,7 @@ def is_followed(view: RunView, depth: int) -> bool:
 
 
 def remember_psi(reader: RunReader, node: int, tracker: SensitivityTracker) -> None:
-    """Keep everyone's Psi at a node, for whoever goes on from there."""
+    """Keep everyone's Psi at a node, for callers that continue from there."""
     trackers = reader.trackers
     trackers.pop(node, None)
     trackers[node] = tracker

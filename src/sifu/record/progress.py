@@ -1,4 +1,4 @@
-"""What a training tells whoever watches it."""
+"""What a training reports to its observer."""
 
 from __future__ import annotations
 

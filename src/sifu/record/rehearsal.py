@@ -35,7 +35,7 @@ REHEARSED = "noise:"
 HEALED = "healing:"
 """Those after rounds have this one, followed by the rounds, a colon, and sigma: 0.0 for the model without noise."""
 RATIOS = {0.25: 4, 0.75: 3, 2.0: 1}
-"""Noise against the way gone, sigma sqrt(d) / ||theta - theta_0||, and how many of that size are drawn."""
+"""Noise against the distance travelled, sigma sqrt(d) / ||theta - theta_0||, and how many of that size are drawn."""
 HEALED_RATIO = 0.75
 """The size of the noise that goes through rounds."""
 MOST_ROUNDS, LEAST_TRAINING = 2, 12
@@ -75,7 +75,7 @@ def _averaged(node: int, subset: str, evaluations: Sequence[Evaluation]) -> Eval
 
 
 def _noised_copies(model: Vector, sizes: Mapping[float, int], generator: np.random.Generator) -> Iterator[Vector]:
-    """Of each size so many draws, each with both signs."""
+    """The given number of draws of each size, each with both signs."""
     for noise_std, draws in sizes.items():
         for _ in range(draws):
             noise = noise_std * generator.standard_normal(model.size)

@@ -29,7 +29,7 @@ from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
 
 MOST_EXPOSURES = 20_000
-"""Subjects whose Psi is kept in memory: everyone forgotten so far, and whoever plans were made for."""
+"""Subjects whose Psi is kept in memory: everyone forgotten so far, and everyone that plans were made for."""
 
 
 def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
@@ -38,7 +38,7 @@ def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
 
 
 class RunView:
-    """A run at one instant: its path, its clients, everyone forgotten, and the models at hand.
+    """A run at one instant: its path, its clients, everyone forgotten, and the stored models.
 
     With `tip` the history is that of another node, with `before` the clients are those known before an event.
     """

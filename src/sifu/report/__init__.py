@@ -4,7 +4,7 @@
 
     write_report(Path("my-run"))              # my-run/report/index.html, and the figures beside it
 
-The figures can also be had alone: `collect` a run, then hand the data to a function of `sifu.report.figures`.
+To get the figures alone, `collect` a run, then hand the data to a function of `sifu.report.figures`.
 """
 
 from sifu.plots.run_data import ReportData

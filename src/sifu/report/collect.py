@@ -31,7 +31,7 @@ def collect(run_folder: str | Path) -> ReportData:
 
 
 class _RememberingReader(RunReader):
-    """Looks once through the participations for everyone a report draws, instead of once for each of them."""
+    """Reads the participations of everyone in a report in one pass, instead of one pass per client."""
 
     _drawn: ParticipationRows | None = None
     _known: frozenset[int] = frozenset()

@@ -63,6 +63,6 @@ def psi_panel(
 
 
 def _some_depths(tip: int, source: int) -> np.ndarray:
-    """Every depth, or so many of them that a figure stays small; the ends and the source are always among them."""
+    """Every depth, or few enough of them that a figure stays small; the ends and the source are always among them."""
     spread = np.linspace(0, tip, min(tip + 1, MOST_POINTS)).round().astype(np.int64)
     return np.unique(np.append(spread, source))

@@ -60,7 +60,7 @@ def nodes_to_erase(
 
 @dataclass(frozen=True)
 class UpdatesErased:
-    """What a request does to the files of clients' updates: those dropped, and of them those written anew.
+    """What a request does to the files of clients' updates: those dropped, and of them those rewritten.
 
     `shortened` maps a dropped file to the clients that stay in the one that takes its place.
     """

@@ -145,7 +145,7 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[Admitted, ...]:
     after = _changed(before, change)
     if change["do"] == "add" and after != before:
         if name in view.index_of:
-            raise InputError(f"{name} is a client of this run already: use --replace to give it another key")
+            raise InputError(f"{name} is already a client of this run: use --replace to give it another key")
         if view.facts.identity != AUTHENTICATED:
             raise InputError(f"{name} cannot join: only runs on Flower with node keys take clients in later")
     return after

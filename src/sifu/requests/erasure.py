@@ -90,7 +90,7 @@ def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) 
 
 
 def purge(writer: RunWriter) -> Purge:
-    """Permanently erase what still holds an uncovered part of anybody forgotten; nothing to erase is fine too."""
+    """Permanently erase what still holds an uncovered part of anyone forgotten, if there is anything."""
     if writer.phase != "ready":
         raise InputError(f"the run is still {writer.phase}: finish it first, then purge")
     view = RunView(writer)

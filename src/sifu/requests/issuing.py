@@ -54,7 +54,7 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     evaluations = [evaluation_row(final, subset, evaluation)] if is_new and evaluation.samples.any() else []
     with uninterrupted():
         writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
-        if (writer.folder / SCRUB_FILE).exists():  # somebody read the run while it was to be erased for good
+        if (writer.folder / SCRUB_FILE).exists():  # somebody was reading the run during the erasure
             writer.scrub()
 
 

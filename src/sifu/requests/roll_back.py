@@ -98,7 +98,7 @@ class RollBack:
         return models
 
     def _updates(self) -> list[NewUpdates]:
-        """Files of updates written anew without the forgotten clients, and the parts of a replayed model."""
+        """Files of updates rewritten without the forgotten clients, and the parts of a replayed model."""
         order = self.plan.order
         shortened = [
             only_clients(self.stored_updates[file], self.writer.load_updates(self.stored_updates[file]), stay, order)

@@ -32,7 +32,7 @@ from sifu.store.writer import RunWriter
 
 log = logging.getLogger(__name__)
 Tell = Callable[[str], None]
-"""Takes a line for whoever watches."""
+"""Takes a line for an observer."""
 
 
 class Worker:

@@ -211,7 +211,7 @@ class _ClientRegistry:
         return engine
 
     def continue_run(self, folder: Path) -> FlowerFederation:
-        """The run as it was begun; its clients need not be there yet."""
+        """The run as it was begun; its clients need not be online yet."""
         with RunReader(folder) as reader:
             reported, facts, joined = reader.value(REPORTED, ""), reader.facts, len(reader.joined())
         identity = facts["identity"]

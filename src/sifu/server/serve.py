@@ -108,7 +108,7 @@ def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | N
 
 
 def _record_incidents(writer: RunWriter, engine: Engine) -> None:
-    """Write down what went otherwise than asked since the last time, where the engine knows."""
+    """Record what has gone wrong in rounds since the last time, where the engine knows."""
     take_incidents = getattr(engine, "take_incidents", None)
     incidents = take_incidents() if take_incidents else []
     if incidents:

@@ -118,7 +118,7 @@ def _unpack(file: Path, staged: Path) -> None:
                 if member.filename != MANIFEST:
                     _unpack_one(archive, member, listed[member.filename], staged / member.filename)
     except OSError as error:
-        # A place before the file's beginning is the archive's fault, and a folder is no file.
+        # A place before the file's beginning is the archive's fault, and a folder is not a file.
         if error.errno not in (None, errno.EINVAL, errno.EISDIR):
             raise
         raise InputError(f"{file} is not a backup: {error}") from error

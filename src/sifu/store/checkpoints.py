@@ -95,7 +95,7 @@ class Signer:
         self._said = False
 
     def sign(self, run: str, event: Event) -> bytes | None:
-        """The signature over an event; None where the key is not at hand."""
+        """The signature over an event; None where the key is not available."""
         if self.key is None:
             if not self._said:
                 log.warning(

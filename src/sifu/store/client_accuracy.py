@@ -66,7 +66,7 @@ def read_standing(folder: Path) -> Standing | None:
 
 
 def remove_standing(folder: Path) -> None:
-    """Take it away; nothing to take away is fine too."""
+    """Delete it; it is fine if there is none."""
     if (folder / STANDING_FILE).exists():
         (folder / STANDING_FILE).unlink()
         sync_folder(folder)

@@ -126,7 +126,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def scrub_database(connection: sqlite3.Connection) -> bool:
-    """Write the database anew, so that no page and no log holds what was deleted; whether all of it could be done.
+    """Rewrite the database, so that no page and no log holds what was deleted; whether all of it could be done.
 
     A reader at work keeps the log from being emptied; then it is to be tried again.
     """

@@ -101,7 +101,7 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
 
 
 def remove_files(paths: Sequence[Path]) -> None:
-    """Delete files of one folder for good; those that are not there are fine too."""
+    """Delete files of one folder permanently; missing ones are fine."""
     for path in paths:
         path.unlink(missing_ok=True)
     if paths:

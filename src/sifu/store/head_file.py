@@ -59,7 +59,7 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
 
 
 def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
-    """What lies beside the database and speaks of events that it does not have."""
+    """Files beside the database that name events which it does not have."""
     if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
         yield from check_head_file(reader)
     hashes = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}

@@ -1,9 +1,9 @@
 """Letters to a run that another process writes to: each a small file, whole or absent, taken in between rounds.
 
-Whoever cannot have the writer's lock posts a letter; the writer turns it into an event of the ledger and only then
-takes the file away. A kill in between leaves the file, and taking it in again changes nothing: what a letter
-asks for has an id. So a letter is never lost and never counts twice, whoever dies when. Only regular files are letters:
-folders, links, pipes and devices are left alone, since to open one may wait for ever or never end.
+A process that cannot get the writer's lock posts a letter. The writer turns it into an event of the ledger and only
+then deletes the file. A kill in between leaves the file, and taking it in again changes nothing, because what a letter
+asks for has an id. So a letter is never lost and never counts twice, whichever process dies when. Only regular files
+are letters: folders, links, pipes and devices are left alone, because opening or reading one may never end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
             try:
                 present = path.read_bytes()
             except FileNotFoundError:
-                present = body  # it was taken in this instant; whoever took it in compares the terms
+                present = body  # it was taken in this instant; its reader compares the terms
             if present != body:
                 raise InputError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
         finally:
@@ -131,5 +131,5 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _printable(name: str) -> str:
-    """A file's name as it can be written down and shown; one that is changed by this is no usable id."""
+    """A file's name in a form that can be recorded and shown; if this changes it, it is not a usable id."""
     return "".join(character if character.isprintable() else "?" for character in name)

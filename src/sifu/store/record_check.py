@@ -1,6 +1,6 @@
 """Whether the ledger is whole and the small tables are what it says; checked whenever a run is opened for writing.
 
-Clients and rounds are not looked at, of which there can be a million; whoever builds on them checks them too
+Clients and rounds are not looked at, of which there can be a million; code that builds on them checks them too
 (`sifu.verify.integrity`).
 """
 

@@ -1,8 +1,8 @@
 """Nothing in a run folder but regular files and folders, where we read, write or erase.
 
 A link leads elsewhere: writing through it changes somebody else's file, deleting it leaves what it names, which may be
-a model that was to be erased. A pipe makes whoever reads it wait for ever. A folder under a file's name stops whoever
-clears it away. None of them is ever made by us, but a folder from a stranger may hold any.
+a model that was to be erased. A pipe makes its reader wait for ever. A folder under a file's name stops the program
+that clears it away. We never make any of them, but a folder from a stranger may hold them.
 """
 
 from __future__ import annotations

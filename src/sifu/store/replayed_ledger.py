@@ -44,7 +44,7 @@ class ReplayedTables:
 
     @property
     def model_nodes(self) -> set[int]:
-        """The nodes whose models were at hand."""
+        """The nodes whose models were stored."""
         return {int(node) for (node,) in self.rows["models"]}
 
 

@@ -39,7 +39,7 @@ class NewUpdates:
 
     @property
     def file(self) -> str:
-        """The name of the file; another one for every time it is written anew."""
+        """The name of the file; a new one each time it is rewritten."""
         return f"{self.node}.{self.part}.{self.order}.safetensors"
 
     def content(self) -> bytes:

@@ -49,7 +49,7 @@ from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
-"""Lies in the folder from before something is erased for good until no page and no log of the database holds it."""
+"""Exists from before a permanent erasure until no page and no log of the database holds what was erased."""
 REPORT = "report"
 _STAGING = ".new"
 _CREATING = ".creating"
@@ -139,7 +139,7 @@ class RunWriter(RunReader):
             for name in _FOLDERS:
                 private_folder(folder / name)
             public_key = create_key(folder)
-            # The database appears under its name only when it is whole: until then the folder is no run.
+            # The database appears under its name only when it is whole: until then the folder is not a run.
             staging = folder / _STAGING
             private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
@@ -458,7 +458,7 @@ class RunWriter(RunReader):
 
 
 def _clear_unfinished(folder: Path) -> None:
-    """Remove what a creation that was killed half-way left; a folder without a database is no run yet."""
+    """Remove what an interrupted creation left; a folder without a database is not a run yet."""
     for name in _OWN_FILES - {LOCK_FILE, _CREATING}:
         path = folder / name
         if path.is_dir():

@@ -15,7 +15,7 @@ the second term covering the rounding of two float64 sums of M clipped updates. 
 adaptively, are one Gaussian mechanism of ratio sqrt(sum_n mu_n^2) (Gaussian DP; Dong, Roth & Su 2022), exactly.
 No regularity of the loss is needed: the bound on ||c_i|| holds for any model.
 
-**Which rounds.** Certificates speak of the plan that was carried out, participation included. So the rounds that W
+**Which rounds.** Certificates are about the plan that was carried out, participation included. So the rounds that W
 really took part in are composed, all of them, also those cut off later; sampling is not counted as amplification.
 It could not be: the averages are divided by the samples of those who came, so a client's absence shows.
 """
@@ -108,7 +108,7 @@ def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> f
 def promise_of(
     ratio: float, rounds: int, clip: float, noise: float, epsilon: float, delta: float, calibration: Calibration
 ) -> TrainingNoise:
-    """What a ratio over so many rounds means at a request's (epsilon, delta)."""
+    """What a ratio over a number of rounds means at a request's (epsilon, delta)."""
     check_budget(epsilon, delta)
     return TrainingNoise(
         clip=clip,

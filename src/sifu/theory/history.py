@@ -41,7 +41,7 @@ class PathNode:
     allowance for floating point. For noise: `noise_std` is sigma (0 for an exact restart), `rounding` the allowance of
     its addition (`sifu.core.noise.noise_rounding`), and `order` counts the requests carried out, so that "added at or
     after f asked" is a comparison of orders. A heuristic made the model from stored updates of clients: nothing is
-    known of anybody's influence on it, so from it on every Psi is infinite; `position` counts the rounds it took.
+    known of anyone's influence on it, so from it on every Psi is infinite; `position` counts the rounds it took.
     """
 
     node: int

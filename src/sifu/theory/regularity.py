@@ -224,7 +224,7 @@ class RoundRegularity:
         return self.factor_max == 1.0 and self.factor_sum == self.total_samples
 
     def absent(self, server_rate: float) -> float:
-        """L for whoever did not take part."""
+        """L for a client that did not take part."""
         if server_rate <= 1.0 and self.all_one:
             return 1.0
         nobody = np.zeros(1)

@@ -9,7 +9,7 @@ iff for every f, new or old,
 
 This is `scope="all"`: whoever sees every model released after f's request learns no more than (eps_f,
 delta_f), by composition of Gaussian DP, also under adaptive requests. The paper's rule, `scope="latest"`,
-drops used_f and speaks of the latest release only.
+drops used_f and covers only the latest release.
 """
 
 from __future__ import annotations

@@ -105,11 +105,11 @@ class SensitivityTracker:
         return result
 
     def lose_track(self) -> None:
-        """From here on nothing is known of anybody's influence (a heuristic made the model): every Psi is infinite."""
+        """From here on nothing is known of anyone's influence (a heuristic made the model): every Psi is infinite."""
         self._lost = True
 
     def add_rounding(self, rounding: float) -> None:
-        """The allowance of an added noise: it parts all worlds alike by no more than this."""
+        """The allowance of an added noise: it moves all worlds apart by at most this."""
         self._rounding = gather_rounding(self._rounding, 1.0, rounding)
 
     @property

@@ -1,4 +1,4 @@
-"""Whether the models at hand are those of the ledger, and lie as far apart as their record says."""
+"""Whether the stored models are those of the ledger, and as far apart as their record says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_models(reader: RunReader) -> Iterator[str]:
 
 
 def check_moved(reader: RunReader) -> Iterator[str]:
-    """Where a model and the one it was made from are both at hand: it moved as far as its record says.
+    """Where a model and the one it was made from are both stored: it moved as far as its record says.
 
     Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws;
     a round moves the model by g ||mean - theta||, of which `mean_shift` is an upper bound.

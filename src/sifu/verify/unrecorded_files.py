@@ -7,9 +7,9 @@ holds, beside the files of its tables, at most
     files of an event that was never recorded, some of them temporary;
     files that the *last* event dropped, byte for byte as they were recorded.
 
-Neither is part of what any certificate says. Everything else was put there: a file that an earlier event dropped, or
-the same bytes under another name, is a model that was erased and came back. And an event that erases for good (a purge,
-a strict request, a restoration) says that the files are gone: as long as they are not, that is not so.
+No certificate says anything about either. Everything else was put there by somebody: a file that an earlier event
+dropped, or the same bytes under another name, is a model that was erased and came back. And an event that erases
+permanently (a purge, a strict request, a restoration) says that its files are gone; while they exist, it is false.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _judged(record: _Record, path: Path, name: str) -> Leftover | Stray:
     if name in record.dropped_last and digest == record.digests[name]:
         if record.erases_for_good(event.seq):
             return Stray(
-                f"{kind}: event {event.seq} ({event.kind}) erases {name} for good, but it is still there: that erasure "
+                f"{kind}: event {event.seq} ({event.kind}) permanently erases {name}, but it is still there: that erasure "
                 f"was interrupted; {FINISH}"
             )
         return Leftover(name, f"event {event.seq} ({event.kind}) dropped it, and its process ended before deleting it")
@@ -86,17 +86,17 @@ def _judged(record: _Record, path: Path, name: str) -> Leftover | Stray:
     if path.name.startswith(files.TEMPORARY_PREFIX):
         return Leftover(name, "a temporary file: the process that wrote it ended before it was finished")
     if record.may_be_unrecorded(path):
-        return Leftover(name, "no event speaks of it: the process that wrote it ended before it recorded it")
+        return Leftover(name, "no event names it: the process that wrote it ended before recording it")
     return Stray(f"{kind}: {name} {STRAY}")
 
 
 def _unfinished_erasure(record: _Record) -> Leftover | Stray:
-    """The mark lies there from before an erasure for good is recorded until nothing of it is left in the database."""
+    """The mark exists from before a permanent erasure is recorded until nothing of it is left in the database."""
     claimed = [event.seq for event in record.events if record.erases_for_good(event.seq)]
     if not claimed:
         return Leftover(SCRUB_FILE, "an erasure was about to begin, and its process ended before it recorded it")
     return Stray(
-        f"erasure: the file {SCRUB_FILE} says that an erasure for good was not finished (event {claimed[-1]} was the "
+        f"erasure: the file {SCRUB_FILE} says that a permanent erasure was not finished (event {claimed[-1]} was the "
         f"last one): what it erased may still be in the pages or the log of the database; {FINISH}"
     )
 
@@ -126,9 +126,9 @@ class _Record:
 
     @cached_property
     def erased(self) -> dict[str, str]:
-        """Digests of what was erased, with its name; less what is still at hand under another name.
+        """Digests of what was erased, with its name, except what is still stored under another name.
 
-        A round of nobody leaves the model as it was, and initial models, which hold nothing of anybody, may be alike.
+        A round of nobody leaves the model as it was, and initial models, which hold nothing of anyone, may be alike.
         """
         at_hand = {self.digests[name] for name in self.live if name in self.digests}
         initial = {_model_name(node) for node, kind in self._nodes.items() if kind == "initial"}

@@ -57,7 +57,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Updates are those of the participants of rounds that are kept, and a file written anew holds the same ones."""
+    """Updates are those of the participants of rounds that are kept, and a rewritten file holds the same ones."""
     every, nodes = view.spec.keep.updates_every, {row.node.node: row.node for row in reader.node_rows()}
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}

@@ -11,7 +11,7 @@ TOLERANCE = 1e-9
 
 
 def agree(recorded: Any, recomputed: Any) -> bool:
-    """Equal, or figures that agree to within the tolerance; a text is no figure, true is not 1."""
+    """Equal, or figures that agree to within the tolerance; a text is not a figure, and true is not 1."""
     if isinstance(recorded, bool) or isinstance(recomputed, bool):
         return recorded is recomputed
     if isinstance(recorded, int | float) and isinstance(recomputed, int | float):

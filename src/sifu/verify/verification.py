@@ -157,7 +157,7 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
 
 
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:
-    """What lies beside the database must not speak of events it does not have."""
+    """Files beside the database must not name events that it does not have."""
     if not is_locked(reader.folder):  # its writer may have gone on since
         for sign in signs_of_an_older_database(reader):
             yield f"folder: {sign}"

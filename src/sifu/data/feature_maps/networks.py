@@ -39,7 +39,7 @@ class NetworkFeatures(FeatureMap):
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
-        # In training mode batch norm would mix samples, and dropout would draw anew.
+        # In training mode batch norm would mix samples, and dropout would draw again.
         self.module.eval().requires_grad_(False).to(self.device)
         object.__setattr__(self, "_weights", weights_digest(self.module))
         object.__setattr__(self, "features", self._batch(np.zeros((1, *self.shape))).shape[1])
