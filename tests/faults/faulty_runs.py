@@ -175,7 +175,7 @@ def at_once(folder: Path) -> list[str]:
     """What is wrong before anything goes on: nothing, except a permanent erasure that is not finished."""
     if not (folder / "run.db").exists():
         return []
-    return [f"at once: {one}" for one in verify_run(folder).problems if "for good" not in one]
+    return [f"at once: {problem}" for problem in verify_run(folder).problems if "permanent" not in problem]
 
 
 def stored(folder: Path) -> dict[str, str]:

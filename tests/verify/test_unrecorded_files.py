@@ -128,7 +128,7 @@ def test_an_erasure_for_good_that_was_cut_short_fails_until_it_is_finished(kept:
     left = dropped(kept)
     assert left
     found = verify_run(kept)
-    assert all(any(name in one and "for good" in one for one in found.problems) for name in left)
+    assert all(any(name in problem and "permanently" in problem for problem in found.problems) for name in left)
     assert any(one.startswith("erasure: ") for one in found.problems)
     assert found.leftovers == []
     assert cli("verify", kept).code == 3

@@ -75,8 +75,8 @@ def _judged(record: _Record, path: Path, name: str) -> Leftover | Stray:
     if name in record.dropped_last and digest == record.digests[name]:
         if record.erases_for_good(event.seq):
             return Stray(
-                f"{kind}: event {event.seq} ({event.kind}) permanently erases {name}, but it is still there: that erasure "
-                f"was interrupted; {FINISH}"
+                f"{kind}: event {event.seq} ({event.kind}) permanently erases {name}, but it is still there: that "
+                f"erasure was interrupted; {FINISH}"
             )
         return Leftover(name, f"event {event.seq} ({event.kind}) dropped it, and its process ended before deleting it")
     if digest in record.erased:
