@@ -28,11 +28,12 @@ KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3}
 REPLAYING = ("fed_eraser", "fed_accum")
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
             ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"],
-            "updates": ["file"], "rejections": ["branch", "round", "number"]}  # fmt: skip
+            "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
-                "rounds", "erased_nodes", "remaining_nodes", "confidential"}  # fmt: skip
+                "rounds", "erased_nodes", "remaining_nodes", "confidential", "solve"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
-              "fine_tuning": "nothing", "fed_eraser": "nothing", "fed_accum": "nothing"}  # fmt: skip
+              "closed_form": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
+              "fed_accum": "nothing"}  # fmt: skip
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
          "request refused": 6, "request withdrawn": 6}  # fmt: skip
@@ -182,6 +183,7 @@ class Verifier:
         self.restored: list[Row] = []  # each event 'restored' with what there was just before
         self.purges: list[Row] = []  # each event 'purged' with what there was just before
         self.written: list[Row] = []  # every file of updates that was ever recorded
+        self.solves: dict[int, Row] = {}  # of each node that is the head of a sum: what was recorded of its solve
 
     def check(self, good: Any, message: str) -> bool:
         if not good:
@@ -212,6 +214,7 @@ class Verifier:
             moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
             moment["updates"] = dict(replayed["updates"])
+            moment["statistics"] = dict(replayed["statistics"])
             moment["asked"] = [row["clients"] for row in replayed["requests"].values()]
             self.check_signature(event, payload)
             if "public_key" in payload.get("run", {}):
@@ -245,6 +248,14 @@ class Verifier:
             for row in payload.get("updates", []):
                 put("updates", row | {"clients": canonical(row["clients"])})
                 self.written.append(row)
+            for file in payload.get("dropped_statistics", []):
+                there = replayed["statistics"].pop((file,), None)
+                self.check(there, f"{at}: drops statistics {file}, which are not there")
+            for row in payload.get("statistics", []):
+                put("statistics", row | {"clients": canonical(row["clients"])})
+            if "solve" in payload:
+                self.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
+                self.solves[recorded["last"]] = payload["solve"]
             if event["kind"] in STEPS:
                 self.take_step(event, name["request"] if isinstance(name, dict) else name)
             if "rows" in payload:
@@ -469,6 +480,86 @@ class Verifier:
             found = {c: sha256(data[end + start : end + stop]) for c, (start, stop) in places.items()}
             self.agree(f"updates/{file}: tensors", found, clients)
 
+    def check_statistics(self) -> None:
+        """Section 5a: the sum is that of the clients' statistics, the head solves its equations, and nobody forgotten
+        is in any of them."""
+        listed = {row["file"]: row for row in self.tables["statistics"]}
+        self.agree("statistics/", sorted(p.name for p in (self.folder / "statistics").iterdir()), sorted(listed))
+        if self.spec["model"]["kind"] != "ridge":
+            self.check(not listed and not self.solves, "there are statistics, but the model is not solved from any")
+            return
+        rounds = [n for n, row in self.nodes.items() if row["kind"] == "round"]
+        self.agree("rounds that are solves", sorted(self.solves), rounds)
+        forgotten = {c for clients in self.subjects.values() for c in clients}
+        shapes, ridge = json.loads(self.run["layout"])["shapes"], self.spec["ridge"]
+        (k, outputs), a, b = shapes[0], ridge["feature_bits"], ridge["target_bits"]
+        reach = {"classification": 1.0, "multi_label": math.sqrt(outputs), "regression": 8.0 * math.sqrt(outputs)}
+        norms = f"norm={float(self.spec['features']['norm'])!r} target_norm={reach[ridge['task']]!r}"
+        bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
+        heading = f"sifu statistics 1 {bits} {norms}\n".encode()
+        words, whole = {}, None
+        for file, row in listed.items():
+            data, clients = (self.folder / "statistics" / file).read_bytes(), json.loads(row["clients"])
+            self.agree(f"statistics/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
+            self.check(data.startswith(heading), f"statistics/{file}: it is written otherwise than the spec says")
+            self.check(not forgotten & set(clients), f"statistics/{file} holds a forgotten client")
+            numbers = np.frombuffer(data[len(heading) :], "<i8")
+            self.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
+            samples = [sum(self.clients[c]["samples"] for c in clients), int(numbers[-2])]
+            self.agree(f"statistics/{file}: samples", [row["samples"]] * 2, samples)
+            if file.endswith(".sum.statistics"):
+                self.check(whole is None, "there are two sums")
+                whole = (row, clients, numbers)
+            else:
+                self.check(len(clients) == 1 and clients[0] not in words, f"statistics/{file} is not of one client")
+                words[clients[0]] = numbers
+        tip = self.nodes[int(self.run["tip"])]
+        if whole is None or tip["kind"] != "round":
+            return
+        row, clients, numbers = whole
+        if set(clients) <= words.keys():  # integers: any order of summation gives the same bits
+            self.check(np.array_equal(sum(words[c] for c in clients), numbers), "the sum is not that of its clients")
+        solve = self.solves[tip["node"]]
+        self.agree("the current head's sum", [solve["sum"], sorted(self.rounds[tip["node"]])], [row["digest"], clients])
+        gram = np.zeros((k + 1, k + 1))
+        gram[np.tril_indices(k + 1)] = numbers[: (k + 1) * (k + 2) // 2]
+        gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * a)
+        cross = np.ldexp(numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs).astype(float), -a - b)
+        energy, n = math.ldexp(int(numbers[-1]), -2 * b), int(numbers[-2])
+        self.agree("lambda", solve["penalty"], solve["relative_penalty"] * float(np.trace(gram)) / (k + 1))
+        if ridge["regularisation"] == "auto":
+            values, vectors = np.linalg.eigh(gram)
+            rotated, scores = vectors.T @ cross, {}
+            for r in (10.0 ** (eighth / 8.0) for eighth in range(-64, 17)):
+                penalty = r * float(np.trace(gram)) / (k + 1)
+                weights = rotated / (np.maximum(values, 0.0) + penalty)[:, None]
+                left = energy - float(np.sum(weights * rotated)) - penalty * float(np.sum(weights**2))
+                free = 1 - float(np.sum(np.maximum(values, 0.0) / (np.maximum(values, 0.0) + penalty))) / n
+                if left > 64 * 2.0**-52 * (k + 1) * energy and free > 1e-9:
+                    scores[r] = left / n / free**2
+            good = scores.get(solve["relative_penalty"], math.inf) <= min(scores.values()) * (1 + 1e-6)
+            self.check(good, f"r = {solve['relative_penalty']} is not what cross-validation chooses")
+        else:
+            self.agree("r", solve["relative_penalty"], ridge["regularisation"])
+        tensors = tensors_of((self.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
+        head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
+        residual = np.linalg.norm(cross - gram @ head - solve["penalty"] * head) / np.linalg.norm(cross)
+        self.check(residual <= 1e-9, f"the current head leaves a residual of {residual}")
+
+    def check_statistics_of_request(self, request: Row) -> None:
+        """Section 5a: what held a forgotten client went, and the sum of the others took the old one's place."""
+        moment, at = self.rolled[request["request"]], f"request {request['request']}"
+        own = {c for i, clients in self.subjects.items() if self.owner[i] is request for c in clients}
+        stored = {file: json.loads(row["clients"]) for (file,), row in moment["statistics"].items()}
+        gone = sorted(file for file, clients in stored.items() if own & set(clients))
+        self.agree(f"{at}: statistics erased", moment["payload"].get("dropped_statistics", []), gone)
+        sums = [clients for file, clients in stored.items() if file.endswith(".sum.statistics")]
+        single = {clients[0] for file, clients in stored.items() if not file.endswith(".sum.statistics")}
+        leaving = set(sums[0]) & own if sums else set()
+        stays = [sorted(set(sums[0]) - own)] if leaving and leaving <= single else []
+        written = [row["clients"] for row in moment["payload"].get("statistics", [])]
+        self.agree(f"{at}: sum that stays", written, [one for one in stays if one])
+
     def check_updates_of_request(self, request: Row, active: list[int], hidden: dict[int, dict]) -> None:
         """What had to go and what had to stay, when a request was carried out."""
         name, source, heuristic = request["request"], request["source_node"], request["method"] in REPLAYING
@@ -613,12 +704,13 @@ class Verifier:
                 people[i] = {"clients": names, "psi": text, "charge": charge, "budget": budget}
         self.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if pays else [])
         self.check_updates_of_request(request, active, hidden)
+        self.check_statistics_of_request(request)
         untouched = source is None or not (heuristic or any(h[source] for h in hidden.values()))
         if request["method"] != "sifu":
-            fresh = request["method"] in ("scratch", "noisy_scratch")
+            fresh = request["method"] in ("scratch", "noisy_scratch", "closed_form")
             start = None if fresh else active[0] if heuristic else active[-1]
             self.agree(f"{at}: where it starts", [source, request["wanted_node"]], [start, start])
-        if request["method"] == "scratch" or not pays:
+        if request["method"] in ("scratch", "closed_form") or not pays:
             self.agree(f"{at}: no noise", sigma, 0.0)
 
         def fits(node: int, slack: float) -> bool:
@@ -650,11 +742,20 @@ class Verifier:
                 "delta_reached": 1.0 if PROTECTION[request["method"]] == "nothing" else 0.0 if untouched else reached,
                 "erased_nodes": erased,
                 "remaining_nodes": remaining,
+                "solve": self.solve_of(request),
                 "psi": max((p["psi"] for i, p in people.items() if self.owner[i] is request), key=float),
             }
             body |= {key: [p for i, p in sorted(people.items()) if (self.owner[i] is request) == (key == "subjects")]
                      for key in ("subjects", "earlier_subjects")}  # fmt: skip
             self.check_certificates(request, body)
+
+    def solve_of(self, request: Row) -> Row | None:
+        """What an auditor's copy says of a head in closed form."""
+        if request["method"] != "closed_form":
+            return None
+        return {
+            key: self.solves[request["final_node"]][key] for key in ("sum", "samples", "relative_penalty", "penalty")
+        }
 
     def check_purges(self) -> None:
         """Section 5: a purge erases what holds an uncovered part of anybody forgotten by then, and nothing else."""
@@ -726,8 +827,8 @@ class Verifier:
 
     def rate_depends(self, request: Row) -> bool:
         """Whether the automatic local rate would be another one without the clients of the request."""
-        if self.facts["shape_from_labels"]:
-            return True
+        if self.facts["shape_from_labels"] or request["method"] == "closed_form":
+            return bool(self.facts["shape_from_labels"])
         if any(row["smoothness"] is None for row in self.clients.values()):
             return False
         names, rho = json.loads(request["clients"]), self.facts["momentum"]
@@ -794,7 +895,7 @@ def verify(folder: Path) -> list[str]:
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
-                 verifier.check_updates, verifier.check_requests, verifier.check_purges,
+                 verifier.check_updates, verifier.check_statistics, verifier.check_requests, verifier.check_purges,
                  verifier.check_restored):  # fmt: skip
         try:
             step()

@@ -35,8 +35,13 @@ def small_spec(**sections: Any) -> dict[str, Any]:
 
 
 def spec_for(method: str, **sections: Any) -> dict[str, Any]:
-    """`small_spec` with stored updates, which every method must handle, and the training that dp needs."""
+    """`small_spec` with stored updates, which every method must handle, and the training that dp needs.
+
+    A closed-form head has no rounds, so no updates either.
+    """
     result = small_spec(**sections)
+    if method == "closed_form":
+        return result | {"model": {"kind": "ridge"}, "features": {"kind": "random_fourier", "count": 32}}
     result["keep"] = {"updates_every": 2} | result.get("keep", {})
     if method == "dp":
         result["server"] = {"clip": 0.3, "noise": 3.0} | result.get("server", {})
@@ -107,9 +112,12 @@ def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Digests of the models, updates and certificates on disk, temporary files included."""
+    """Digests of the models, updates, statistics and certificates on disk, temporary files included."""
     paths = [
-        path for name in ("models", "updates", "certificates") for path in (folder / name).rglob("*") if path.is_file()
+        path
+        for name in ("models", "updates", "statistics", "certificates")
+        for path in (folder / name).rglob("*")
+        if path.is_file()
     ]
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -140,6 +148,7 @@ def scalars(folder: Path) -> dict[str, Any]:
         "evaluations": query(folder, "SELECT * FROM evaluations ORDER BY node, subset"),
         "models": query(folder, "SELECT node, kept, bytes, digest, psi_max FROM models ORDER BY node"),
         "updates": query(folder, "SELECT * FROM updates ORDER BY file"),
+        "statistics": query(folder, "SELECT * FROM statistics ORDER BY file"),
         "requests": query(
             folder,
             "SELECT request, status, clients, method, epsilon, delta, sigma, unit, scope, max_rounds, target, "

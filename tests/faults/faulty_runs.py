@@ -165,7 +165,7 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
     expected, found = scalars(uninterrupted), scalars(path)
     wrong += [f"table {table} differs" for table, rows in expected.items() if found[table] != rows]
     if stored(path) != stored(uninterrupted):
-        wrong.append("the models or updates differ")
+        wrong.append("the models, updates or statistics differ")
     wrong += verify_run(path).problems
     left = [one.name for one in (*path.rglob(".*"), *path.glob("scrub"), *path.glob("operator.key.new-*"))]
     return wrong + [f"{name} was left" for name in left]
@@ -179,8 +179,12 @@ def at_once(folder: Path) -> list[str]:
 
 
 def stored(folder: Path) -> dict[str, str]:
-    """Digests of the models and updates on disk."""
-    return {name: digest for name, digest in files_of(folder).items() if name.startswith(("models", "updates"))}
+    """Digests of the models, updates and statistics on disk."""
+    return {
+        name: digest
+        for name, digest in files_of(folder).items()
+        if name.startswith(("models", "updates", "statistics"))
+    }
 
 
 def main() -> None:

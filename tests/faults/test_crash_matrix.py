@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import sifu
-from run_tools import copy_run, environment, small_spec
+from run_tools import copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
 from sifu.store.files import model_path
 
@@ -67,6 +67,21 @@ def test_a_sample_of_the_crash_matrix(quick_folder: Path) -> None:
     assert result["points"] >= 200
     assert {"write", "fsync", "replace", "unlink", "sql COMMIT", "sql VACUUM"} <= set(result["kinds"])
     assert sum(result["faults"].values()) >= 8
+
+
+CLOSED_FORM: dict[str, Any] = {
+    "spec": spec_for("closed_form", data={"clients": 6, "samples_per_client": 10}),
+    "requests": [
+        {"id": "first", "clients": ["client-000", "client-003"], "terms": {}},
+        {"id": "second", "clients": ["client-001"], "terms": {"retention": "strict"}},
+    ],
+}
+
+
+@pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_crash_matrix_of_a_closed_form_head(quick_folder: Path, every: int) -> None:
+    result = matrix(quick_folder, **CLOSED_FORM, every=every)
+    assert sum(result["faults"].values()) >= 4
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def method(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Read only: a trained run for each method; those that need nothing share one."""
-    made = {name: tmp_path_factory.mktemp("runs") / name for name in ("sifu", "dp")}
+    made = {name: tmp_path_factory.mktemp("runs") / name for name in ("sifu", "dp", "closed_form")}
     for name, folder in made.items():
         sifu.train(spec_for(name), run=folder)
     return {name: made.get(name, made["sifu"]) for name in METHODS}
@@ -63,7 +63,7 @@ class TestEveryMethod:
             assert outcome.level in LEVELS
             if not METHODS[method].info.certifies:
                 assert outcome.level == "none"
-            assert outcome.rounds == outcome.cost.rounds == 8
+            assert outcome.rounds == outcome.cost.rounds == rounds_of(method)
             assert run.verify().problems == []
         check_nobody_comes_back(own_run_of_method)
         assert [one.request for one in run.outcomes()] == ["r1", "r2", "r3"]
@@ -155,7 +155,7 @@ class TestEveryMethod:
         """A request that comes while the first training was interrupted."""
 
         def stop(update: Progress) -> None:
-            if update.rounds == 3:
+            if update.rounds == min(3, update.max_rounds):
                 raise KeyboardInterrupt
 
         spec = spec_for(method)
@@ -163,12 +163,17 @@ class TestEveryMethod:
             sifu.train(spec, run=tmp_path / "run", progress=stop)
         run = sifu.open_run(tmp_path / "run")
         (outcome,) = run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1))
-        assert outcome.rounds == 8
+        assert outcome.rounds == rounds_of(method)
         assert run.verify().problems == []
         check_nobody_comes_back(tmp_path / "run")
         before = state(tmp_path / "run")
         sifu.train(spec, run=tmp_path / "run")
         assert state(tmp_path / "run") == before
+
+
+def rounds_of(method: str) -> int:
+    """How many rounds a request takes here: nobody is asked for statistics that are kept."""
+    return 0 if method == "closed_form" else 8
 
 
 def check_nobody_comes_back(folder: Path) -> None:
@@ -215,7 +220,7 @@ def test_every_method_reaches_a_useful_model(tmp_path: Path) -> None:
         "fed_eraser", data={"clients": 60, "samples_per_client": 10}, stop={"target": 0.85, "max_rounds": 300}
     )
     sifu.train(spec, run=tmp_path / "trained")
-    for name in sorted(set(METHODS) - {"dp"}):  # which needs another training
+    for name in sorted(set(METHODS) - {"dp", "closed_form"}):  # which need another training
         (outcome,) = sifu.open_run(copy_run(tmp_path / "trained", tmp_path / name)).forget(["client-003"], method=name)
         assert outcome.accuracy is not None
         assert outcome.accuracy >= 0.85

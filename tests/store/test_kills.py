@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from run_tools import environment, files_of, scalars, small_spec
+from run_tools import environment, files_of, scalars, small_spec, spec_for
 from sifu.api import verify_run
 
 PROGRAM = Path(__file__).with_name("killed_runs.py")
@@ -33,6 +33,7 @@ REPLAYS = [
     {"id": "third", "clients": ["client-003"], "terms": {"method": "scratch"}},
     {"id": "fourth", "clients": ["client-004"], "terms": {"sigma": 0.1}},
 ]
+STORED = ("models", "updates", "statistics")
 KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every": 2})
 
 
@@ -69,7 +70,7 @@ def check_all_equal(folder: Path) -> int:
 
 
 def models_of(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in files_of(folder).items() if name.startswith(("models", "updates"))}
+    return {name: digest for name, digest in files_of(folder).items() if name.startswith(STORED)}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -97,6 +98,19 @@ def test_killed_runs_with_stored_updates_end_like_uninterrupted_ones(tmp_path: P
 def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int) -> None:
     result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, every_call=every, first_call=150, seed=5)
     assert result["kills"] >= 3
+    check_all_equal(tmp_path)
+
+
+@pytest.mark.parametrize("keep", ["clients", "sum"])
+def test_killed_closed_form_runs_end_like_uninterrupted_ones(tmp_path: Path, keep: str) -> None:
+    """Statistics are written, subtracted and erased; the sum of those who stay is never lost and never holds more."""
+    spec = spec_for("closed_form", keep={"statistics": keep})
+    requests = [
+        {"id": "first", "clients": ["client-000", "client-001"], "terms": {}},
+        {"id": "second", "clients": ["client-002"], "terms": {"retention": "strict"}},
+    ]
+    result = kill_repeatedly(tmp_path, spec=spec, requests=requests, runs=2, kills_a_run=8, every_call=97, seed=5)
+    assert result["kills"] >= 8
     check_all_equal(tmp_path)
 
 

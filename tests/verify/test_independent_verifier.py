@@ -126,6 +126,15 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
         {"model": {"dtype": "float32"}, "server": {"participation": "fixed(6)", "clip": 0.5, "noise": 3.0}},
         [(0, 1, {"method": "dp"}), (1, 1, {"method": "noisy_scratch"}), (2, 1, {"method": "dp"})],
     ),
+    "closed form, statistics of each client": (
+        {"model": {"kind": "ridge"}, "features": {"kind": "random_fourier", "count": 32, "bandwidth": 2.0}},
+        [(0, 2, {}), (2, 1, {"retention": "strict"}), (3, 3, {"unit": "joint"})],
+    ),
+    "closed form, sums only, fixed lambda": (
+        {"model": {"kind": "ridge"}, "ridge": {"regularisation": 0.01}, "keep": {"statistics": "sum"}},
+        [(0, 1, {}), (1, 2, {"retention": "strict"})],
+    ),
+    "softmax on features": ({"features": {"kind": "projection", "count": 24, "norm": 4.0}}, [(0, 1, {"sigma": 0.5})]),
     "assumed network": (
         {"model": {"kind": "mlp"}, "local": {"steps": 2, "rate": 0.1}, "regularity": {"kind": "assumed"}},
         [(0, 1, {"sigma": 0.5})],

@@ -22,8 +22,9 @@ from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import Spec
-from sifu.launch.federation import LINEAR_KINDS, clients_from_spec, engine_from_spec
+from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
+from sifu.errors import InputError
+from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
 from sifu.planning.noise_choice import LARGEST_NOISE_TO_SIGNAL
@@ -75,6 +76,11 @@ def advise(
     progress: ProgressCallback | None = None,
 ) -> Advice:
     """Train a pilot of the spec somewhere temporary and say whether requests would pay; keeps nothing."""
+    if spec.model.kind == RIDGE:
+        raise InputError(
+            "a ridge head is solved in closed form and forgets without noise, whatever the number of clients: there is "
+            "nothing to weigh. Train it, and see sifu plan DIR"
+        )
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
         # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))

@@ -13,6 +13,7 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.erasure import forgetting_models
+from sifu.requests.statistics_erasure import statistics_to_erase
 from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
 from sifu.store.database import transaction
@@ -37,7 +38,12 @@ def back_up(writer: RunWriter, file: Path) -> str:
     with uninterrupted():
         writer.record(
             BACKED_UP,
-            {"backup": file.name, "held_models": sorted(writer.models()), "held_updates": sorted(writer.updates())},
+            {
+                "backup": file.name,
+                "held_models": sorted(writer.models()),
+                "held_updates": sorted(writer.updates()),
+                "held_statistics": sorted(writer.statistics()),
+            },
         )
     write_backup(writer, file)
     return anchor_of(writer)
@@ -136,7 +142,9 @@ def _record_restoration(
                 writer.record("request received", {"request": _request_again(body)})
         view = RunView(writer)
         names = sorted({name for body in late.values() for name in body["clients"]})
-        dropped = forgetting_models(view, view.indices(names), set(writer.models())) if names else ()
+        gone = view.indices(names)
+        dropped = forgetting_models(view, gone, set(writer.models())) if names else ()
+        statistics = statistics_to_erase(writer.statistics().values(), gone)
         content = {
             "backup": file.name,
             "backup_head": head,
@@ -145,7 +153,8 @@ def _record_restoration(
             "branch": view.path.nodes[-1].branch,
             "requests": sorted(late),
         }
-        writer.record(RESTORED, content, dropped_models=dropped, for_good=bool(dropped))
+        for_good = bool(dropped or statistics)
+        writer.record(RESTORED, content, dropped_models=dropped, dropped_statistics=statistics, for_good=for_good)
         return sorted(late), dropped, complete
 
 

@@ -83,12 +83,17 @@ class RunFolder:
 
     def _check_engine(self, engine: Engine) -> None:
         with self.reader() as reader:
-            recorded, layout, outside = reader.clients(), reader.layout, set(reader.facts.get("outside", ()))
-        strange = [name for name in engine.facts.outside if name not in outside]
+            recorded, layout, facts = reader.clients(), reader.layout, reader.facts
+        strange = [name for name in engine.facts.outside if name not in facts.get("outside", ())]
         if strange:  # certificates name what was recorded when the run was begun
             raise InputError(
                 f"{self.folder} was not begun with {', '.join(strange)}, and its certificates would not say so: "
                 "continue as it was begun"
+            )
+        if engine.facts.features != facts.get("features", ""):
+            raise InputError(
+                f"{self.folder} was begun with the feature map {facts.get('features', '')[:16] or 'none'}, this one is "
+                f"{engine.facts.features[:16] or 'none'}: the spec, the network's weights or the samples' shape changed"
             )
         if layout != engine.layout:
             raise InputError(

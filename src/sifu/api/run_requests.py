@@ -14,7 +14,7 @@ from sifu.api.status import RequestStatus, request_status_of
 from sifu.choices import Level, TermsGiven
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
-from sifu.methods.registry import method_named
+from sifu.methods.registry import method_for
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
 from sifu.record.progress import ProgressCallback
@@ -72,7 +72,7 @@ class RunRequests(RunFolder):
         """
         with self.view() as view:
             wanted = make_terms(view.spec, clients, terms)
-            return method_named(wanted.method).plan(view, wanted)
+            return method_for(view, wanted.method).plan(view, wanted)
 
     def most_expensive(self) -> str:
         """The name of the active client that is most expensive to forget now."""
@@ -179,7 +179,7 @@ class RunRequests(RunFolder):
             if wanted is not None:
                 view = RunView(writer)
                 if request not in rows:
-                    check_level(method_named(wanted.method).plan(view, wanted), min_level)
+                    check_level(method_for(view, wanted.method).plan(view, wanted), min_level)
                 request = receive(writer, view, wanted, request)
             chosen = [request] if request is not None else [row.request for row in writer.requests() if row.waits]
             while worker.carry_out_next(min_level, chosen):

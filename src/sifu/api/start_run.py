@@ -17,6 +17,7 @@ from sifu.core.identity import check_names
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.launch.devices import check_choice, on_device
+from sifu.launch.features import with_features
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.launch.spec_files import load_spec
 from sifu.record.progress import ProgressCallback
@@ -148,7 +149,8 @@ def check_same_spec(existing: Run, asked: Spec) -> None:
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:
-            recorded_value = recorded[section][key] if key else recorded[section]
+            # A run made before a section or key existed did what its default does.
+            recorded_value = recorded.get(section, {}).get(key, value) if key else recorded[section]
             if recorded_value != value:
                 name = f"{section}.{key}" if key else section
                 raise InputError(
@@ -184,7 +186,7 @@ def as_clients(data: Any, spec: Spec) -> Any:
             raise InputError(f"a client must have a name, x and y; found {strange[0]!r}. Or give a dict of (x, y)")
     if len(clients) < 2:
         raise InputError(f"a federation needs at least 2 clients, found {len(clients)}")
-    return clients
+    return with_features(spec, clients)
 
 
 def as_model(model: Any) -> Any:

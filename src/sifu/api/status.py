@@ -11,6 +11,7 @@ import numpy as np
 
 from sifu.core.ledger import finite_or_text
 from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import RIDGE
 from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
 from sifu.record.evaluations import ACTIVE
@@ -51,6 +52,14 @@ class ModelStatus:
 @dataclass(frozen=True)
 class UpdatesStatus:
     """The clients' updates on disk."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StatisticsStatus:
+    """The clients' statistics on disk, of a head in closed form."""
 
     files: int
     bytes: int
@@ -119,6 +128,7 @@ class RunStatus:
     accuracy: float | None
     target: float
     parameters: int
+    model: str
     regularity: str
     local_rate: float
     largest_certified_rate: float | None
@@ -130,6 +140,7 @@ class RunStatus:
     bytes_kept: dict[str, int]
     models: tuple[ModelStatus, ...]
     updates: UpdatesStatus
+    statistics: StatisticsStatus
     budgets: tuple[BudgetStatus, ...]
     outlook: Outlook | None
     inbox: tuple[InboxLetter, ...]
@@ -137,6 +148,11 @@ class RunStatus:
     incidents: tuple[dict[str, Any], ...]
     rejections: tuple[RejectionRow, ...]
     requests: tuple[RequestStatus, ...]
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the model is a head that is solved, not trained."""
+        return self.model == RIDGE
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON; an unbounded Psi is the text inf."""
@@ -157,7 +173,7 @@ def status_of(view: RunView) -> RunStatus:
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
     last_noise = next((noise_std for noise_std in reversed(noises) if noise_std > 0.0), None)
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
-    updates = reader.updates()
+    updates, statistics = reader.updates(), reader.statistics()
     measured = view.regularities.measured
     # Budgets as they are: an endless noise would cost nobody anything.
     budgets = budget_lines(view, view.exposures(view.earlier_subjects()), view.path.tip, math.inf)
@@ -170,6 +186,7 @@ def status_of(view: RunView) -> RunStatus:
         accuracy=next((row.accuracy for row in evaluations if row.node == reader.tip), None),
         target=view.spec.stop.target,
         parameters=reader.layout.size,
+        model=view.spec.model.kind,
         regularity=measured.kind,
         local_rate=measured.local_rate,
         largest_certified_rate=measured.largest_certified_rate,
@@ -187,6 +204,7 @@ def status_of(view: RunView) -> RunStatus:
             for node, row in reader.models().items()
         ),
         updates=UpdatesStatus(len(updates), sum(row.bytes for row in updates.values())),
+        statistics=StatisticsStatus(len(statistics), sum(row.bytes for row in statistics.values())),
         budgets=tuple(BudgetStatus(line.names, line.budget, line.used, line.left) for line in budgets),
         outlook=outlook_now(view, terms),
         inbox=tuple(InboxLetter(letter.kind, letter.id, letter.trouble) for letter in letters(reader.folder)),

@@ -62,10 +62,15 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     out.print(
         f"{len(status.clients)} clients: "
         + ", ".join(f"{counts[state]} {state}" for state in get_args(ClientState) if counts[state])
-        + f"; {status.parameters} parameters; losses {status.regularity}"
+        + f"; {status.parameters} parameters; "
+        + ("a head in closed form" if status.closed_form else f"losses {status.regularity}")
     )
     kept = [model.bytes for model in status.models if model.kept]
-    out.print(f"{len(kept)} models kept to go back to, {sum(kept) / 1e6:.2f} MB")
+    if status.closed_form:
+        held = status.statistics
+        out.print(f"{held.files} files of statistics kept, {held.bytes / 1e6:.2f} MB; to forget is to solve again")
+    else:
+        out.print(f"{len(kept)} models kept to go back to, {sum(kept) / 1e6:.2f} MB")
     if status.updates.files:
         out.print(f"updates of clients stored for {status.updates.files} rounds, {status.updates.bytes / 1e6:.2f} MB")
     if status.psi_star:
@@ -73,6 +78,8 @@ def _print_standing(run: Run, status: RunStatus) -> None:
 
 
 def _print_clients(status: RunStatus) -> None:
+    if status.closed_form:  # nobody's influence is ever hidden by noise
+        return
     shown = table("client", "-samples", "-Psi", "-sigma needed now", title="\nMost influential active clients")
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
     for client in active[:MOST_CLIENTS]:
@@ -133,7 +140,7 @@ def _print_requests(run: Run, status: RunStatus) -> None:
         if waiting and status.phase == "ready":
             out.print(f"{waiting} to be carried out: {way_to_go_on(run.spec, 'ready')} does it.")
     left = [line.left / line.budget for line in status.budgets if line.budget > 0]
-    if left:
+    if left and not status.closed_form:
         out.print(f"\nBudgets of the {len(left)} forgotten by noise: between {min(left):.0%} and {max(left):.0%} left")
     ahead = status.outlook
     if ahead:

@@ -16,6 +16,7 @@ from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import level_text, names_text, number, out, percent, print_json, table
 from sifu.core.certificate import attacker_rate
 from sifu.core.ledger import finite_or_text
+from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import BEFORE_TRAINING
 from sifu.errors import InputError
 from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
@@ -264,7 +265,9 @@ def print_plan(plan: Plan) -> None:
     out.print(f"To forget {names_text(terms.clients)}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
     facts = table("", "")
     back = plan.tip_rounds - plan.source_rounds
-    if plan.source_node is None:
+    if plan.terms.method == CLOSED_FORM:
+        facts.add_row("solve again", "from the sum over the clients that stay, exact to the bit")
+    elif plan.source_node is None:
         facts.add_row("start from", "a fresh initial model")
     else:
         undone = f", {back} undone" if back else ", nothing undone"
@@ -275,9 +278,13 @@ def print_plan(plan: Plan) -> None:
         "training noise": "none: every update was noised in training",
         "nothing": "none",
     }
-    facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
-    facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")
-    if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
+    if plan.terms.method == CLOSED_FORM:
+        asked = "none: nobody is asked" if plan.predicted_rounds == 0 else "1: those who stay send their statistics"
+        facts.add_row("rounds", asked)
+    else:
+        facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
+        facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")
+    if plan.terms.method != CLOSED_FORM and plan.predicted_rounds is not None and plan.scratch_rounds is not None:
         guess = interval_text(plan.predicted_rounds, plan.predicted_interval)
         facts.add_row("retrain", f"perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
     covers = "every later release" if terms.scope == "all" else "the latest release only"

@@ -52,6 +52,15 @@ EXACT_GUARANTEE = (
     "The model training went on from was never touched by the client's data, so the models released from it are "
     "those of training without the client under the same plan."
 )
+CLOSED_FORM_GUARANTEE = (
+    "The model was solved from a sum of whole numbers over the clients that stay, which is bit for bit the sum of a "
+    "federation that never had the client."
+)
+CLOSED_FORM_NOT_COVERED = (
+    "The difference between releases before and after this request tells of the client; only those from now on are "
+    "covered.",
+    "Whoever kept a copy of the client's statistics, or of a sum with them, still knows them.",
+)
 COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
 CONFIDENTIAL = "This copy holds figures that depend on the forgotten clients' data."
 NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
@@ -67,10 +76,13 @@ FIELDS = {
     "public": COMMON_FIELDS | {"erased", "remains"},
     "auditor": COMMON_FIELDS | {
         "confidential", "psi", "psi_star", "node", "noise_node", "final_node", "rounds", "subjects",
-        "earlier_subjects", "models", "erased_nodes", "remaining_nodes",
+        "earlier_subjects", "models", "erased_nodes", "remaining_nodes", "solve",
     },
 }  # fmt: skip
 """What each form says, and nothing else."""
+
+SOLVE_FIELDS = ("sum", "samples", "relative_penalty", "penalty")
+"""What an auditor's copy says of a head in closed form: the digest of (G, H, n, q), n, r and lambda."""
 
 Protection = Literal["noise", "training noise", "nothing"]
 """What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.
@@ -148,6 +160,14 @@ class CertificateFacts:
     untouched: bool = False
     protection: Protection = "noise"
     training_noise: TrainingNoise | None = None
+    statistics: Literal["clients", "sum"] | None = None
+    solve: Mapping[str, Any] | None = None
+    """Of a head in closed form: what was recorded of its solve."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether the model is a head in closed form."""
+        return self.statistics is not None
 
 
 def budget_reached(
@@ -182,26 +202,35 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
     return math.ceil(true_positive_rate(1.0 / multiplier) * 1e4 - 1e-6) / 1e4
 
 
-def guarantee_of(level: Level, protection: Protection, scope: Scope) -> str:
-    """The sentence that says what is promised."""
+def guarantee_of(level: Level, protection: Protection, scope: Scope, *, solved: bool = False) -> str:
+    """The sentence that says what is promised; `solved` is a head in closed form."""
     if level == "exact":
-        return EXACT_GUARANTEE
+        return CLOSED_FORM_GUARANTEE if solved else EXACT_GUARANTEE
     if level == "none":
         return NO_GUARANTEE
     wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
-    guarantee = wording.format(scope=SCOPE_WORDS[scope])
+    guarantee = CLOSED_FORM_GUARANTEE if solved else wording.format(scope=SCOPE_WORDS[scope])
     if level == "conditional":
         return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
     return guarantee
 
 
-def not_covered_by(unit: Unit, clients: int) -> list[str]:
-    """The sentences that say what is not promised."""
+def not_covered_by(unit: Unit, clients: int, *, solved: bool = False) -> list[str]:
+    """The sentences that say what is not promised; a head in closed form forgets clients together anyway."""
+    if solved:
+        return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED]
     return [*NOT_COVERED, *(EACH_BY_ITSELF if unit == "client" and clients > 1 else ())]
 
 
-def what_was_erased(retention: Retention, *, fresh: bool, replayed: bool, keeps_updates: bool) -> tuple[str, str]:
-    """What anyone may know of what was erased, and of what remains."""
+def what_was_erased(
+    retention: Retention,
+    *,
+    fresh: bool,
+    replayed: bool,
+    keeps_updates: bool,
+    statistics: Literal["clients", "sum"] | None = None,
+) -> tuple[str, str]:
+    """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
     if replayed:
         erased = "Every model after the initial one was erased."
         remains = "The initial model remains. What was made from stored updates may still hold the client's part."
@@ -219,6 +248,10 @@ def what_was_erased(retention: Retention, *, fresh: bool, replayed: bool, keeps_
     if keeps_updates:
         erased += " Every stored update of the client was erased."
         remains += " Updates of other clients are stored with the operator, unreleased."
+    if statistics is not None:
+        erased += " The client's statistics, and every sum with them, were erased."
+        who = "of each other client and their sum" if statistics == "clients" else "of the other clients, as one sum,"
+        remains += f" Statistics {who} are stored with the operator, unreleased."
     return erased, remains
 
 
@@ -247,8 +280,8 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "participation": facts.participation,
         "counterfactual": COUNTERFACTUAL,
         "retention": facts.retention,
-        "guarantee": guarantee_of(facts.level, facts.protection, facts.scope),
-        "not_covered": not_covered_by(facts.unit, len(facts.clients)),
+        "guarantee": guarantee_of(facts.level, facts.protection, facts.scope, solved=facts.solved),
+        "not_covered": not_covered_by(facts.unit, len(facts.clients), solved=facts.solved),
         "commitments": {
             "source_model": facts.source_model.commitment,
             "noised_model": facts.noised_model.commitment,
@@ -270,7 +303,11 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
     erased, remains = what_was_erased(
-        facts.retention, fresh=facts.fresh, replayed=facts.replayed, keeps_updates=facts.keeps_updates
+        facts.retention,
+        fresh=facts.fresh,
+        replayed=facts.replayed,
+        keeps_updates=facts.keeps_updates,
+        statistics=facts.statistics,
     )
     return _common(facts) | {
         "form": "public",
@@ -301,6 +338,7 @@ def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
         },
         "erased_nodes": list(facts.erased_nodes),
         "remaining_nodes": list(facts.remaining_nodes),
+        "solve": None if facts.solve is None else {name: facts.solve[name] for name in SOLVE_FIELDS},
     }
 
 

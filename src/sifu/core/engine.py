@@ -44,6 +44,7 @@ Reason = Literal[
     "not finite",
     "too large",
     "wrong samples",
+    "impossible statistics",
     "round dropped",
 ]
 """Why a client's reply was refused (`sifu.core.replies`)."""

@@ -50,6 +50,13 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             starts_from="fresh",
         ),
         MethodInfo(
+            "closed_form",
+            "take the client out of the sum a ridge head is solved from, solve again: exact, no rounds or one",
+            certifies=True,
+            protection="noise",
+            starts_from="fresh",
+        ),
+        MethodInfo(
             "fine_tuning",
             "go on from the current model without the client: fast, proves nothing",
             certifies=False,
@@ -94,6 +101,8 @@ METHOD_INFOS: dict[str, MethodInfo] = {
     )
 }
 """The methods by name, in the order in which people see them."""
+CLOSED_FORM = "closed_form"
+"""The one method of ridge heads, which no other method can do anything with."""
 
 
 def method_info(name: str) -> MethodInfo:

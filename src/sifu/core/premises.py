@@ -32,7 +32,7 @@ RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
 
 
-BEFORE_TRAINING = ("preprocessing", "hyper-parameters", "method", "identity")
+BEFORE_TRAINING = ("preprocessing", "features", "hyper-parameters", "method", "identity")
 """The premises that matter even where no noise was needed: what came before training, whether the method proves
 anything at all, and whether a client is who it says it is."""
 
@@ -128,6 +128,7 @@ def collect_premises(
         _arithmetic_premise(facts, largest_psi),
         noise_premise(noise),
         preprocessing_premise(facts),
+        *features_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
         *identity_premises(facts),
         Premise(
@@ -135,6 +136,30 @@ def collect_premises(
             "trusted",
             "Sample counts, drifts and smoothness bounds are those the engine computed or the clients reported; "
             "they are trusted.",
+        ),
+    )
+
+
+def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """Every premise of a head solved from a sum over those who stay (docs/theory.md, section 14.3)."""
+    if facts.shape_from_labels:
+        hyper_parameters = hyper_parameters_premise("given", shape_from_labels=True)
+    else:
+        hyper_parameters = Premise(
+            "hyper-parameters",
+            "met",
+            "Outputs, precision and the rule for lambda are fixed in the spec; lambda follows from the sum of those "
+            "who stay.",
+        )
+    return (
+        preprocessing_premise(facts),
+        *features_premise(facts),
+        hyper_parameters,
+        *identity_premises(facts),
+        Premise(
+            "statistics",
+            "trusted",
+            "Statistics that no data can have were refused; otherwise clients are trusted to have sent their own.",
         ),
     )
 
@@ -182,6 +207,7 @@ def training_noise_premises(
         *record_premise(gaps),
         noise_premise(noise),
         preprocessing_premise(facts),
+        *features_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
         *identity_premises(facts),
         Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),
@@ -318,6 +344,18 @@ def preprocessing_premise(facts: TrainingFacts) -> Premise:
         "The data were prepared before they were handed over; it is assumed that the forgotten clients' data did "
         "not shape that.",
     )
+
+
+def features_premise(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """Whether clients' data shaped the features that a linear model is put on; said only where there are some."""
+    if not facts.features:
+        return ()
+    if facts.features_declared:
+        status: Status = "trusted"
+        statement = "The features are those of a public network; the operator declares that no client's data shaped it."
+    else:
+        status, statement = "met", "The features are drawn from a seed in the spec; no client's data shaped them."
+    return (Premise("features", status, statement, f"feature map {facts.features}"),)
 
 
 def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:

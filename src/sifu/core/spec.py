@@ -10,7 +10,7 @@ import difflib
 import functools
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,12 @@ from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.history import Accounting
 from sifu.theory.participation import Participation
+
+RIDGE = "ridge"
+"""The model kind that is solved in closed form."""
+LINEAR_KINDS = ("softmax", "logistic", "least_squares")
+IMAGE_FEATURES = ("random_convolutions", "pretrained")
+"""Feature maps that take images as such, with values in [0, 1]."""
 
 
 def _key(default: Any, comment: str) -> Any:
@@ -64,15 +70,47 @@ class ModelSpec:
         "cnn_cifar10",
         "cnn_cifar100",
         "cnn_celeba",
+        "ridge",
         "python",
     ] = _key(
         "softmax",
-        "softmax, logistic, least_squares (can be proven); mlp, cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, "
-        "cnn_cifar100, cnn_celeba (conditional at best)",
+        "softmax, logistic, least_squares (can be proven); ridge (in closed form: exact, one round, see [ridge]); mlp, "
+        "cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, cnn_cifar100, cnn_celeba (conditional at best)",
     )
     outputs: int = _key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = _key("zeros", "zeros or random; linear models only")
     dtype: Literal["float64", "float32"] = _key("float64", "float64 can be proven; float32 is conditional at best")
+
+
+@dataclass(frozen=True)
+class FeaturesSpec:
+    """Public features that a linear model is put on, the same for everyone; no client's data shapes them."""
+
+    kind: Literal["none", "random_convolutions", "random_fourier", "projection", "pretrained"] = _key(
+        "none",
+        "none (the inputs), random_convolutions (images), random_fourier or projection (tables), pretrained (colour "
+        "images, sifu[pretrained])",
+    )
+    seed: int = _key(0, "draws the map; part of the spec, so anybody can draw it again")
+    count: int = _key(0, "how many features of random_fourier (even) and projection; 0 is 512")
+    norm: float = _key(10.0, "largest length of a sample's features; ridge shortens plain inputs to it, too")
+    bandwidth: float = _key(1.0, "random_fourier: width of the kernel, in units of the inputs")
+
+
+@dataclass(frozen=True)
+class RidgeSpec:
+    """The head in closed form, for model.kind = "ridge"."""
+
+    task: Literal["classification", "multi_label", "regression"] = _key(
+        "classification", "classification, multi_label (rows of 0 and 1), regression"
+    )
+    regularisation: float | Literal["auto"] = _key(
+        "auto", 'r of lambda = r trace(G)/(k+1); "auto" is cross-validation from the sums of those who stay'
+    )
+    shift: float = _key(0.5, "regression: what is taken from every target; multi_label: the 0.5 between 0 and 1")
+    scale: float = _key(1.0, "regression: what targets are divided by; they may lie 8 scales from shift")
+    feature_bits: int = _key(16, "features are rounded to multiples of 2^-feature_bits")
+    target_bits: int = _key(16, "targets are rounded to multiples of 2^-target_bits")
 
 
 @dataclass(frozen=True)
@@ -149,6 +187,9 @@ class KeepSpec:
     highest_sigma: float = _key(10.0, "the ladder's highest sigma")
     gram_clients: int = _key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
     updates_every: int = _key(0, "keep the clients' updates of every Nth round (fed_eraser, fed_accum); 0: never")
+    statistics: Literal["clients", "sum"] = _key(
+        "clients", "ridge: clients keeps each one's statistics, so a forget asks nobody; sum asks those who stay again"
+    )
 
 
 @dataclass(frozen=True)
@@ -158,6 +199,8 @@ class Spec:
     seed: int = _key(1, "seeds data, participation and batches; never the certified noise")
     data: DataSpec = field(default_factory=DataSpec)
     model: ModelSpec = field(default_factory=ModelSpec)
+    features: FeaturesSpec = field(default_factory=FeaturesSpec)
+    ridge: RidgeSpec = field(default_factory=RidgeSpec)
     local: LocalSpec = field(default_factory=LocalSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     stop: StopSpec = field(default_factory=StopSpec)
@@ -325,6 +368,52 @@ def _check_ranges(spec: Spec) -> None:
     )
     demand(spec.keep.gram_clients >= 0, "keep.gram_clients", spec.keep.gram_clients, "0 or more")
     demand(spec.keep.updates_every >= 0, "keep.updates_every", spec.keep.updates_every, "0 or more")
+    _check_features(spec, demand)
+    if spec.model.kind == RIDGE:
+        _check_ridge(spec, demand)
+
+
+Demand = Callable[[bool, str, object, str], None]
+"""Refuses a key (holds, name, found, wanted)."""
+
+
+def _check_features(spec: Spec, demand: Demand) -> None:
+    features, linear = spec.features, spec.model.kind in (*LINEAR_KINDS, RIDGE, "python")
+    demand(0 <= features.seed < 2**53, "features.seed", features.seed, "in 0 to 2^53")
+    demand(0 <= features.count <= 10**5, "features.count", features.count, "in 0 to 100000")
+    fourier_pairs = features.kind != "random_fourier" or features.count % 2 == 0
+    demand(fourier_pairs, "features.count", features.count, "even for random_fourier")
+    demand(0 < features.norm <= 1e6, "features.norm", features.norm, "in (0, 1e6]")
+    demand(0 < features.bandwidth <= 1e6, "features.bandwidth", features.bandwidth, "in (0, 1e6]")
+    demand(
+        features.kind == "none" or linear,
+        "features.kind",
+        features.kind,
+        f"none for model.kind = {spec.model.kind!r}: features are for linear heads (softmax, ridge...)",
+    )
+    unit = features.kind not in IMAGE_FEATURES or spec.data.normalise == "unit"
+    demand(unit, "data.normalise", spec.data.normalise, f"unit with features.kind = {features.kind!r}")
+
+
+def _check_ridge(spec: Spec, demand: Demand) -> None:
+    """A head in closed form is one sum over all clients: what belongs to rounds of descent has no meaning there."""
+    ridge, r = spec.ridge, spec.ridge.regularisation
+    demand(r == "auto" or 1e-12 <= r <= 1e6, "ridge.regularisation", r, "in 1e-12 to 1e6, or auto")
+    demand(1 <= ridge.feature_bits <= 24, "ridge.feature_bits", ridge.feature_bits, "in 1 to 24")
+    demand(1 <= ridge.target_bits <= 24, "ridge.target_bits", ridge.target_bits, "in 1 to 24")
+    demand(0 < ridge.scale <= 1e12, "ridge.scale", ridge.scale, "in (0, 1e12]")
+    demand(abs(ridge.shift) <= 1e12, "ridge.shift", ridge.shift, "at most 1e12 in size")
+    of_labels = ridge.task != "multi_label" or 0 <= ridge.shift <= 1
+    demand(of_labels, "ridge.shift", ridge.shift, "in 0 to 1 for multi_label")
+    for name, found, wanted in (
+        ("server.participation", spec.server.participation, "all"),
+        ("server.clip", spec.server.clip, 0.0),
+        ("server.rate", spec.server.rate, 1.0),
+        ("keep.gram_clients", spec.keep.gram_clients, 0),
+        ("keep.updates_every", spec.keep.updates_every, 0),
+        ("model.dtype", spec.model.dtype, "float64"),
+    ):
+        demand(found == wanted, name, found, f"{wanted} with model.kind = {RIDGE!r}")
 
 
 def commented_toml(spec: Spec) -> str:

@@ -74,7 +74,7 @@ class ClientCache:
 
     def clients(self, spec: Spec, *, fresh_marks: bool = False) -> Any:
         """The clients of a spec."""
-        key = (spec.seed, spec.data, spec.model.kind, spec.model.dtype, fresh_marks)
+        key = (spec.seed, spec.data, spec.model.kind, spec.model.dtype, spec.features, fresh_marks)
         with self._lock:
             if key not in self._kept:
                 if len(self._kept) >= MOST_KEPT:
@@ -250,7 +250,7 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 def same_program(spec: Spec) -> tuple[Any, ...]:
     """What must agree for two runs to be lanes of one program; seeds, budgets and stop rules may differ."""
-    return (spec.data, spec.model, spec.local, spec.server)
+    return (spec.data, spec.model, spec.features, spec.local, spec.server)
 
 
 def engine_source(

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sifu.core.engine import Engine
 from sifu.core.randomness import keyed_generator
 from sifu.core.replies import ReplyRules
-from sifu.core.spec import Spec
+from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
 from sifu.errors import InputError
+from sifu.launch.features import is_declared, map_of, with_features
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import largest_certified_rate
@@ -20,7 +23,6 @@ PYTHON = "python"
 """`data.name` of a run whose clients were handed over from Python."""
 FLOWER = "flower"
 """`data.name` of a run whose clients are nodes of Flower and keep their data."""
-LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds without one output a class."""
 
@@ -40,7 +42,7 @@ def clients_from_spec(
     *,
     fresh_marks: bool = False,
 ) -> tuple[Any, ...]:
-    """The clients' data a spec describes; with `fresh_marks`, watermarks are drawn again."""
+    """The clients' data a spec describes, as features where it has some; with `fresh_marks`, watermarks are new."""
     from sifu.data import from_dataset, given_names, load, partition, watermarked
 
     data = spec.data
@@ -80,13 +82,18 @@ def clients_from_spec(
     )
     if data.watermark:
         dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
-    flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
-    return from_dataset(dataset, indices, spec.model.dtype, flat, data.normalise, names=names)
+    made = from_dataset(dataset, indices, spec.model.dtype, takes_rows(spec), data.normalise, names=names)
+    return with_features(spec, made)
+
+
+def takes_rows(spec: Spec) -> bool:
+    """Whether samples are handed over as rows of numbers, not as images."""
+    return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
 
 
 def held_out_from_spec(spec: Spec, data_folder: str | Path | None = None) -> tuple[Any, Any] | None:
     """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none."""
-    from sifu.data import load
+    from sifu.data import ClientData, load
 
     data = spec.data
     if data.name == PYTHON:
@@ -95,8 +102,10 @@ def held_out_from_spec(spec: Spec, data_folder: str | Path | None = None) -> tup
     dataset = load(data.name, Path(data.file) if own else data_folder or data.folder or None)
     if dataset.x_test.shape[0] == 0:
         return None
-    flat = spec.model.kind in (*LINEAR_KINDS, "mlp")
-    x = dataset.features("test", dtype=spec.model.dtype, flat=flat, normalise=data.normalise)
+    x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)
+    if spec.features.kind != "none" and spec.model.kind != RIDGE:
+        (held,) = with_features(spec, [ClientData("held out", x, dataset.y_test)])
+        x = held.x
     return x, dataset.y_test
 
 
@@ -116,6 +125,39 @@ def known_outputs(spec: Spec) -> int:
     return spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
 
 
+def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
+    """The engine of a head in closed form, and the spec with the one round it takes."""
+    from sifu.data.feature_maps import fixed_point
+    from sifu.engines.sim.closed_form import ClosedFormFederation
+    from sifu.theory.closed_form import Targets
+
+    ridge, outputs = spec.ridge, spec.model.outputs
+    columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
+    if ridge.task == "classification":
+        outputs = known_outputs(spec)
+        counted = 1 + max(int(np.max(client.y)) for client in clients)
+        if outputs and outputs < counted:
+            raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+        from_labels, outputs = not outputs, max(outputs or counted, 2)
+    else:
+        from_labels, outputs = False, outputs or columns[0]
+    targets = Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
+    features = map_of(spec, clients)
+    assert features is not None  # a closed-form head always has a map
+    engine = ClosedFormFederation(
+        clients,
+        features,
+        targets,
+        fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits),
+        None if ridge.regularisation == "auto" else ridge.regularisation,
+        preprocessing=preprocessing_of(spec),
+        declared=is_declared(features),
+        from_labels=from_labels,
+    )
+    # One solve, whatever the accuracy; nothing has a local rate.
+    return engine, replace(spec, stop=replace(spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1))
+
+
 def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
     """The embedded engine, and the spec with `local.rate = "auto"` replaced by the rate that was found.
 
@@ -126,6 +168,9 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
     from sifu.engines.sim.clipping import Clipping
     from sifu.engines.sim.objectives import OBJECTIVES
 
+    if spec.model.kind == RIDGE:
+        return closed_form_engine(spec, clients)
+    clients = with_features(spec, clients)
     from_labels = False
     if model is None:
         if spec.model.kind == "python":
@@ -165,6 +210,8 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             seed=spec.seed,
             preprocessing=preprocessing_of(spec),
             shape_from_labels=from_labels,
+            features=getattr(clients[0], "features", "") if len(clients) else "",
+            features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
             clipping=clipping,
             replies=ReplyRules(server.rejected, server.update_bound),
         )

@@ -17,6 +17,7 @@ from sifu.core.layout import Vector
 from sifu.core.method_info import MethodInfo
 from sifu.core.premises import (
     Premise,
+    features_premise,
     heuristic_premise,
     hyper_parameters_premise,
     identity_premises,
@@ -85,6 +86,7 @@ class Method(Protocol):
         return (
             heuristic_premise(self.info.name),
             preprocessing_premise(view.facts),
+            *features_premise(view.facts),
             hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
             *identity_premises(view.facts),
         )

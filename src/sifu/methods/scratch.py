@@ -10,6 +10,7 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import (
     Premise,
+    features_premise,
     hyper_parameters_premise,
     identity_premises,
     level_of,
@@ -52,6 +53,7 @@ class Scratch(Method):
         """Nobody's data touched the fresh model, so only what came before training matters."""
         return (
             preprocessing_premise(view.facts),
+            *features_premise(view.facts),
             hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
             *identity_premises(view.facts),
         )

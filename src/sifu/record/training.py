@@ -68,6 +68,10 @@ class _Pending:
     models: dict[int, NewModel] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
     rejections: list[dict[str, Any]] = field(default_factory=list)
+    statistics: list[dict[str, Any]] = field(default_factory=list)
+    dropped_statistics: list[str] = field(default_factory=list)
+    solve: dict[str, Any] | None = None
+    """How a closed-form head was solved."""
 
     @property
     def is_large(self) -> bool:
@@ -268,6 +272,8 @@ class RecordedTraining:
         payload: dict[str, Any] = {"run": {"tip": str(tip)}} if pending.nodes else {}
         if pending.rejections:
             payload["rejections"] = pending.rejections
+        if pending.solve is not None:
+            payload["solve"] = pending.solve
         with uninterrupted():
             self.writer.record(
                 "rounds" if pending.nodes else "evaluation",
@@ -276,6 +282,8 @@ class RecordedTraining:
                 models=[models[node] for node in sorted(models)],
                 dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
                 updates=pending.updates,
+                statistics=pending.statistics,
+                dropped_statistics=pending.dropped_statistics,
                 evaluations=pending.evaluations,
             )
             self._committed = time.monotonic()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from sifu.choices import Retention
 from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
 from sifu.core.ledger import NONCE_BYTES, Event
+from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
@@ -243,7 +244,15 @@ class RecordedRequest:
             untouched=untouched,
             protection=self.method.info.protection,
             training_noise=self.training_noise,
+            statistics=view.spec.keep.statistics if self.method.info.name == CLOSED_FORM else None,
+            solve=solves(self.reader).get(final_node),
         )
+
+
+def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
+    """What was recorded of each solve of a closed-form head, by the node it made."""
+    found = ((event.content.get("solve"), event.content.get("rows")) for event in reader.events())
+    return {int(rows["last"]): solve for solve, rows in found if solve is not None and rows is not None}
 
 
 def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:

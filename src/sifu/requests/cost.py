@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.requests.certification import payload_of_request
+from sifu.core.method_info import CLOSED_FORM
+from sifu.requests.certification import payload_of_request, solves
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
 from sifu.theory.arrays import Integers
@@ -35,12 +36,26 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
     rounds, replies, steps = reader.remembered("costs", lambda: _sums_until_each_node(reader))[
         :, [first, last]
     ].tolist()
+    if row.method == CLOSED_FORM:
+        return _cost_of_solve(reader, row)
     layout, extra = reader.layout, payload_of_request(reader, row.request, "rolled back")["extra"]
     return Cost(
         rounds=rounds[1] - rounds[0] + extra["rounds"],
         starting_rounds=extra["rounds"],
         local_steps=steps[1] - steps[0] + extra["local_steps"],
         bytes_sent=2 * layout.size * np.dtype(layout.dtype).itemsize * (replies[1] - replies[0]) + extra["bytes_sent"],
+        bytes_kept=int(payload_of_request(reader, row.request, "request done")["bytes_kept"]),
+    )
+
+
+def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
+    """What a closed-form head took: a round only if clients were asked for their statistics, and no descent."""
+    solve = solves(reader)[row.final_node or 0]
+    return Cost(
+        rounds=int(solve["asked"] > 0),
+        starting_rounds=0,
+        local_steps=0,
+        bytes_sent=int(solve["bytes_sent"]),
         bytes_kept=int(payload_of_request(reader, row.request, "request done")["bytes_kept"]),
     )
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from sifu.choices import Level, TermsGiven
-from sifu.core.method_info import method_info
+from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.request_terms import TERMS, RequestTerms
-from sifu.core.spec import Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.planning.plan import Plan
 
@@ -18,6 +18,8 @@ LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
 def make_terms(spec: Spec, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
     """The terms of a request: what is given, the spec's defaults for the rest."""
     usual = {name: value for name, value in asdict(spec.privacy).items() if name in TERMS}
+    if spec.model.kind == RIDGE:
+        usual["method"] = CLOSED_FORM
     chosen = {name: value for name, value in given.items() if value is not None}
     names = clients if isinstance(clients, str) else list(clients)
     terms = RequestTerms.from_mapping(usual | chosen | {"clients": names})

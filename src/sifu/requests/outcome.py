@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sifu.core.method_info import CLOSED_FORM
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.cost import Cost, cost_of
 from sifu.store.reader import RunReader
@@ -60,6 +61,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         evaluation: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
         return evaluation.accuracy if evaluation else None
 
+    cost = cost_of(reader, row)
     return Outcome(
         request=row.request,
         clients=row.clients,
@@ -72,12 +74,12 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         psi=max((statement.psi for statement in statements), default=0.0),
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
         rollback_to=recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0,
-        rounds=final.node.position if final else 0,
+        rounds=cost.rounds if row.method == CLOSED_FORM else final.node.position if final else 0,
         scratch_rounds=scratch.rounds if scratch else None,
         accuracy=accuracy((row.final_node, "active")),
         target=recorded.terms.stop(recorded.view.spec.stop).target,
         accuracy_forgotten_before=before[0].accuracy if before else None,
         accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
-        cost=cost_of(reader, row),
+        cost=cost,
         training_noise=recorded.training_noise,
     )

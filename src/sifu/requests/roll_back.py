@@ -16,6 +16,7 @@ from sifu.record.everyones_psi import track_everyone
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
+from sifu.requests.statistics_erasure import statistics_to_erase, write_sum_without
 from sifu.store.actor import actor_name
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.history_rows import NodeRow
@@ -53,6 +54,9 @@ class RollBack:
     def record(self) -> None:
         """Write the event."""
         node, models, updates, evaluations = self._node(), self._models(), self._updates(), self._evaluations()
+        gone = {client for subject in self.plan.subjects for client in subject.clients}
+        dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone)
+        statistics = write_sum_without(self.writer, self.view, gone, self.noise_node) if dropped_statistics else []
         with uninterrupted():
             self.writer.record(
                 "rolled back",
@@ -62,6 +66,8 @@ class RollBack:
                 dropped_models=sorted(self.erased_models),
                 updates=updates,
                 dropped_updates=self.erased_updates.dropped,
+                statistics=statistics,
+                dropped_statistics=dropped_statistics,
                 evaluations=evaluations,
                 for_good=self.plan.terms.retention == "strict",
             )

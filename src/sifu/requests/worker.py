@@ -13,9 +13,10 @@ import numpy as np
 
 from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.core.spec import StopSpec
+from sifu.core.spec import RIDGE, StopSpec
 from sifu.errors import NotCertifiableError
-from sifu.methods.registry import method_named
+from sifu.methods.registry import method_for
+from sifu.record.closed_form import RecordedSolve
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
@@ -100,7 +101,8 @@ class Worker:
 
     def _carry_out(self, row: RequestRow, min_level: Level | None) -> None:
         """Roll back, add noise, retrain, certify."""
-        view, method = RunView(self.writer), method_named(row.method)
+        view = RunView(self.writer)
+        method = method_for(view, row.method)
         plan = method.plan(view, row.terms)
         check_level(plan, min_level)
         if row.status != "planned":
@@ -132,7 +134,9 @@ class Worker:
     ) -> RecordedTraining | None:
         """Recorded rounds until the stop rule holds; letters are taken in between two, and end it if wanted (None)."""
         while True:
-            training = RecordedTraining(self.engine, self.writer, RunView(self.writer), stop)
+            view = RunView(self.writer)
+            recorded = RecordedSolve if view.spec.model.kind == RIDGE else RecordedTraining
+            training = recorded(self.engine, self.writer, view, stop)
             if training.run(phase, self.progress, self.inbox.waiting):
                 return training
             self.inbox.take_in()

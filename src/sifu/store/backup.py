@@ -29,6 +29,7 @@ from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import create_private, private_folder
+from sifu.store.statistics import STATISTICS
 from sifu.store.updates import UPDATES
 
 FORMAT = "sifu-backup-1"
@@ -36,8 +37,10 @@ MANIFEST = "manifest.json"
 NAME = re.compile(
     rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}"
     rf"|models/\d{{1,12}}\.safetensors|{UPDATES}/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
+    rf"|{STATISTICS}/\d{{1,12}}\.(?:\d{{1,12}}|sum)\.statistics"
     rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json"
 )
+FOLDERS = ("models", UPDATES, STATISTICS, CERTIFICATES)
 MOST_FILES = 1_000_000
 LARGEST_MANIFEST = 256 << 20
 PIECE = 1 << 20
@@ -58,7 +61,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
             listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
             if (folder / STANDING_FILE).exists():
                 listed[STANDING_FILE] = folder / STANDING_FILE
-            for name in ("models", UPDATES, CERTIFICATES):
+            for name in FOLDERS:
                 paths = sorted((folder / name).iterdir())
                 listed |= {f"{name}/{path.name}": path for path in paths if NAME.fullmatch(f"{name}/{path.name}")}
             content: dict[str, Any] = {"format": FORMAT, "head": reader.value("head"), "files": {}}
@@ -103,7 +106,7 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _unpack(file: Path, staged: Path) -> None:
-    for name in ("models", UPDATES, CERTIFICATES):
+    for name in FOLDERS:
         private_folder(staged / name)
     try:
         with zipfile.ZipFile(file) as archive:

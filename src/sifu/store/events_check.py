@@ -19,6 +19,7 @@ from sifu.store.certificate_path import FORMS
 from sifu.store.history_rows import NodeRow
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
+from sifu.store.statistics import STATISTICS_NAME
 from sifu.store.updates import FILE_NAME
 
 _CREATED_WITH = (
@@ -31,11 +32,17 @@ EFFECTS = (
     "dropped_models",
     "updates",
     "dropped_updates",
+    "statistics",
+    "dropped_statistics",
     "evaluations",
     "rejections",
     "certificates",
 )
 """Keys of a payload that change something beside the table `run`."""
+
+
+ERASED = ("models", "updates", "statistics")
+"""What events erase, each under its key `dropped_...`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,19 @@ class May:
 
 KINDS: Mapping[str, May] = {
     "run created": May(_CREATED_WITH, ("rows", "models"), "training"),
-    "rounds": May(("tip",), ("rows", "models", "dropped_models", "updates", "evaluations", "rejections")),
+    "rounds": May(
+        ("tip",),
+        (
+            "rows",
+            "models",
+            "dropped_models",
+            "updates",
+            "statistics",
+            "dropped_statistics",
+            "evaluations",
+            "rejections",
+        ),
+    ),
     "evaluation": May((), ("models", "dropped_models", "evaluations")),
     "training done": May(("phase",), ("evaluations",), "ready"),
     "request received": May(),
@@ -59,7 +78,16 @@ KINDS: Mapping[str, May] = {
     "request withdrawn": May(),
     "rolled back": May(
         ("tip", "phase"),
-        ("rows", "models", "dropped_models", "updates", "dropped_updates", "evaluations"),
+        (
+            "rows",
+            "models",
+            "dropped_models",
+            "updates",
+            "dropped_updates",
+            "statistics",
+            "dropped_statistics",
+            "evaluations",
+        ),
         "retraining",
     ),
     "request done": May(("phase",), ("evaluations", "certificates"), "ready"),
@@ -67,7 +95,7 @@ KINDS: Mapping[str, May] = {
     "key rotated": May(("public_key",)),
     "backup made": May(),
     "checkpoint": May(),
-    "restored": May((), ("dropped_models",)),
+    "restored": May((), ("dropped_models", "dropped_statistics")),
     "purged": May((), ("dropped_models", "dropped_updates")),
     JOINED: May(("reported", "client_count", "clients_digest")),
     "client refused": May(("admitted",)),
@@ -127,6 +155,10 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
         named = FILE_NAME.fullmatch(str(row["file"]))
         if named is None or (int(named[1]), int(named[2])) != (row["node"], row["part"]):
             yield f"names the file of updates {str(row['file'])[:80]!r}, which is not that of its node and part"
+    for row in content.get("statistics", []):
+        named = STATISTICS_NAME.fullmatch(str(row["file"]))
+        if named is None or int(named[1]) != row["node"] or (named[2] != "sum" and [int(named[2])] != row["clients"]):
+            yield f"names the file of statistics {str(row['file'])[:80]!r}, which is not that of its node and client"
     if event.kind == "request done" and sorted(content.get("certificates", {})) != sorted(FORMS):
         yield f"issues the certificates {sorted(content.get('certificates', {}))}, not those of {sorted(FORMS)}"
 
@@ -151,15 +183,15 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
             )
     if any(not tip_before <= row["node"] <= tip_after for row in content.get("evaluations", [])):
         yield "records an evaluation of another model than the current one"
-    dropped: list[int | str] = [*content.get("dropped_models", []), *content.get("dropped_updates", [])]
-    models_before, updates_before = before.rows["models"], before.rows["updates"]
-    never = [file for file in dropped if (file,) not in models_before and (file,) not in updates_before]
+    dropped: list[int | str] = [file for what in ERASED for file in content.get(f"dropped_{what}", [])]
+    models_before = before.rows["models"]
+    never = [file for file in dropped if not any((file,) in before.rows[what] for what in ERASED)]
     if never:
         yield f"erases {never[:5]}, which did not exist"
     past.erased.update(dropped)
     models = {int(row["node"]): str(row["digest"]) for row in content.get("models", [])}
-    updates = {str(row["file"]) for row in content.get("updates", [])}
-    back = sorted(map(str, (models.keys() | updates) & past.erased))
+    written = {str(row["file"]) for what in ("updates", "statistics") for row in content.get(what, [])}
+    back = sorted(map(str, (models.keys() | written) & past.erased))
     if back:
         yield f"records {', '.join(back[:5])} again, which had been erased"
     if any(node > tip_after for node in models):
@@ -172,8 +204,10 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     ]
     if changed:
         yield f"records other models of nodes {changed[:5]} than there were"
-    if any((file,) in updates_before for file in updates):
-        yield "records a file of updates twice"
+    if any((file,) in before.rows[what] for what in ("updates", "statistics") for file in written):
+        yield "records a file of updates or statistics twice"
+    if any(row["node"] != tip_after for row in content.get("statistics", [])):
+        yield "records statistics of another node than its last one"
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:

@@ -18,6 +18,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "evaluations": ("node", "subset"),
     "models": ("node",),
     "updates": ("file",),
+    "statistics": ("file",),
     "requests": ("request",),
     "subjects": ("subject",),
     "charges": ("noise_node", "subject"),
@@ -55,6 +56,11 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     for row in payload.get("updates", []):
         values = {key: row[key] for key in ("node", "part", "bytes", "digest")}
         yield Change("updates", (row["file"],), values | {"clients": canonical_json(row["clients"]).decode()})
+    for file in payload.get("dropped_statistics", []):
+        yield Change("statistics", (file,), None)
+    for row in payload.get("statistics", []):
+        values = {key: row[key] for key in ("node", "samples", "bytes", "digest")}
+        yield Change("statistics", (row["file"],), values | {"clients": canonical_json(row["clients"]).decode()})
     for row in payload.get("evaluations", []):
         values = {key: row[key] for key in ("samples", "accuracy", "loss")}
         yield Change("evaluations", (row["node"], row["subset"]), values)

@@ -14,6 +14,7 @@ from sifu.core.ledger import Event
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.history_reader import HistoryReader
+from sifu.store.statistics import StatisticsRow
 from sifu.store.table_rows import (
     ChargeRow,
     ComparisonRow,
@@ -128,6 +129,14 @@ class RunReader(HistoryReader):
     def load_updates(self, row: UpdatesRow) -> dict[int, Vector]:
         """The updates of one kept round by client, each checked against its recorded digest."""
         return read_updates(self.folder, row)
+
+    def statistics(self) -> dict[str, StatisticsRow]:
+        """The files of clients' statistics that exist, by name."""
+        rows = self.query("SELECT file, node, clients, samples, bytes, digest FROM statistics ORDER BY node, file")
+        return {
+            str(file): StatisticsRow(file, node, tuple(json.loads(clients)), samples, size, digest)
+            for file, node, clients, samples, size, digest in rows
+        }
 
     def requests(self) -> list[RequestRow]:
         """All requests, in the order they were received."""

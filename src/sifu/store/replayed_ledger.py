@@ -102,6 +102,11 @@ class ReplayedLedger:
         return list(self._recorded("updates"))
 
     @cached_property
+    def statistics(self) -> list[dict[str, Any]]:
+        """Every file of statistics that was ever recorded, in order."""
+        return list(self._recorded("statistics"))
+
+    @cached_property
     def certificates(self) -> dict[tuple[str, str], tuple[str, str]]:
         """Digest of each certificate and the operator's key of its time, by request and form."""
         issued, public_key = {}, ""

@@ -42,6 +42,7 @@ from sifu.store.projection import KEYS, Change, changes
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
+from sifu.store.statistics import STATISTICS, STATISTICS_NAME, statistics_path
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 from sifu.store.witnesses import WitnessPost, witness_targets
@@ -53,7 +54,7 @@ SCRUB_FILE = "scrub"
 REPORT = "report"
 _STAGING = ".new"
 _CREATING = ".creating"
-_FOLDERS = ("models", CERTIFICATES, UPDATES)
+_FOLDERS = ("models", CERTIFICATES, UPDATES, STATISTICS)
 _ROWS_TOGETHER = 200
 """Participations in one statement: between two of them other threads may run, which costs more than a row."""
 _OWN_FILES = {LOCK_FILE, *_FOLDERS, KEY_FILE, HEAD_FILE, _STAGING, _CREATING} | {
@@ -238,6 +239,7 @@ class RunWriter(RunReader):
             models = {files.model_path(folder, node).name for node in writer.models()}
             files.remove_strays(folder / "models", files.MODEL_NAME, models)
             files.remove_strays(folder / UPDATES, FILE_NAME, set(writer.updates()))
+            files.remove_strays(folder / STATISTICS, STATISTICS_NAME, set(writer.statistics()))
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
             if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
@@ -264,6 +266,8 @@ class RunWriter(RunReader):
         dropped_models: Sequence[int] = (),
         updates: Sequence[NewUpdates] = (),
         dropped_updates: Sequence[str] = (),
+        statistics: Sequence[dict[str, Any]] = (),
+        dropped_statistics: Sequence[str] = (),
         evaluations: Sequence[EvaluationRow] = (),
         certificates: Mapping[tuple[str, str], dict[str, Any]] | None = None,
         joined: ClientProfile | None = None,
@@ -271,8 +275,9 @@ class RunWriter(RunReader):
     ) -> Event:
         """One event with everything that belongs to it, durable when this returns.
 
-        `joined` is a client that the run knows from now on. `for_good` also takes what is dropped out of the database's
-        free pages and its log, and erases the report.
+        `statistics` are rows of files that are there already (`store.statistics`). `joined` is a client that the run
+        knows from now on. `for_good` also takes what is dropped out of the free pages and the log of the database, and
+        erases the report.
         """
         payload = dict(payload)
         if for_good:
@@ -281,6 +286,10 @@ class RunWriter(RunReader):
             payload["dropped_models"] = [int(node) for node in dropped_models]
         if dropped_updates:
             payload["dropped_updates"] = list(dropped_updates)
+        if statistics:
+            payload["statistics"] = list(statistics)
+        if dropped_statistics:
+            payload["dropped_statistics"] = list(dropped_statistics)
         if evaluations:
             payload["evaluations"] = [asdict(row) for row in evaluations]
         contents = {key: json.dumps(value, indent=1, sort_keys=True) for key, value in (certificates or {}).items()}
@@ -313,6 +322,8 @@ class RunWriter(RunReader):
                     files.model_path(self.folder, model.node).unlink(missing_ok=True)
             for file in {new.file for new in updates} - files_before:
                 updates_path(self.folder, file).unlink(missing_ok=True)
+            for file in {row["file"] for row in statistics} - set(self.statistics()):
+                statistics_path(self.folder, file).unlink(missing_ok=True)
             raise
         write_head(self.folder, event)
         self._recorded = True
@@ -321,6 +332,7 @@ class RunWriter(RunReader):
             self._signer = None  # the next event is signed with the new key
         files.remove_files([files.model_path(self.folder, node) for node in dropped_models])
         files.remove_files([updates_path(self.folder, file) for file in dropped_updates])
+        files.remove_files([statistics_path(self.folder, file) for file in dropped_statistics])
         for (request, form), content in contents.items():
             files.write_atomically(certificate_path(self.folder, request, form), content.encode())
         if for_good:

@@ -57,7 +57,9 @@ class TrainingFacts:
     `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
     of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`. `identity`
     says how clients are known (`sifu.core.identity`). `local_clip` bounds the norm of the gradient of every local step
-    (0: it does not).
+    (0: it does not). `features` is the digest of the public feature map that samples
+    go through first ("" where there is none); `features_declared` says that it is not drawn from a seed, so that the
+    operator must declare that no client's data shaped it.
     """
 
     local_rate: float
@@ -77,3 +79,5 @@ class TrainingFacts:
     noise: float = 0.0
     identity: str = IN_PROCESS
     local_clip: float = 0.0
+    features: str = ""
+    features_declared: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from sifu.core.certificate import (
     COMMON_FIELDS,
@@ -13,6 +13,7 @@ from sifu.core.certificate import (
     COUNTERFACTUAL,
     FIELDS,
     FORMAT,
+    SOLVE_FIELDS,
     attacker_rate,
     budget_reached,
     guarantee_of,
@@ -20,7 +21,7 @@ from sifu.core.certificate import (
     what_was_erased,
 )
 from sifu.core.ledger import finite_or_text, read_json
-from sifu.core.method_info import method_info
+from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.premises import (
     Premise,
     Status,
@@ -40,6 +41,7 @@ from sifu.theory.rollback import Subject, charge
 from sifu.verify.value_comparison import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
 
+STATISTICS_KEPT: tuple[Literal["clients", "sum"], ...] = ("clients", "sum")
 LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
@@ -149,6 +151,8 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
         return always | {"method"}
     if body["protection"] == "training noise":
         return always | {"clipping", "history", "budget", "counterfactual", "noise", "honest reports"}
+    if body["method"] == CLOSED_FORM:
+        return always | {"features", "statistics"}
     if method_info(body["method"]).starts_from == "fresh":
         return always
     return always | {
@@ -158,11 +162,11 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
 
 def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     """What is said in words is what the level, the method and the terms make it."""
-    rate = attacker_rate(body["level"], multiplier)
+    rate, solved = attacker_rate(body["level"], multiplier), body["method"] == CLOSED_FORM
     wanted = {
         "attacker_true_positive_rate_at_1_percent": rate,
-        "guarantee": guarantee_of(body["level"], body["protection"], body["scope"]),
-        "not_covered": not_covered_by(body["unit"], len(body["clients"])),
+        "guarantee": guarantee_of(body["level"], body["protection"], body["scope"], solved=solved),
+        "not_covered": not_covered_by(body["unit"], len(body["clients"]), solved=solved),
         "counterfactual": COUNTERFACTUAL,
     }
     for name, expected in wanted.items():
@@ -171,12 +175,19 @@ def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     start = method_info(body["method"]).starts_from
     possible = [
         what_was_erased(
-            body["retention"], fresh=start == "fresh", replayed=start == "initial", keeps_updates=keeps_updates
+            body["retention"],
+            fresh=start == "fresh",
+            replayed=start == "initial",
+            keeps_updates=keeps_updates,
+            statistics=statistics,
         )
         for keeps_updates in (False, True)
+        for statistics in (STATISTICS_KEPT if solved else (None,))
     ]
     if body["form"] == "public" and (body["erased"], body["remains"]) not in possible:
         yield f"what was erased and what remains is not what {body['method']} under {body['retention']} leaves"
+    if body["form"] == "auditor" and (set(body["solve"] or ()) != set(SOLVE_FIELDS if solved else ())):
+        yield f"solve says {str(body['solve'])[:80]!r}, which is not what method {body['method']} leaves"
     if body["form"] == "auditor" and body["confidential"] != CONFIDENTIAL:
         yield f"confidential says {str(body['confidential'])[:80]!r}"
 

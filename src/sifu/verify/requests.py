@@ -13,6 +13,7 @@ from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.table_rows import ChargeRow, RequestRow
 from sifu.theory.rollback import charge, choose_node
 from sifu.verify.certificates import check_statements
+from sifu.verify.statistics import check_statistics_erased
 from sifu.verify.updates import check_updates_erased
 from sifu.verify.value_comparison import TOLERANCE, agree
 
@@ -77,6 +78,7 @@ def _check_request(
     view, at_hand = RunView(reader, tip=before.tip), before.model_nodes
     yield from _check_erasure(view, request, recorded, at_hand, content)
     yield from check_updates_erased(view, recorded, before.rows, content)
+    yield from check_statistics_erased(recorded, before.rows, content)
     if recorded.method.info.starts_from == "rule":
         yield from _check_choice(view, request, recorded, at_hand)
     yield from _check_start(view, request, recorded)

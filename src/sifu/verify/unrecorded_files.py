@@ -1,4 +1,4 @@
-"""Files of models and updates that no row names: what an interrupted change left behind, or what somebody put there.
+"""Files of models, updates and statistics that no row names: an interrupted change left them, or somebody did.
 
 A change writes its files before its event and deletes those it drops after it. A process killed in between leaves files
 behind, which the next one that opens the run for writing sweeps away before it does anything else. So an honest folder
@@ -26,6 +26,7 @@ from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
 from sifu.store.replayed_ledger import ReplayedLedger
+from sifu.store.statistics import STATISTICS, STATISTICS_NAME
 from sifu.store.updates import FILE_NAME, UPDATES
 from sifu.store.writer import SCRUB_FILE
 
@@ -57,7 +58,7 @@ def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
     if is_locked(reader.folder):
         return
     record = _Record(reader)
-    for folder in (MODELS, UPDATES):
+    for folder in (MODELS, UPDATES, STATISTICS):
         for path in sorted((reader.folder / folder).rglob("*")):
             name = path.relative_to(reader.folder).as_posix()
             if name not in record.live and not path.is_dir():
@@ -113,15 +114,18 @@ class _Record:
         self.live = {
             *(_model_name(node) for node in reader.models()),
             *(_updates_name(file) for file in reader.updates()),
+            *(_statistics_name(file) for file in reader.statistics()),
         }
         self.digests = {
             **{_model_name(node): digest for node, digest in ledger.model_digests.items()},
             **{_updates_name(row["file"]): str(row["digest"]) for row in ledger.updates},
+            **{_statistics_name(row["file"]): str(row["digest"]) for row in ledger.statistics},
         }
         """Of every file that was ever recorded."""
         self.dropped_last = {
             *(_model_name(node) for node in self.last.content.get("dropped_models", [])),
             *(_updates_name(file) for file in self.last.content.get("dropped_updates", [])),
+            *(_statistics_name(file) for file in self.last.content.get("dropped_statistics", [])),
         }
 
     @cached_property
@@ -140,7 +144,8 @@ class _Record:
         event = self.events[seq - 1]
         if event.kind == "rolled back":
             return event.content["request"] in self._strict
-        return event.kind == "purged" or (event.kind == "restored" and bool(event.content.get("dropped_models")))
+        dropped = event.content.get("dropped_models") or event.content.get("dropped_statistics")
+        return event.kind == "purged" or (event.kind == "restored" and bool(dropped))
 
     @cached_property
     def _strict(self) -> set[str]:
@@ -151,6 +156,9 @@ class _Record:
         if path.parent.name == MODELS:
             number = path.stem if files.MODEL_NAME.fullmatch(path.name) else ""
             return number.isdecimal() and str(int(number)) == number and int(number) not in self._nodes
+        if path.parent.name == STATISTICS:
+            own = STATISTICS_NAME.fullmatch(path.name)
+            return own is not None and int(own[1]) not in self._nodes
         named = FILE_NAME.fullmatch(path.name)
         return named is not None and (int(named[1]) not in self._nodes or int(named[3]) == self._view.next_order)
 
@@ -161,3 +169,7 @@ def _model_name(node: int) -> str:
 
 def _updates_name(file: str) -> str:
     return f"{UPDATES}/{file}"
+
+
+def _statistics_name(file: str) -> str:
+    return f"{STATISTICS}/{file}"

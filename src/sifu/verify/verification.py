@@ -26,6 +26,7 @@ from sifu.verify.models import check_models, check_moved
 from sifu.verify.operator_keys import check_keys, keys_of
 from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
+from sifu.verify.statistics import check_kept_statistics
 from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
 from sifu.verify.updates import check_updates
 from sifu.verify.witnessed import check_witnesses
@@ -95,6 +96,7 @@ def verify_run(
             ("models", check_models),
             ("models", check_moved),
             ("updates", check_updates),
+            ("statistics", check_kept_statistics),
             ("keys", check_keys),
             ("certificates", check_certificates),
             ("certificates", check_no_other_certificates),

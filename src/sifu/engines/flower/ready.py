@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.replies import ReplyRules
-from sifu.core.spec import Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.engines.flower.blueprint import Blueprint
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
@@ -119,6 +119,11 @@ def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
     """The training a spec describes on clients with these profiles, and the spec with its local rate filled in."""
+    if spec.features.kind != "none" or spec.model.kind == RIDGE:
+        raise InputError(
+            f"features.kind = {spec.features.kind!r} with model.kind = {spec.model.kind!r} runs on the embedded engine "
+            "only: on Flower let every client compute its features itself, and train softmax on them"
+        )
     shapes = {profile.input_shape for profile in profiles}
     if len(shapes) != 1 or () in shapes:
         raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")

@@ -69,7 +69,8 @@ class SimulatedFederation:
     one client after the other. Data are checked and copied here; later changes to them have no effect. `first_number`
     is the number that batches and dropped units of the first client are drawn for: a client that trains alone, on a
     machine of its own, draws what it would draw among all. `replies` says what happens to a client's model that cannot
-    be used; by default the round stops with a sentence.
+    be used; by default the round stops with a sentence. `features` is the digest of the public map that made the
+    clients' samples, if one did (`TrainingFacts`).
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class SimulatedFederation:
         strategy: Strategy = "auto",
         preprocessing: str = "fixed constants",
         shape_from_labels: bool = False,
+        features: str = "",
+        features_declared: bool = False,
         clipping: Clipping | None = None,
         first_number: int = 0,
         replies: ReplyRules | None = None,
@@ -165,6 +168,8 @@ class SimulatedFederation:
             clip=clipping.clip if clipping else 0.0,
             noise=clipping.noise if clipping else 0.0,
             local_clip=training.clip,
+            features=features,
+            features_declared=features_declared,
         )
 
     @property

@@ -19,7 +19,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
@@ -81,6 +80,8 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
     array([[0.4],
            [0. ]])
     """
+    import scipy.linalg
+
     if statistics.samples < 1:
         raise InputError("nobody is left: a head needs the statistics of at least one sample")
     with threadpool_limits(limits=1):
@@ -101,6 +102,14 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
     return Head(statistics.fixed, weights, chosen, ridge, residual)
 
 
+def residual_of(statistics: Statistics, relative: float, weights: Floats) -> float:
+    """What weights leave of the equations (G / 2^2a + lambda I) W = H / 2^(a+b), relative to the right-hand side."""
+    gram, cross = _scaled(statistics)
+    gram[np.diag_indices_from(gram)] += penalty(statistics, relative)
+    with threadpool_limits(limits=1):
+        return _relative(cross - gram @ weights, cross)
+
+
 def relative_penalty_by_gcv(statistics: Statistics, grid: tuple[float, ...] = GRID) -> float:
     """The r of the grid with the smallest score; ties go to the larger one, which is the smoother head."""
     scores = gcv_scores(statistics, grid)
@@ -118,6 +127,8 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
     G is brought to tridiagonal form once, G = Q D Q'; then every r costs a tridiagonal solve, and the eigenvalues are
     found without eigenvectors.
     """
+    import scipy.linalg
+
     samples, fixed = statistics.samples, statistics.fixed
     if samples < 1:
         raise InputError("nobody is left: cross-validation needs the statistics of at least one sample")
@@ -152,6 +163,8 @@ def _scaled(statistics: Statistics) -> tuple[Floats, Floats]:
 
 def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
     """The diagonal and the one beside it of D = Q'GQ, and Q'H."""
+    import scipy.linalg
+
     work, _ = scipy.linalg.lapack.dsytrd_lwork(gram.shape[0], lower=1)
     reduced, diagonal, beside, scales, failed = scipy.linalg.lapack.dsytrd(
         np.asfortranarray(gram), lower=1, lwork=int(work), overwrite_a=1

@@ -107,9 +107,16 @@ class Statistics:
         >>> Statistics.nobody(FixedPoint(features=1, outputs=1)).digest()[:16]
         'cb7899166141193a'
         """
-        hashed = hashlib.sha256(f"sifu statistics 1 {self.fixed.describe()}\n".encode())
-        hashed.update(self.words().astype("<i8", copy=False).data)
-        return hashed.hexdigest()
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+    @staticmethod
+    def heading(fixed: FixedPoint) -> bytes:
+        """The line that the canonical form of statistics in this fixed point begins with."""
+        return f"sifu statistics 1 {fixed.describe()}\n".encode()
+
+    def canonical(self) -> bytes:
+        """The canonical form: the heading and the words, little-endian."""
+        return self.heading(self.fixed) + self.words().astype("<i8", copy=False).tobytes()
 
 
 def words_at(fixed: FixedPoint) -> int:

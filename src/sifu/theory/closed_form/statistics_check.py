@@ -17,7 +17,6 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-import scipy.linalg
 from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
@@ -123,6 +122,8 @@ def _semi_definite(gram: Integers) -> bool:
     In units where every square is 1, a factorisation of a semi-definite matrix of size m fails at most when its
     smallest eigenvalue is below m^2 times the unit roundoff (Higham 2002, theorem 10.7, and its remark on scaling).
     """
+    import scipy.linalg
+
     present = np.diagonal(gram) > 0
     kept = gram[np.ix_(present, present)].astype(np.float64)
     lengths = np.sqrt(np.diagonal(kept))

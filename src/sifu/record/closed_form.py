@@ -1,0 +1,149 @@
+"""The one recorded round of a closed-form head: a sum over the clients that stay, and the head it gives.
+
+Where every client's statistics are kept, nobody is asked whose statistics are at hand; the sum is the kept one plus
+those who came and minus those who went, exact in whole numbers, so a forget costs the same whatever the number of
+clients. Where only the sum is kept, everyone is asked again as soon as somebody left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from sifu.core.closed_form import StatisticsEngine
+from sifu.core.engine import Position, Rejection
+from sifu.core.streaming import StreamedRound
+from sifu.errors import RoundRejectedError
+from sifu.record.interrupts import uninterrupted
+from sifu.record.progress import Progress, ProgressCallback
+from sifu.record.training import RecordedTraining
+from sifu.store.statistics import StatisticsRow, read_statistics, write_statistics
+from sifu.theory.closed_form import Statistics, fit_head, total
+from sifu.theory.closed_form.statistics import words_at
+from sifu.theory.rounding import norm, norm_up
+
+
+@dataclass
+class _Gathered:
+    """What a solve found on disk and asked for: rows of files written, who was asked, and who was refused."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    asked: int = 0
+    rejections: list[Rejection] = field(default_factory=list)
+
+
+class RecordedSolve(RecordedTraining):
+    """Solves for the head of the active clients, if the current model is not theirs already."""
+
+    def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
+        if not self._is_theirs():
+            self._solve()
+        if progress:
+            progress(Progress(phase, self._tip.position, self._accuracy or 0.0, 0.0, 1))
+        return True
+
+    def finish(self) -> None:
+        """Record that the first training is done; there is no noise to be rehearsed."""
+        self.note_standing()
+        with uninterrupted():
+            self.writer.record("training done", {"run": {"phase": "ready"}, "node": self.writer.tip})
+
+    def _keep(self, psi_max: float) -> None:
+        """No request ever goes back to an earlier head."""
+
+    def _is_theirs(self) -> bool:
+        """Whether the current model is the head of exactly the active clients, less those refused."""
+        tip = self._tip
+        if tip.kind != "round":
+            return False
+        taken = set(self.writer.participation(first=tip.node).between(tip.node, tip.node).clients.tolist())
+        refused = {
+            self.view.index_of[row.client]
+            for row in self.writer.rejections()
+            if (row.branch, row.round) == (tip.branch, tip.position - 1) and row.left_out
+        }
+        return taken | refused == set(self.active.tolist())
+
+    def _solve(self) -> None:
+        engine, stored = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
+        whole = next((row for row in stored if row.is_sum), None)
+        gathered = _Gathered()
+        statistics = self._sum(stored, whole, gathered)
+        refused = {self.view.index_of[one.client] for one in gathered.rejections}
+        taken = np.array([client for client in self.active.tolist() if client not in refused], dtype=np.int64)
+        head = fit_head(statistics, engine.relative_penalty)
+        vector = head.weights.ravel()
+        digest = statistics.digest()
+        if whole is None or (whole.digest, whole.clients) != (digest, tuple(taken.tolist())):
+            row = write_statistics(self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True)
+            gathered.rows.append(row)
+            if whole is not None:
+                self._pending.dropped_statistics.append(whole.file)
+        self._pending.statistics = gathered.rows
+        self._pending.solve = {
+            "sum": digest,
+            "samples": statistics.samples,
+            "relative_penalty": head.relative_penalty,
+            "penalty": head.penalty,
+            "asked": gathered.asked,
+            "bytes_sent": 8 * words_at(engine.fixed) * gathered.asked,
+        }
+        sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
+        with uninterrupted():
+            self._take_in(
+                StreamedRound(
+                    taken,
+                    sizes,
+                    np.full(taken.size, np.inf),
+                    norm_up(vector - self.model),
+                    0.0,
+                    norm(vector - self._root),
+                    lambda: vector,
+                    self.engine.evaluate(vector, taken),
+                    rejections=tuple(gathered.rejections),
+                )
+            )
+
+    def _sum(self, stored: list[StatisticsRow], whole: StatisticsRow | None, gathered: _Gathered) -> Statistics:
+        """The statistics of the active clients together."""
+        engine, wanted = cast("StatisticsEngine", self.engine), set(self.active.tolist())
+        own = {row.clients[0]: row for row in stored if not row.is_sum}
+        there = set(whole.clients) if whole is not None else set()
+        leaving = there - wanted
+        if leaving - own.keys():  # a sum cannot be rid of statistics that nobody has
+            whole, there, leaving = None, set(), set()
+        parts = self._parts(sorted(wanted - there), own, gathered)
+        if whole is None:
+            return total(engine.fixed, parts)
+        result = read_statistics(self.writer.folder, whole, engine.fixed)
+        for client in sorted(leaving):
+            result = result - read_statistics(self.writer.folder, own[client], engine.fixed)
+        for part in parts:
+            result = result + part
+        return result
+
+    def _parts(self, clients: list[int], own: dict[int, StatisticsRow], gathered: _Gathered) -> Iterator[Statistics]:
+        """Statistics of clients one by one, from disk where they are kept, or asked for and written."""
+        engine = cast("StatisticsEngine", self.engine)
+        for client in clients:
+            if client in own:
+                yield read_statistics(self.writer.folder, own[client], engine.fixed)
+        keeps = self.view.spec.keep.statistics == "clients"
+        position = Position(self._tip.branch, self._tip.position)
+        for client, sent in engine.collect([client for client in clients if client not in own]):
+            gathered.asked += 1
+            if isinstance(sent, Rejection):
+                if self.view.spec.server.rejected != "reply":
+                    raise RoundRejectedError(
+                        f"the statistics of client {sent.client!r} were refused and nothing was changed: "
+                        f"{sent.reason}. See server.rejected"
+                    )
+                gathered.rejections.append(replace(sent, position=position))
+                continue
+            if keeps:
+                row = write_statistics(self.writer.folder, self._next, [client], sent, is_sum=False)
+                gathered.rows.append(row)
+            yield sent

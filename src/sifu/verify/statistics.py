@@ -1,0 +1,160 @@
+"""Whether a closed-form head is the one of those who stay: its sum to the bit, the head to rounding, and nothing else
+of anybody forgotten is kept (docs/theory.md, section 14)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.spec import RIDGE
+from sifu.errors import RunDamagedError
+from sifu.record.run_view import RunView
+from sifu.requests.certification import RecordedRequest, solves
+from sifu.requests.statistics_erasure import statistics_to_erase, sum_that_stays
+from sifu.store.lock import is_locked
+from sifu.store.projection import Tables
+from sifu.store.reader import RunReader
+from sifu.store.statistics import StatisticsRow, read_statistics
+from sifu.theory.closed_form import FixedPoint, Statistics, penalty, total
+from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
+from sifu.verify.value_comparison import agree
+
+SCORES_AGREE = 1e-6
+"""Cross-validation on another machine may choose between two scores that differ by less than this share."""
+
+
+def check_kept_statistics(reader: RunReader) -> Iterator[str]:
+    """The files of statistics, who is in them, and the current head."""
+    view, rows = RunView(reader), list(reader.statistics().values())
+    if view.spec.model.kind != RIDGE:
+        if rows or solves(reader):
+            yield "statistics: there are some, but the model is not solved in closed form"
+        return
+    if is_locked(reader.folder):
+        return  # its writer may erase a file that is about to be read
+    fixed = recorded_fixed_point(view.spec, reader.layout)
+    yield from _check_solves(reader, view)
+    yield from _check_rows(view, rows)
+    own, whole = {}, None
+    for row in rows:
+        try:
+            # One client's at a time: all of them together may be more than memory holds.
+            statistics = read_statistics(reader.folder, row, fixed)
+        except RunDamagedError as error:
+            yield f"statistics: {error}"
+            return
+        if row.is_sum:
+            whole = (row, statistics)
+        else:
+            own[row.clients[0]] = row
+            if statistics.samples != view.clients[row.clients[0]].samples:
+                yield f"statistics: {row.file} counts other samples than its client has"
+    if whole is not None:
+        if set(whole[0].clients) <= own.keys():
+            yield from _check_sum(reader, fixed, whole, own)
+        yield from _check_head(reader, view, whole)
+
+
+def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
+    """Nothing of a forgotten client, one file a client, one sum, and each client's own only where that is asked for."""
+    for row in rows:
+        for client in sorted(set(row.clients) & view.forgotten):
+            yield f"statistics: {row.file} holds those of {view.clients[client].name}, which was forgotten"
+    own = [row.clients for row in rows if not row.is_sum]
+    if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
+        yield "statistics: there are two files of one client, or two sums"
+    if own and view.spec.keep.statistics != "clients":
+        yield "statistics: those of single clients are kept, where the spec says that only their sum is"
+
+
+def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
+    """Every round is a solve among clients that nobody had asked to forget by then, all of those or all but refused."""
+    recorded, everyone, gone, known = solves(reader), reader.everyone(), set(), 0
+    asked: dict[str, set[int]] = {}
+    left_out = {(one.branch, one.round, one.client) for one in reader.rejections() if one.left_out}
+    for event in reader.events():
+        content = event.content
+        known = int(content.get("run", {}).get("client_count", known))
+        if event.kind == "request received":
+            request = content["request"]
+            asked[request["request"]] = {view.index_of[name] for name in request["clients"]}
+        if event.kind in ("request refused", "request withdrawn"):
+            asked.pop(content["request"], None)
+        gone = set().union(*asked.values()) if asked else set()
+        if event.kind != "rounds":
+            continue
+        first, last = int(content["rows"]["first"]), int(content["rows"]["last"])
+        if first != last or last not in recorded:
+            yield f"statistics: event {event.seq} records rounds that are no solve"
+            continue
+        node = reader.nodes_by_number()[last].node
+        taken = set(everyone.between(last, last).clients.tolist())
+        names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(known)}
+        refused = {view.index_of[name] for _, _, name in names & left_out}
+        if taken & gone or taken | refused != set(range(known)) - gone:
+            yield f"statistics: node {last} was solved from other clients than those who had not asked to be forgotten"
+        samples = sum(view.clients[client].samples for client in taken)
+        if recorded[last]["samples"] != samples:
+            yield f"statistics: node {last} was solved from {recorded[last]['samples']} samples, not {samples}"
+
+
+def _check_sum(
+    reader: RunReader, fixed: FixedPoint, whole: tuple[StatisticsRow, Statistics], own: dict[int, StatisticsRow]
+) -> Iterator[str]:
+    """The sum is that of the clients' own statistics, to the bit."""
+    row, statistics = whole
+    parts = (read_statistics(reader.folder, own[client], fixed) for client in row.clients)
+    if total(fixed, parts) != statistics:
+        yield f"statistics: {row.file} is not the sum of the statistics of its clients"
+
+
+def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, Statistics]) -> Iterator[str]:
+    """The current head solves the equations of the sum, with the lambda that the rule of the spec gives."""
+    row, statistics = whole
+    tip = view.path.nodes[-1]
+    if tip.kind != "round":
+        return  # rolled back, and not yet solved again
+    solve = solves(reader).get(tip.node, {})
+    taken = reader.everyone().between(tip.node, tip.node).clients.tolist()
+    if (solve.get("sum"), list(row.clients)) != (row.digest, taken):
+        yield f"statistics: the current head was not solved from {row.file}"
+        return
+    relative = float(solve["relative_penalty"])
+    rule = view.spec.ridge.regularisation
+    if rule == "auto":
+        scores = gcv_scores(statistics)
+        best = float(np.min(scores))
+        chosen = scores[GRID.index(relative)] if relative in GRID else math.inf
+        if not chosen <= best * (1.0 + SCORES_AGREE):
+            yield f"statistics: r = {relative!r} is not what cross-validation of the sum chooses"
+    elif relative != rule:
+        yield f"statistics: r = {relative!r} is recorded, the spec says {rule!r}"
+    if not agree(solve["penalty"], penalty(statistics, relative)):
+        yield f"statistics: lambda = {solve['penalty']!r} does not follow from r = {relative!r} and the sum"
+    weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
+    residual = residual_of(statistics, relative, weights)
+    if not residual <= RESIDUAL:
+        yield f"statistics: the current head leaves a residual of {residual:.3g} in the equations of its sum"
+
+
+def check_statistics_erased(recorded: RecordedRequest, tables: Tables, content: dict[str, Any]) -> Iterator[str]:
+    """What held the forgotten clients must have gone, and the sum without them must have come in its place."""
+    name = f"request {recorded.request.request}"
+    gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
+    stored = [
+        StatisticsRow(file, row["node"], tuple(json.loads(row["clients"])), row["samples"], row["bytes"], row["digest"])
+        for (file,), row in tables["statistics"].items()
+    ]
+    if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone):
+        yield f"{name}: other statistics were erased than those that hold the forgotten clients"
+    stays = sum_that_stays(stored, gone)
+    written = [
+        (row["file"].endswith(".sum.statistics"), tuple(row["clients"])) for row in content.get("statistics", [])
+    ]
+    if written != ([] if stays is None else [(True, stays)]):
+        yield f"{name}: the statistics that were written are not the sum of those who stay"

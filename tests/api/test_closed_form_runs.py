@@ -1,0 +1,347 @@
+"""Runs whose model is a ridge head: forgetting is a subtraction, exact to the bit, and every claim is checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sifu
+from forged_runs import rebuild_chain
+from run_tools import copy_run, query, run_cli, spec_for, state
+from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.layout import ModelLayout
+from sifu.data import ClientData
+from sifu.errors import InputError, RoundRejectedError
+from sifu.store.reader import RunReader
+from sifu.store.statistics import read_statistics, statistics_path
+from sifu.theory.closed_form import Statistics, fit_head
+
+TABLE: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
+    "model": {"kind": "ridge", "outputs": 3},
+    "features": {"norm": 8.0},
+    "ridge": {"regularisation": 0.01},
+}
+
+
+def table_clients(count: int, seed: int = 0) -> list[ClientData]:
+    """Clients of unequal size whose classes are bumps in the plane."""
+    generator = np.random.default_rng(seed)
+    clients = []
+    for number in range(count):
+        y = generator.integers(0, 3, int(generator.integers(3, 12)))
+        x = generator.normal(size=(y.size, 4)) + np.eye(4)[y]
+        clients.append(ClientData(f"c{number}", x, y))
+    return clients
+
+
+def kept_sum(folder: Path) -> Statistics:
+    """The sum that the current head is solved from."""
+    with RunReader(folder) as reader:
+        row = next(row for row in reader.statistics().values() if row.is_sum)
+        return read_statistics(folder, row, recorded_fixed_point(sifu.Spec.from_mapping(reader.spec), reader.layout))
+
+
+def head_of(folder: Path) -> np.ndarray[Any, Any]:
+    with RunReader(folder) as reader:
+        return reader.load_model(reader.tip)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: a closed-form run with each client's statistics."""
+    folder = tmp_path_factory.mktemp("closed form") / "run"
+    sifu.train(spec_for("closed_form"), run=folder)
+    return folder
+
+
+@pytest.mark.parametrize("keep", ["clients", "sum"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(leaving=st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), together=st.booleans())
+def test_forgetting_leaves_the_very_bits_of_a_run_that_never_had_the_client(
+    tmp_path_factory: pytest.TempPathFactory, keep: str, leaving: list[int], together: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("bits")
+    clients, spec = table_clients(8), TABLE | {"keep": {"statistics": keep}}
+    run = sifu.train(spec, run=folder / "forgot", clients=clients)
+    names = [f"c{number}" for number in leaving]
+    for request in [names] if together else [[name] for name in names]:
+        (outcome,) = run.forget(request)
+        assert outcome.level == "exact"
+        assert outcome.rounds == (0 if keep == "clients" else 1)
+    staying = [client for client in clients if client.name not in names]
+    never = sifu.train(spec, run=folder / "never", clients=staying)
+    assert kept_sum(folder / "forgot").digest() == kept_sum(folder / "never").digest()
+    np.testing.assert_array_equal(head_of(folder / "forgot"), head_of(folder / "never"))
+    assert run.verify().problems == never.verify().problems == []
+
+
+def test_float64_sums_are_not_the_same_bits() -> None:
+    """Negative control: the same subtraction in floating point leaves something of the client."""
+    clients = table_clients(8)
+    with_constant = [np.hstack([client.x, np.ones((len(client.x), 1))]) for client in clients]
+    parts = [x.T @ x for x in with_constant]
+    assert not np.array_equal(sum(parts) - parts[3], sum(part for k, part in enumerate(parts) if k != 3))
+
+
+def test_the_head_is_ridge_regression(tmp_path: Path) -> None:
+    """Against the textbook formula on the samples themselves, in floating point."""
+    clients = table_clients(8)
+    run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
+    x = np.concatenate([client.x for client in clients])
+    x = np.hstack([x * np.minimum(1.0, 8.0 / np.linalg.norm(x, axis=1))[:, None], np.ones((len(x), 1))])
+    t = np.eye(3)[np.concatenate([client.y for client in clients])] - 1.0 / 3.0
+    penalty = 0.01 * np.trace(x.T @ x) / 5
+    expected = np.linalg.solve(x.T @ x + penalty * np.eye(5), x.T @ t)
+    np.testing.assert_allclose(head_of(tmp_path / "run").reshape(5, 3), expected, atol=1e-4)
+    assert (run.status().accuracy or 0.0) > 0.5
+
+
+@pytest.mark.parametrize("task", ["regression", "multi_label"])
+def test_other_tasks(tmp_path: Path, task: str) -> None:
+    generator = np.random.default_rng(1)
+    clients = []
+    for number in range(6):
+        x = generator.normal(size=(20, 3))
+        y = x @ np.array([[1.0, -1.0], [0.5, 0.0], [0.0, 2.0]])
+        clients.append(ClientData(f"c{number}", x, (y > 0).astype(np.int64) if task == "multi_label" else y))
+    ridge = {"task": task, "regularisation": 1e-6} | ({"shift": 0.0} if task == "regression" else {})
+    spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge"}, "ridge": ridge}
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
+    (outcome,) = run.forget(["c2"])
+    assert outcome.level == "exact"
+    assert run.verify().problems == []
+    if task == "multi_label":
+        assert (outcome.accuracy or 0.0) > 0.7
+    else:
+        weights = head_of(tmp_path / "run").reshape(4, 2)
+        np.testing.assert_allclose(weights[:3], [[1.0, -1.0], [0.5, 0.0], [0.0, 2.0]], atol=1e-3)
+
+
+def test_counted_outputs_are_only_conditional(tmp_path: Path) -> None:
+    spec = TABLE | {"model": {"kind": "ridge"}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=table_clients(5))
+    (outcome,) = run.forget(["c0"])
+    assert outcome.level == "conditional"
+    said = run.certificate("r1").body
+    assert said["guarantee"].startswith("Provided that")
+    assert run.verify().problems == []
+
+
+def test_what_the_certificate_says(trained: Path, tmp_path: Path) -> None:
+    folder = copy_run(trained, tmp_path / "run")
+    run = sifu.open_run(folder)
+    run.forget(["client-003"])
+    public, auditor = (run.certificate("r1", form).body for form in ("public", "auditor"))
+    assert public["level"] == "exact"
+    assert "bit for bit" in public["guarantee"]
+    assert any("kept a copy" in sentence for sentence in public["not_covered"])
+    assert "statistics" in public["erased"]
+    assert "solve" not in public
+    assert auditor["solve"]["sum"] == kept_sum(folder).digest()
+    status = {one["name"]: one["status"] for one in public["premises"]}
+    assert status == {"preprocessing": "met", "features": "met", "hyper-parameters": "met", "statistics": "trusted"}
+    for form in ("public", "auditor"):
+        answer = run_cli("verify", folder / "certificates" / f"r1.{form}.json")
+        assert answer.code == 0, answer.err
+
+
+def test_statistics_of_the_forgotten_are_gone(trained: Path, tmp_path: Path) -> None:
+    folder = copy_run(trained, tmp_path / "run")
+    held = {path.name: path.read_bytes() for path in (folder / "statistics").iterdir()}
+    sifu.open_run(folder).forget(["client-003"], retention="strict")
+    now = {path.name: path.read_bytes() for path in (folder / "statistics").iterdir()}
+    gone = held.keys() - now.keys()
+    assert gone == {"1.3.statistics", "1.sum.statistics"}
+    everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    for name in gone:
+        assert held[name] not in everything
+
+
+def test_other_methods_and_other_models_are_refused(trained: Path, tmp_path: Path) -> None:
+    before = state(trained)
+    for method in ("sifu", "scratch", "last", "dp", "fine_tuning", "fed_eraser"):
+        with pytest.raises(InputError, match="closed_form"):
+            sifu.open_run(trained).plan(["client-001"], method=method)
+        with pytest.raises(InputError, match="closed_form"):
+            sifu.open_run(trained).forget(["client-001"], method=method)
+    assert state(trained) == before
+    softmax = sifu.train({"data": {"clients": 4}, "stop": {"max_rounds": 1}}, run=tmp_path / "softmax")
+    with pytest.raises(InputError, match="ridge"):
+        softmax.plan(["client-001"], method="closed_form")
+
+
+def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sifu.engines.sim.closed_form import ClosedFormFederation
+
+    honest = ClosedFormFederation.sent_by
+
+    def hostile(self: ClosedFormFederation, client: int) -> Statistics:
+        sent = honest(self, client)
+        if client != 2:
+            return sent
+        gram = sent.gram.copy()
+        gram[0, 1] += 1  # no longer symmetric
+        return Statistics(sent.fixed, gram, sent.cross, sent.samples, sent.target_energy)
+
+    monkeypatch.setattr(ClosedFormFederation, "sent_by", hostile)
+    with pytest.raises(RoundRejectedError, match="'c2' were refused and nothing was changed: impossible statistics"):
+        sifu.train(TABLE, run=tmp_path / "stopped", clients=table_clients(6))
+    run = sifu.train(TABLE | {"server": {"rejected": "reply"}}, run=tmp_path / "left", clients=table_clients(6))
+    assert query(tmp_path / "left", "SELECT client, reason, left_out FROM rejections") == [
+        ("c2", "impossible statistics", 1)
+    ]
+    assert query(tmp_path / "left", "SELECT client FROM participation ORDER BY client") == [
+        (0,),
+        (1,),
+        (3,),
+        (4,),
+        (5,),
+    ]
+    run.forget(["c4"])
+    assert run.verify().problems == []
+
+
+def test_another_feature_map_is_refused(trained: Path, tmp_path: Path) -> None:
+    clients = table_clients(5)
+    folder = tmp_path / "run"
+    sifu.train(TABLE, run=folder, clients=clients)
+    wider = [ClientData(one.name, np.hstack([one.x, one.x]), one.y) for one in clients]
+    with pytest.raises(InputError, match="feature map"):
+        sifu.open_run(folder, clients=wider).forget(["c1"])
+
+
+DAMAGE = {
+    "a byte of the sum": lambda folder: _flip(statistics_path(folder, "1.sum.statistics")),
+    "a byte of a client's": lambda folder: _flip(statistics_path(folder, "1.4.statistics")),
+    "a file that is gone": lambda folder: statistics_path(folder, "1.4.statistics").unlink(),
+    "a file more": lambda folder: statistics_path(folder, "1.99.statistics").write_bytes(b"sifu"),
+}
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+def test_changed_files_of_statistics_are_noticed(trained: Path, tmp_path: Path, damage: str) -> None:
+    folder = copy_run(trained, tmp_path / "run")
+    DAMAGE[damage](folder)
+    assert any("statistics" in problem for problem in sifu.open_run(folder).verify().problems)
+
+
+def test_a_forged_head_or_penalty_is_noticed(trained: Path, tmp_path: Path) -> None:
+    """A forger who rebuilds the whole chain still needs a head that solves the equations of the sum."""
+    for number, (name, edit) in enumerate(
+        {
+            "relative_penalty": lambda solve: solve.update(relative_penalty=1.0),
+            "penalty": lambda solve: solve.update(penalty=solve["penalty"] * 1.001),
+            "sum": lambda solve: solve.update(sum="0" * 64),
+            "samples": lambda solve: solve.update(samples=7),
+        }.items()
+    ):
+        folder = copy_run(trained, tmp_path / f"run-{number}")
+
+        def change(kind: str, content: dict[str, Any], edit: Any = edit) -> None:
+            if "solve" in content:
+                edit(content["solve"])
+
+        rebuild_chain(folder, change)
+        problems = [one for one in sifu.open_run(folder).verify().problems if one.startswith("statistics")]
+        assert problems, name
+
+
+def test_an_old_sum_put_back_is_noticed(trained: Path, tmp_path: Path) -> None:
+    folder = copy_run(trained, tmp_path / "run")
+    old = statistics_path(folder, "1.sum.statistics").read_bytes()
+    run = sifu.open_run(folder)
+    run.forget(["client-003"])
+    statistics_path(folder, "1.sum.statistics").write_bytes(old)
+    assert any("1.sum.statistics" in problem for problem in run.verify().problems)
+
+
+def test_backups_hold_statistics(trained: Path, tmp_path: Path) -> None:
+    folder = copy_run(trained, tmp_path / "run")
+    run = sifu.open_run(folder)
+    anchor = run.backup(tmp_path / "backup.zip")
+    run.forget(["client-003"])
+    from sifu.api import restore
+
+    certificate = folder / "certificates" / "r1.auditor.json"
+    restore(tmp_path / "backup.zip", tmp_path / "again", anchor, [certificate], accept_older=True)
+    assert not [name for name in (tmp_path / "again" / "statistics").iterdir() if name.name in ("1.3.statistics",)]
+    back = sifu.open_run(tmp_path / "again")
+    back.forget()
+    assert back.verify().problems == []
+    assert kept_sum(tmp_path / "again").digest() == kept_sum(folder).digest()
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    """Everything a user does with other methods works, and says what it is."""
+    spec = tmp_path / "spec.toml"
+    assert run_cli("init", spec).code == 0
+    assert "[ridge]" in spec.read_text()
+    settings_ = ("--set", "model.kind=ridge", "--set", "features.kind=random_fourier", "--set", "features.count=64",
+                 "--set", "data.clients=12")  # fmt: skip
+    folder = tmp_path / "run"
+    trained = run_cli("train", spec, "--run", folder, *settings_)
+    assert trained.code == 0, trained.err
+    plan = run_cli("plan", folder, "--clients", "client-003")
+    assert plan.code == 0, plan.err
+    assert "nobody is asked" in plan.out
+    assert run_cli("request", folder, "--clients", "client-003").code == 0
+    forgotten = run_cli("forget", folder, "--format", "json")
+    assert forgotten.code == 0, forgotten.err
+    assert json.loads(forgotten.out)["requests"][0]["level"] == "exact"
+    for command in (["verify"], ["status"], ["report"], ["requests", "list"]):
+        answer = run_cli(*command, folder)
+        assert answer.code == 0, (command, answer.err)
+    exported = run_cli("export", folder, "--model", tmp_path / "head.safetensors")
+    assert exported.code == 0, exported.err
+
+
+def test_wrong_settings_are_named() -> None:
+    for changed, words in (
+        ({"server": {"clip": 1.0}}, "server.clip must be 0.0 with model.kind = 'ridge', found 1.0"),
+        ({"ridge": {"regularisation": -1}}, "ridge.regularisation must be in 1e-12 to 1e6, or auto, found -1.0"),
+        ({"ridge": {"feature_bits": 40}}, "ridge.feature_bits must be in 1 to 24, found 40"),
+        ({"features": {"kind": "random_fourier", "count": 7}}, "features.count must be even for random_fourier"),
+        ({"features": {"knid": "none"}}, "did you mean features.kind"),
+        ({"keep": {"statistics": "all"}}, "keep.statistics must be one of clients, sum; found 'all'"),
+    ):
+        with pytest.raises(InputError) as error:
+            sifu.Spec.from_mapping(TABLE | changed)
+        assert words in str(error.value)
+    with pytest.raises(InputError, match=r"features.kind must be none for model.kind = 'mlp'"):
+        sifu.Spec.from_mapping({"model": {"kind": "mlp"}, "features": {"kind": "projection"}})
+
+
+def test_a_softmax_head_on_public_features_is_proven(tmp_path: Path) -> None:
+    """Images, no Python: the map is drawn from the spec's seed, and the certificate says so."""
+    spec = {
+        "data": {"clients": 30, "samples_per_client": 10},
+        "features": {"kind": "random_convolutions", "norm": 4.0, "seed": 3},
+        "stop": {"target": 0.8},
+    }
+    run = sifu.train(spec, run=tmp_path / "run")
+    plan = run.plan(["client-001"], sigma=0.2)
+    assert plan.level == "proven"
+    assert [one.status for one in plan.premises if one.name == "features"] == ["met"]
+    run.forget(["client-001"], sigma=0.2)
+    assert run.verify().problems == []
+    digest = json.loads(query(tmp_path / "run", "SELECT value FROM run WHERE key = 'facts'")[0][0])["features"]
+    assert len(digest) == 64
+
+
+def test_a_solve_without_anybody_is_refused() -> None:
+    fixed = recorded_fixed_point(sifu.Spec.from_mapping(TABLE), ModelLayout(("w",), ((4, 3),), "float64"))
+    with pytest.raises(InputError, match="nobody is left"):
+        fit_head(Statistics.nobody(fixed), 0.1)
