@@ -48,7 +48,7 @@ class Run(RunRequests):
     """A run folder and, where training is needed, the engine that goes with it."""
 
     def train(self, progress: ProgressCallback | None = None) -> Run:
-        """Go on with the first training until its stop rule holds; nothing to do if it already does."""
+        """Continue the first training until its stop rule holds; nothing to do if it already does."""
         engine = self.engine()
         with self.writer() as writer:
             if writer.phase == "training":

@@ -198,7 +198,7 @@ class RunRequests(RunFolder):
             return [outcome_of(writer, rows[name]) for name in done]
 
     def outcomes(self) -> list[Outcome]:
-        """What came of the requests that are done, in order."""
+        """The outcomes of the requests that are done, in order."""
         with self.snapshot() as reader:
             return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
 

@@ -59,7 +59,7 @@ class Control:
 
 
 class HalfNoise(Sifu):
-    """Says sigma and adds half of it."""
+    """Records sigma and adds half of it."""
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """The right node, half of the noise."""
@@ -68,10 +68,10 @@ class HalfNoise(Sifu):
 
 
 class LaterNode(Sifu):
-    """Says what the right node costs and goes on from the current model."""
+    """Records the cost of the right node, but continues from the current model."""
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """The right plan, but for where it starts."""
+        """The right plan, except for where it starts."""
         tip = view.path.tip
         node = view.path.nodes[tip].node
         rounds = view.path.rounds_until(tip)

@@ -19,7 +19,7 @@ import numpy as np
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.calibration import delta_reached
+from sifu.theory.calibration import delta_reached, smallest_enough
 
 THRESHOLDS = 400
 """How many thresholds are tried on the first half."""
@@ -31,7 +31,7 @@ class EpsilonBound:
     """What one statistic shows: epsilon is at least `epsilon`, with confidence `confidence`.
 
     `true_positive_rate` is a lower, `false_positive_rate` an upper confidence limit on the measuring half; the side
-    that was chosen may be "without", then both speak of saying "the client was not there".
+    that was chosen may be "without"; then both are the rates of saying "the client was not there".
     """
 
     statistic: str
@@ -141,9 +141,4 @@ def gaussian_epsilon(gaussian_mu: float, delta: float) -> float:
         low, high = high, 2.0 * high
         if high > 1e9:
             return math.inf
-    for _ in range(100):
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if delta_reached(middle, 1.0 / gaussian_mu) > delta else (low, middle)
-    return high
+    return smallest_enough(lambda epsilon: delta_reached(epsilon, 1.0 / gaussian_mu) <= delta, low, high)

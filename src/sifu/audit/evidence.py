@@ -144,7 +144,7 @@ def gather(
     noised: NoisedModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evidence:
-    """Carry the run out again, with everyone and without each of the watched, in one pass."""
+    """Replay the run with everyone and without each of the watched, in one pass."""
     evidence = Evidence()
     on_disk = reader.models()
     rows = reader.node_rows()
@@ -198,7 +198,7 @@ def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
 
 
 def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
-    """By subject: the truth beside Psi at every node that could be carried out again."""
+    """By subject: the truth beside Psi at every node that could be replayed."""
     history = {row.node.node for row in reader.path()}
     psi = recorded_psi(reader)
     view = RunView(reader)

@@ -39,7 +39,7 @@ class ForgettingAudit:
 
     Accuracy and loss before the request are the recorded ones.
 
-    `relearn` counts rounds with the clients back until they are served as well as before (None: not within
+    `relearn` counts rounds with the clients back until the model is as good on their data as before (None: not within
     `relearn_limit`). `disagreement` is the share of samples on which released model and Scratch predict otherwise.
     """
 
@@ -87,7 +87,7 @@ def forgetting_audit(
     before: EvaluationRow | None,
     relearn_limit: int,
 ) -> ForgettingAudit:
-    """Hold the models `released` and `scratch` beside each other, and beside what was recorded before the request."""
+    """Compare the models `released` and `scratch` with each other, and with what was recorded before the request."""
     evaluations = {name: engine.evaluate(models[name], forgotten) for name in ("released", "scratch")}
     accuracy, loss = (
         {name: getattr(probe, kind) for name, probe in evaluations.items()} for kind in ("accuracy", "loss")

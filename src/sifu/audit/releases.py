@@ -83,7 +83,7 @@ def audit_releases(
     normals: NormalSource,
     how_many: Replays,
 ) -> ReleaseAudit | None:
-    """Replay what was released to hide a subject; None where no release of it could be carried out again."""
+    """Replay what was released to hide a subject; None where no release of it could be replayed."""
     request = watched.request
     if request is None:
         return None
@@ -121,7 +121,7 @@ def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[
     With u_k = (theta_k - phi_k) / sigma_k and z_k = (release_k - phi_k) / sigma_k it is sum_k <u_k, z_k> - mu^2/2,
     mu^2 = sum_k |u_k|^2. z_k is u_k plus standard normals with the client, standard normals alone without; and
     sum_k <u_k, normals> / mu is one standard normal, exactly, since an inner product of independent standard normals
-    with a unit vector is. So one draw a replay is enough; `_whole_models` draws all of them.
+    with a unit vector is. So one draw per replay is enough; `_whole_models` draws all of them.
     """
     drawn = normals.standard_normal(2 * replays)
     return mu * drawn[:replays] + 0.5 * mu**2, mu * drawn[replays:] - 0.5 * mu**2

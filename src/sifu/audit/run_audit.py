@@ -142,7 +142,7 @@ class _Audit:
         (self.contradictions if certified else self.observations).append(sentence)
 
     def _check_replay(self, evidence: Evidence) -> None:
-        """The rounds, carried out again, must end at the models on disk."""
+        """The replayed rounds must end at the models on disk."""
         tolerance = REPLAY_TOLERANCE[self.engine.layout.dtype]
         for node, gap in evidence.deviations.items():
             if gap > tolerance:

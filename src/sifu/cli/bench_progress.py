@@ -1,4 +1,4 @@
-"""Progress of an experiment: a bar with the time left on a terminal, a line a finished trajectory elsewhere."""
+"""Progress of an experiment: a bar with the time left on a terminal, a line per finished trajectory elsewhere."""
 
 from __future__ import annotations
 

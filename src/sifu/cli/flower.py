@@ -1,4 +1,4 @@
-"""`sifu flower`: an app to start a federation on Flower from."""
+"""`sifu flower`: writes an app to start a federation on Flower with."""
 
 from __future__ import annotations
 

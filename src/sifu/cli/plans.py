@@ -195,7 +195,7 @@ def outlook_text(outlook: Outlook) -> str:
 
 
 def forward_text(forward: ForwardForgetting, predicted: int | None) -> str:
-    """What going on first would give, and that it is not done."""
+    """What training on first would give, and that it is not done."""
     faster = predicted is not None and forward.predicted_rounds < predicted
     return (
         f"Forward forgetting (L = {forward.contraction:.4g} a round): {forward.rounds} rounds without them, not "

@@ -28,7 +28,7 @@ class ShownBar:
 
 
 class RoundsProgress(ShownBar):
-    """A bar for rounds until a target: how far, how fast, about how long still."""
+    """A bar for rounds until a target: how far, how fast, and about how long it still takes."""
 
     def __init__(self, quiet: bool) -> None:
         self._shown = err.is_terminal and not quiet
@@ -68,7 +68,7 @@ class RoundsProgress(ShownBar):
         self._bar.update(self._task, completed=rounds, total=total, text=text + left)  # type: ignore[arg-type]
 
     def _expected(self, rounds: int, target: float, most: int) -> int:
-        """Rounds to the target if the error goes on falling as it did over the last half."""
+        """Rounds to the target if the error keeps falling as it did over the last half."""
         if target <= 0 or len(self._seen) < 4:
             return most
         then, now = self._seen[len(self._seen) // 2], self._seen[-1]

@@ -94,7 +94,7 @@ def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise
 def outlook(
     view: RunView, depth: int, noise_std: float, terms: RequestTerms, gone: tuple[int, ...] = ()
 ) -> Outlook | None:
-    """What is to come after an edge of this noise at `depth`; None where there is no noise to stay past.
+    """What to expect after an edge of this noise at `depth`; None where there is no noise to stay past.
 
     `gone` are clients that the plan itself forgets. Psi is the recorded one without its last roundings: a forecast.
     """

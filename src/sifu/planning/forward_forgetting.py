@@ -1,8 +1,8 @@
 """Forward forgetting, weighed: rounds without the client before the noise, where L < 1 (docs/theory.md, section 9.4).
 
-With weight decay a round without W shrinks Psi by L. So instead of going back, one can go on without W, keep those
+With weight decay a round without W shrinks Psi by L. So instead of going back, one can train on without W, keep those
 rounds to oneself, and add the noise when less of it is needed: after r rounds sigma L^r, sigma what the current model
-needs. Whoever was forgotten earlier is absent too, so the same factor holds for all that must be hidden. The forecast
+needs. Those forgotten earlier are absent too, so the same factor holds for all that must be hidden. The forecast
 says what r rounds and the rest of the way would take. This is advice: requests are carried out by going back.
 """
 
@@ -45,7 +45,7 @@ def contraction_without(view: RunView, leaving: tuple[int, ...]) -> float:
 def weigh_forward(
     view: RunView, forecast: Forecast, leaving: tuple[int, ...], noise_now: float
 ) -> ForwardForgetting | None:
-    """The best of going on first; None where L is not below 1, or nothing can be predicted or hidden."""
+    """The best of training on first; None where L is not below 1, or nothing can be predicted or hidden."""
     first = forecast.training
     # If nobody's P_i is below 1, no round shrinks anything; known without going over everyone for every plan.
     if first is None or not 0.0 < noise_now < math.inf or view.regularities.factors.min(initial=np.inf) >= 1.0:

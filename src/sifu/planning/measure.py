@@ -1,4 +1,4 @@
-"""What a forecast follows until it falls to its target level, and what noise adds to it.
+"""What a forecast follows until it falls to its goal, and what noise adds to it.
 
 Where the end of training rehearsed rounds with noise, wrong predictions are followed and their harm is what was
 measured (`planning.noise_healing`). A run without such rounds (a training below 12 rounds, noise in training, clients

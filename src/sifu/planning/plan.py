@@ -50,7 +50,7 @@ class Plan:
     `untouched` says that nobody who must be hidden ever touched the source, `training_noise` what noise in training
     promises where the method rests on it. `predicted_interval` holds the rounds to the target in most cases, `units` a
     request of several clients in both units, `budgets` those of everyone forgotten earlier, `outlook` what is to come.
-    `forward` is what going on first would give where L < 1: advice, it is not what the plan does.
+    `forward` is what training on first would give where L < 1: advice, not what the plan does.
     """
 
     terms: RequestTerms

@@ -1,7 +1,7 @@
-"""A recorded run carried out again, beside the worlds in which some clients were never there.
+"""A recorded run replayed, beside the worlds in which some clients were never there.
 
 All worlds share everything that is random: schedule, batches, initial models and noise. In each of them some clients
-are missing, their slots not refilled (docs/theory.md, section 2.2). ||theta^n - phi^n|| can then be held against
+are missing, their slots not refilled (docs/theory.md, section 2.2). ||theta^n - phi^n|| can then be compared with
 Psi(n, W) at every node, and against what was charged at every noise edge.
 """
 
@@ -40,7 +40,7 @@ def recorded_noise(reader: RunReader) -> NoisedModel:
     """Noise as it was: from the noised model where it is still on disk, drawn again where it was seeded.
 
     Certified noise is drawn once from the operating system and kept nowhere but in the model it made. When a later
-    request cut that model off and erased it, what came after it cannot be carried out again.
+    request cut that model off and erased it, what came after it cannot be replayed.
     """
     on_disk = reader.models()
     spec = Spec.from_mapping(reader.spec)
@@ -106,7 +106,7 @@ def _replay_node(
     position = Position(node.branch, node.position - 1)
 
     def round_from(model: Vector, gone: Collection[int]) -> Vector:
-        """The recorded participants but for those gone: a draw among exactly them takes them all."""
+        """The recorded participants except those gone: a draw among exactly them takes them all."""
         left = there[~np.isin(there, list(gone))]
         result = engine.run_round(model, position, left)
         if not np.array_equal(result.participants, left):

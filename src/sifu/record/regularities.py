@@ -52,7 +52,7 @@ class Regularities:
     ) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are `leaving`.
 
-        Whoever joined after the `founders` had no say in it.
+        Clients that joined after the `founders` had no say in it.
         """
         count, rates = len(founders), self.certified_rates
         # Everyone's rate is known already; going over a hundred thousand clients takes longer than the rest of a plan.

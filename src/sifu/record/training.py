@@ -1,4 +1,4 @@
-"""Rounds until a stop rule says enough, each recorded: scalars always, models where a client crosses a level.
+"""Rounds until a stop rule holds, each recorded: scalars always, models where a client crosses a level.
 
 Rounds are committed in groups. Every random choice of a round is keyed by its position, so rounds that a
 kill takes with it are run again bit for bit, and the ledger ends up the same.
@@ -81,7 +81,7 @@ class _Pending:
 
 
 class RecordedTraining:
-    """Runs rounds from the tip of a run and records them, until `stop` (by default the spec's) says enough."""
+    """Runs rounds from the tip of a run and records them, until `stop` (by default the spec's) holds."""
 
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> None:
         self.engine, self.writer, self.view = engine, writer, view
@@ -234,7 +234,7 @@ class RecordedTraining:
             self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
 
     def note_standing(self) -> None:
-        """Write down how each active client stands at the current model, for plans to read."""
+        """Record how well the current model does on each active client, for plans to read."""
         latest = self._evaluation
         if latest is None or latest[0] != self._tip.node:
             latest = (self._tip.node, self.engine.evaluate(self.model, self.active))

@@ -1,4 +1,4 @@
-"""A certificate in plain words, as the page shows it; its figures go behind a fold."""
+"""A certificate in plain words, as the page shows it; its figures are folded away."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def page_path(run_folder: Path, output: Path | None) -> Path:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Put `content` in the place of `path`: readable by the operator only, as the run itself is."""
+    """Replace `path` by `content`, readable by the operator only, like the run itself."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
     try:
         with os.fdopen(descriptor, "wb") as stream:

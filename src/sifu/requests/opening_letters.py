@@ -26,7 +26,7 @@ LOOK_EVERY = 0.2
 
 
 def take_in(writer: RunWriter) -> list[str]:
-    """Every waiting letter becomes an event, then its file goes; returns a sentence for each that was refused."""
+    """Every waiting letter becomes an event, then its file is deleted; returns a sentence for each that was refused."""
     refused = []
     for letter in letters(writer.folder):
         if letter.trouble:

@@ -1,4 +1,4 @@
-"""What came of a request, from what is recorded."""
+"""The outcome of a request, from what is recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sifu.theory.composition import TrainingNoise
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one request.
+    """The outcome of one request.
 
     `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
     it took (FedEraser's calibration included), `scratch_rounds` those of training from scratch where it was
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
-    """What came of a finished request, from what is recorded."""
+    """The outcome of a finished request, from what is recorded."""
     recorded = RecordedRequest(reader, row)
     statements = [recorded.statement(exposure) for exposure in recorded.new_exposures]
     final = next((node_row for node_row in reader.node_rows() if node_row.node.node == row.final_node), None)

@@ -110,7 +110,7 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
 class PublicRequest:
     """A request without personal data: no names, no id (an operator may choose telling ones), no actors.
 
-    Counts and dates remain; whoever knows when somebody asked may recognise the request.
+    Counts and dates remain; someone who knows when somebody asked may recognise the request.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""A client asks for itself: a request signed with the key of its node, for nobody else and for this run only."""
+"""A client's own request, signed with the key of its node, for nobody else and for this run only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The one worker behind `train`, `forget` and the server: it trains, carries requests out, and takes letters in.
 
-Each step of a request is one event of the ledger (received, planned, rolled back, done). Killed at any time, a new
-worker goes on from the last one.
+Each step of a request is one event of the ledger (received, planned, rolled back, done). After a kill at any time, a
+new worker continues from the last one.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Worker:
         return False
 
     def train(self, until_letter: bool = False) -> None:
-        """Go on with the first training until its stop rule holds, or until a letter came and was taken in."""
+        """Continue the first training until its stop rule holds, or until a letter came and was taken in."""
         training = self._run_rounds("training", until_letter=until_letter)
         if training is not None:
             training.finish()
 
     def finish_running(self) -> list[str]:
-        """Go on with a request that an interruption left half-way; returns what was finished."""
+        """Continue a request that was interrupted half-way; returns what was finished."""
         running = [row.request for row in self.writer.requests() if row.status == "running"]
         for request in running:
             self._retrain(request)

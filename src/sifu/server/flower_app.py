@@ -124,7 +124,7 @@ def serve_on_flower(
     min_level: Level | None = None,
     tell: Tell = log.info,
 ) -> list[str]:
-    """Make the run or go on with it, until all is done; returns the requests that were carried out."""
+    """Create the run or continue it until all is done; returns the requests that were carried out."""
     folder = Path(settings.run)
     patience = patience or settings.patience
     spec = load_spec(settings.spec)

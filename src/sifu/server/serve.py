@@ -1,4 +1,4 @@
-"""A server that stays: it trains, takes in what arrives between rounds, carries it out, and goes on."""
+"""A server that stays up: it trains, takes in what arrives between rounds, carries it out, and continues."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ PIECE = 1 << 20
 
 
 def write_backup(reader: RunReader, target: Path) -> None:
-    """Everything the run is, in one file that is whole or absent; the caller holds the run's lock."""
+    """The whole run in one file that is complete or absent; the caller holds the run's lock."""
     temporary = target.with_name(TEMPORARY_PREFIX + target.name)
     copied = target.with_name(TEMPORARY_PREFIX + target.name + ".db")
     with room_to_write(target):

@@ -1,8 +1,8 @@
 """Checkpoints: the operator's signature over an event, which covers that event and every one before it.
 
 The signature stands in the event's own row and is written in the event's own transaction, so a kill leaves both or
-neither. Whoever has no key, or no passphrase for it, writes events without one; no later event hides that, unless the
-operator vouches for them with `sifu sign`.
+neither. A writer without the key, or without its passphrase, writes events without one; no later event hides that,
+unless the operator vouches for them with `sifu sign`.
 """
 
 from __future__ import annotations

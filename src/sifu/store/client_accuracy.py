@@ -1,7 +1,7 @@
 """How many predictions the current model gets right, client by client: one small file, for plans only.
 
 A plan reads from it how the accuracy changes when certain clients are no longer counted. No certificate depends on it,
-so it is no part of the ledger, and can be taken away: it goes when a client in it is rolled back, and is written anew,
+so it is not part of the ledger and may be lost: it is deleted when a client in it is rolled back, and written again,
 without that client, when the retraining ends. Without it plans are made as if everyone were alike.
 """
 

@@ -1,6 +1,6 @@
 """Whether every event of the ledger is one that sifu writes, and changes nothing but what its kind may change.
 
-The chain of hashes says that nobody changed an event, but an operator with the key can sign anything. Whoever can
+The chain of hashes says that nobody changed an event, but an operator with the key can sign anything. Anyone who can
 write to the folder could otherwise add an event that names other facts of training, puts an erased model back or
 makes a model the current one that was cut off, and everything would still follow from the ledger.
 """
@@ -211,7 +211,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
-    """The nodes of every event go on from the model that was current, with clients that had joined by then."""
+    """The nodes of every event continue from the model that was current, with clients that had joined by then."""
     tip, clients = -1, 0
     by_number, everyone = reader.nodes_by_number(), reader.everyone()
     for event in reader.events():
@@ -228,7 +228,7 @@ def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
 
 
 def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[int, NodeRow]) -> Iterator[str]:
-    """Rounds go on from the current model, one after the other; a request makes one node, whose kind says how."""
+    """Rounds continue from the current model, one after the other; a request makes one node, whose kind says how."""
     nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
         if any(node.kind != "round" or node.parent != before for before, node in enumerate(nodes, start=tip)):

@@ -101,7 +101,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def discard(letter: Letter) -> None:
-    """Take away a letter whose event is in the ledger."""
+    """Delete a letter whose event is in the ledger."""
     letter.path.unlink(missing_ok=True)
     sync_folder(letter.path.parent)
 

@@ -114,7 +114,7 @@ def load_key(folder: Path, public_key: str) -> Any:
 
 
 def finish_rotation(folder: Path, public_key: str) -> None:
-    """Put a new key in its place if its event was recorded, and take it away if it was not."""
+    """Put a new key in its place if its event was recorded, and delete it if it was not."""
     pending = sorted(folder.glob(PENDING + "*"))
     for path in pending:
         if path.name == PENDING + public_key:

@@ -1,4 +1,4 @@
-"""A client's own word: a statement signed with the private key of its node (ECDSA over SHA-256)."""
+"""A statement that a client signed with the private key of its node (ECDSA over SHA-256)."""
 
 from __future__ import annotations
 
