@@ -253,3 +253,4 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert len(value["requests"]) == 3
     assert value["total_rounds"] < value["total_scratch_rounds"]
     assert query(tmp_path / "demo", "SELECT COUNT(*) FROM certificates") == [(6,)]
+    assert (value["exact"]["level"], value["exact"]["rounds"]) == ("exact", 0)

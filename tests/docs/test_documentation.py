@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/guide.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/closed-form.md"]
 EXAMPLES = ["own_model.py", "new_method.py", "frozen_features.py"]
 
 
