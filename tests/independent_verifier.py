@@ -8,6 +8,7 @@ wrote down the truth. On the command line: python independent_verifier.py FOLDER
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 import sqlite3
@@ -24,15 +25,16 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 Row = dict[str, Any]
 RELATIVE = 1e-9  # how far a recomputation in plain float64 may be off (section 3)
-KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3}
+KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3, "group": 4, "merge": 5}
 REPLAYING = ("fed_eraser", "fed_accum")
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
             ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"],
-            "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"]}  # fmt: skip
+            "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
+            "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
                 "rounds", "erased_nodes", "remaining_nodes", "confidential", "solve"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
-              "closed_form": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
+              "closed_form": "noise", "groups": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
               "fed_accum": "nothing"}  # fmt: skip
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
@@ -160,7 +162,7 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 4)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 5)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
@@ -184,6 +186,11 @@ class Verifier:
         self.purges: list[Row] = []  # each event 'purged' with what there was just before
         self.written: list[Row] = []  # every file of updates that was ever recorded
         self.solves: dict[int, Row] = {}  # of each node that is the head of a sum: what was recorded of its solve
+        self.groups = {
+            row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
+        }
+        self.merged: list[Row] = []  # each event that may merge groups with what there was just before
+        self.apart: list[Row] = []  # each event 'group rounds' with what there was just before
 
     def check(self, good: Any, message: str) -> bool:
         if not good:
@@ -226,7 +233,16 @@ class Verifier:
             said, recorded = payload.get("run", {}), payload.get("rows", {})
             fixed = {"facts", "spec", "asked", "layout", "versions", "run"} & said.keys()
             self.check(event["seq"] == 1 or not fixed, f"{at}: changes {sorted(fixed)}")
-            self.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if recorded else None)
+            moves = recorded and event["kind"] != "group rounds"
+            self.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if moves else None)
+            moment["kind"], moment["gone"] = event["kind"], [c for s in replayed["subjects"].values()
+                                                             for c in json.loads(s["clients"])]  # fmt: skip
+            moment["order"] = sum(row.get("request_order") is not None for row in replayed["requests"].values())
+            moment["method"] = replayed["requests"].get((str(name),), {}).get("method")
+            if event["kind"] in ("merged", "rolled back"):
+                self.merged.append(moment)
+            if event["kind"] == "group rounds":
+                self.apart.append(moment)
             if event["kind"] == "rolled back":
                 order, made = payload["choice"]["request_order"], payload["choice"]["noise_node"]
                 self.agree(f"{at}: order and node", [order, made], [len(self.rolled) + 1, recorded.get("last")])
@@ -240,7 +256,9 @@ class Verifier:
                 put("run", {"key": key, "value": value if isinstance(value, str) else canonical(value)})
             for node in payload.get("dropped_models", []):
                 self.check(models.pop((node,), None), f"{at}: drops model {node}, which is not there")
-            for table in ("models", "evaluations", "rejections"):
+            for row in payload.get("group_models", []):
+                put("group_models", row | {"members": canonical(row["members"])})
+            for table in ("models", "evaluations", "rejections", "merges"):
                 for row in payload.get(table, []):
                     put(table, row)
             for file in payload.get("dropped_updates", []):
@@ -387,12 +405,13 @@ class Verifier:
             self.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
             if row["kind"] == "heuristic":
                 self.agree(f"{at}: kind of the parent", parent["kind"], "initial")
-            if row["kind"] != "round":
+            if row["kind"] not in ("round", "merge"):
                 self.check(not here, f"{at}: clients took part, but it is no round")
                 continue
-            self.agree(f"{at}: parent", row["parent"], node - 1)
-            place = [parent["branch"], parent["position"] + 1]
-            self.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
+            if row["kind"] == "round":
+                self.agree(f"{at}: parent", row["parent"], node - 1)
+                place = [parent["branch"], parent["position"] + 1]
+                self.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
             regular = [(p["samples"], *self.regular[c]) for c, p in here.items()]
             self.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
             self.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
@@ -427,7 +446,9 @@ class Verifier:
             vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(self.run["layout"])["names"]])
         for node, vector in vectors.items():  # beyond the document: do the models look like what is said of them?
             row, start = self.nodes[node], vectors.get(self.nodes[node]["parent"])
-            if start is not None:
+            if row["kind"] == "merge":
+                self.check_merged_model(node, vectors, number)
+            elif start is not None and row["kind"] != "group":
                 moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
                 low, high = 0.0, self.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
                 if row["kind"] == "heuristic":  # the updates that were replayed are stored as its parts
@@ -439,6 +460,55 @@ class Verifier:
                 elif row["kind"] == "noise":
                     low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-6, 6))
                 self.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")
+
+    def check_merged_model(self, node: int, vectors: dict[int, Any], number: str) -> None:
+        """Section 1b: while the groups' models are at hand, the merge is their mean to the last bit."""
+        parts = sorted((row for row in self.tables["merges"] if row["node"] == node), key=lambda row: row["grp"])
+        if all(part["source_node"] in vectors for part in parts):
+            weights = [float(part["samples"]) for part in parts]
+            weights = weights if any(weights) else [1.0] * len(parts)
+            total = np.zeros_like(vectors[node])
+            for part, weight in zip(parts, weights, strict=True):
+                total = total + weight * vectors[part["source_node"]]
+            mean = (total / sum(weights)).astype(number).astype(float)
+            self.check(np.array_equal(mean, vectors[node]), f"node {node}: it is not the mean of the groups' models")
+
+    def check_groups(self) -> None:
+        """Section 1b: who is in which group, and what every merge is made of."""
+        rounds = self.spec["groups"]["rounds"]
+        for moment in self.apart:
+            for row in moment["payload"]["group_models"]:
+                at, node, members = f"node {row['node']}", self.nodes[row["node"]], row["members"]
+                for client in members:
+                    digest = hmac.digest(
+                        bytes.fromhex(self.run["group_key"]), self.clients[client]["name"].encode(), "sha256"
+                    )
+                    group = int.from_bytes(digest[:8], "big") % self.spec["groups"]["count"]
+                    self.agree(f"{at}: group of client {client}", row["grp"], group)
+                self.check(not set(members) & set(moment["gone"]), f"{at}: a forgotten client is in its group")
+                self.agree(f"{at}: samples", row["samples"], sum(self.clients[c]["samples"] for c in members))
+                before = self.groups.get(node["parent"], {"grp": row["grp"], "members": [], "rounds": 0})
+                self.agree(f"{at}: group of its parent", before["grp"], row["grp"])
+                self.check(set(before["members"]) <= set(members), f"{at}: members of its earlier rounds are missing")
+                self.check(before["rounds"] < row["rounds"] <= rounds, f"{at}: it has {row['rounds']} rounds")
+                branch = self.nodes[node["parent"]]["branch"] if node["parent"] else -moment["order"]
+                self.agree(f"{at}: place", [node["branch"], node["position"]], [branch, row["rounds"]])
+        for moment in self.merged:
+            payload, at = moment["payload"], f"event {moment['seq']}"
+            leaving = {c for subject in payload.get("subjects", []) for c in subject["clients"]}
+            latest = {self.groups[n]["grp"]: self.groups[n] for n in sorted(moment["models"]) if n in self.groups}
+            node, takes = payload["rows"]["last"], moment["kind"] == "merged" or moment["method"] == "groups"
+            parts = [row for _, row in sorted(latest.items())
+                     if takes and row["rounds"] == rounds and not leaving & set(row["members"])]  # fmt: skip
+            stated = [[p["node"], p["grp"], p["source_node"], p["samples"]] for p in payload.get("merges", [])]
+            self.agree(f"{at}: groups merged", stated, [[node, p["grp"], p["node"], p["samples"]] for p in parts])
+            self.agree(f"{at}: it is a merge", self.nodes[node]["kind"] == "merge", bool(parts))
+            if parts:
+                self.agree(
+                    f"{at}: members", sorted(self.rounds[node]), sorted({c for p in parts for c in p["members"]})
+                )
+                self.check(all(math.isinf(p["drift"]) for p in self.rounds[node].values()), f"{at}: a drift is known")
+                self.agree(f"{at}: kind of the parent", self.nodes[self.nodes[node]["parent"]]["kind"], "initial")
 
     def replayed(self, node: int, number: str) -> Any:
         """g times the sum of the weighted means of the updates stored as parts of a heuristic node."""
@@ -620,7 +690,7 @@ class Verifier:
         everybody = sum(row["samples"] for row in self.clients.values())
         for node in path:
             row, here = self.nodes[node], self.rounds[node]
-            if row["kind"] == "round":
+            if row["kind"] in ("round", "merge"):
                 mine, change, factor = [c for c in here if c in subject], 0.0, 1.0
                 samples, drifts = (np.array([here[c][k] for c in mine], float) for k in ("samples", "drift"))
                 rest, touched = row["samples"] - int(samples.sum()), touched or bool(mine)
@@ -667,7 +737,8 @@ class Verifier:
         self.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
         self.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
         heuristic = request["method"] in REPLAYING
-        kind = "heuristic" if heuristic else "initial" if source is None else "noise"
+        made = "merge" if request["method"] == "groups" else "noise"
+        kind = "heuristic" if heuristic else "initial" if source is None else made
         expected = {"kind": kind, "parent": source, "request_order": order, "branch": order, "noise_std": sigma}
         self.agree(f"{at}: noise node", {key: noise[key] for key in expected}, expected)
 
@@ -707,10 +778,10 @@ class Verifier:
         self.check_statistics_of_request(request)
         untouched = source is None or not (heuristic or any(h[source] for h in hidden.values()))
         if request["method"] != "sifu":
-            fresh = request["method"] in ("scratch", "noisy_scratch", "closed_form")
-            start = None if fresh else active[0] if heuristic else active[-1]
+            fresh = request["method"] in ("scratch", "noisy_scratch", "closed_form") or noise["kind"] == "initial"
+            start = None if fresh else active[0] if heuristic or noise["kind"] == "merge" else active[-1]
             self.agree(f"{at}: where it starts", [source, request["wanted_node"]], [start, start])
-        if request["method"] in ("scratch", "closed_form") or not pays:
+        if request["method"] in ("scratch", "closed_form", "groups") or not pays:
             self.agree(f"{at}: no noise", sigma, 0.0)
 
         def fits(node: int, slack: float) -> bool:
@@ -725,7 +796,9 @@ class Verifier:
                 self.check(not later, f"{at}: {key} is {chosen}, but {later} fit too")
         strict = request["retention"] == "strict"
         held = {n for i, h in hidden.items() for n in h if strict and self.owner[i] is request and h[n] > 0}
-        erased = [n for n in at_hand if source is None or n > source or n in held]
+        hit = {n for n, row in self.groups.items() if set(asked) & set(row["members"])}
+        erased = [n for n in at_hand
+                  if n in hit or (n not in self.groups and (source is None or n > source or n in held))]  # fmt: skip
         remaining = [n for n in at_hand if n not in erased]
         self.agree(f"{at}: models erased", sorted(moment["payload"].get("dropped_models", [])), erased)
         self.agree(f"{at}: models that remain", sorted(moment["payload"]["remaining_models"]), remaining)
@@ -895,6 +968,7 @@ def verify(folder: Path) -> list[str]:
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
+                 verifier.check_groups,
                  verifier.check_updates, verifier.check_statistics, verifier.check_requests, verifier.check_purges,
                  verifier.check_restored):  # fmt: skip
         try:

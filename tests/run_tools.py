@@ -43,6 +43,8 @@ def spec_for(method: str, **sections: Any) -> dict[str, Any]:
     if method == "closed_form":
         return result | {"model": {"kind": "ridge"}, "features": {"kind": "random_fourier", "count": 32}}
     result["keep"] = {"updates_every": 2} | result.get("keep", {})
+    if method == "groups":
+        result["groups"] = {"count": 4, "rounds": 3} | result.get("groups", {})
     if method == "dp":
         result["server"] = {"clip": 0.3, "noise": 3.0} | result.get("server", {})
     return result

@@ -29,7 +29,7 @@ import sifu
 from run_tools import files_of, scalars
 from sifu.api import verify_run
 from sifu.errors import SifuError
-from sifu.record import training
+from sifu.record import group_training, training
 from sifu.store import database
 
 FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")
@@ -189,7 +189,7 @@ def stored(folder: Path) -> dict[str, str]:
 
 def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
-    training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
+    training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
     work(base / "uninterrupted", job)  # which also imports everything
     wrong = [f"uninterrupted: {one}" for one in differences(base / "uninterrupted", base / "uninterrupted")]
     names = count_points(base / "counted", job)

@@ -34,6 +34,11 @@ REPLAYS = [
     {"id": "fourth", "clients": ["client-004"], "terms": {"sigma": 0.1}},
 ]
 STORED = ("models", "updates", "statistics")
+MERGES = [
+    {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
+    {"id": "second", "clients": ["client-002", "client-003"], "terms": {"method": "groups", "retention": "strict"}},
+]
+APART = small_spec(privacy={"noise": "seeded"}, groups={"count": 4, "rounds": 3})
 KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every": 2})
 
 
@@ -92,6 +97,20 @@ def test_killed_runs_with_stored_updates_end_like_uninterrupted_ones(tmp_path: P
     result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, runs=2, kills_a_run=8, seed=5)
     assert result["kills"] >= 8
     assert check_all_equal(tmp_path) == 3
+
+
+def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path) -> None:
+    """Rounds apart, the merge, requests and groups built again: a kill anywhere is made up for bit for bit."""
+    result = kill_repeatedly(tmp_path, spec=APART, requests=MERGES, runs=2, kills_a_run=8, seed=6)
+    assert result["kills"] >= 8
+    assert check_all_equal(tmp_path) == 3
+
+
+@pytest.mark.parametrize("every", [311, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_kill_anywhere_in_a_run_in_groups(tmp_path: Path, every: int) -> None:
+    result = kill_repeatedly(tmp_path, spec=APART, requests=MERGES, every_call=every, first_call=150, seed=6)
+    assert result["kills"] >= 3
+    check_all_equal(tmp_path)
 
 
 @pytest.mark.parametrize("every", [211, pytest.param(16, marks=pytest.mark.slow)])

@@ -64,6 +64,17 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]] = 
             (6, 1, {"sigma": 0.4}),
         ],
     ),
+    "groups, built again, all hit": (
+        {"groups": {"count": 4, "rounds": 3}, "server": {"participation": "poisson(0.6)"}},
+        [
+            (0, 1, {"method": "groups"}),
+            (1, 2, {"method": "groups", "unit": "joint", "retention": "strict"}),
+            (3, 1, {"sigma": 0.4}),
+            (4, 1, {"method": "scratch"}),
+            (5, 1, {"method": "groups", "max_rounds": 2}),
+            (6, 8, {"method": "groups"}),
+        ],
+    ),
     "scratch, then fed_accum": (
         {"keep": {"updates_every": 1}, "model": {"dtype": "float32"}},
         [

@@ -58,6 +58,15 @@ class Run(RunRequests):
                 worker.train()
         return self
 
+    def rebuild(self, progress: ProgressCallback | None = None) -> int:
+        """Build the groups again whose models requests erased; returns how many there were."""
+        engine = self.engine()
+        with self.writer() as writer:
+            check_integrity(writer)
+            if writer.phase != "ready":
+                raise InputError(f"the run is still {writer.phase}: finish it first, then rebuild its groups")
+            return Worker(writer, engine, progress).rebuild_groups()
+
     def status(self) -> RunStatus:
         """Clients, rounds, Psi, kept models and requests."""
         with self.view() as view:

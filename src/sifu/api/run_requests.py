@@ -194,6 +194,8 @@ class RunRequests(RunFolder):
                     worker.compare_scratch(name)
             if refusals:
                 raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
+            if view.spec.groups.rebuild == "now":
+                worker.rebuild_groups()
             rows = {row.request: row for row in writer.requests()}
             return [outcome_of(writer, rows[name]) for name in done]
 

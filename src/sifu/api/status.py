@@ -16,6 +16,7 @@ from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
 from sifu.record.evaluations import ACTIVE
 from sifu.record.everyones_psi import track_everyone
+from sifu.record.groups import has_groups, members_now, models_at_hand
 from sifu.record.run_view import RunView
 from sifu.requests.cost import Cost, cost_of
 from sifu.requests.request_record import deadline_of, is_overdue
@@ -47,6 +48,16 @@ class ModelStatus:
     depth: int | None
     kept: bool
     bytes: int
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """A group that trains apart: its members now, the rounds its model at hand has had, and whether it is finished."""
+
+    group: int
+    members: int
+    rounds: int
+    finished: bool
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,7 @@ class RunStatus:
     incidents: tuple[dict[str, Any], ...]
     rejections: tuple[RejectionRow, ...]
     requests: tuple[RequestStatus, ...]
+    groups: tuple[GroupStatus, ...] = ()
 
     @property
     def closed_form(self) -> bool:
@@ -212,6 +224,19 @@ def status_of(view: RunView) -> RunStatus:
         incidents=_incidents(reader),
         rejections=tuple(reader.rejections()),
         requests=tuple(request_status_of(reader, row, now) for row in view.requests),
+        groups=groups_of(view),
+    )
+
+
+def groups_of(view: RunView) -> tuple[GroupStatus, ...]:
+    """Where the groups stand, of a run that has some."""
+    if not has_groups(view):
+        return ()
+    models, wanted = models_at_hand(view.reader), view.spec.groups.rounds
+    rounds = {group: row.rounds for group, row in models.items()}
+    return tuple(
+        GroupStatus(group, len(members), rounds.get(group, 0), rounds.get(group, 0) == wanted)
+        for group, members in enumerate(members_now(view))
     )
 
 

@@ -71,6 +71,16 @@ def _print_standing(run: Run, status: RunStatus) -> None:
         out.print(f"{held.files} files of statistics kept, {held.bytes / 1e6:.2f} MB; to forget is to solve again")
     else:
         out.print(f"{len(kept)} models kept to go back to, {sum(kept) / 1e6:.2f} MB")
+    if status.groups:
+        finished = [group for group in status.groups if group.finished]
+        out.print(
+            f"{len(status.groups)} groups: {len(finished)} have a finished model that a request can merge"
+            + "".join(
+                f"; group {group.group} has {group.rounds} of its rounds and {group.members} members"
+                for group in status.groups
+                if not group.finished
+            )
+        )
     if status.updates.files:
         out.print(f"updates of clients stored for {status.updates.files} rounds, {status.updates.bytes / 1e6:.2f} MB")
     if status.psi_star:

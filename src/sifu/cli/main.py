@@ -16,7 +16,7 @@ from sifu.cli.custody import anchor, backup, key, purge, restore, sign
 from sifu.cli.flower import flower
 from sifu.cli.proof import audit, client_audit, verify
 from sifu.cli.requests import certificate, requests
-from sifu.cli.runs import demo, doctor, export, init, methods, report, status, train
+from sifu.cli.runs import demo, doctor, export, init, methods, rebuild, report, status, train
 from sifu.cli.unlearning import advise, forget, plan, request
 from sifu.errors import SifuError
 from sifu.version import __version__
@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Start here": (demo, init, advise, train, status, report, export),
-    "Forget a client": (plan, request, requests, forget, certificate, methods),
+    "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
     "Prove it": (verify, audit, client_audit, anchor),
     "Keep the run safe": (purge, backup, restore, key, sign),
     "Federations and experiments": (clients, flower, bench, doctor),

@@ -77,6 +77,22 @@ def train(
     show_status(trained, as_json=format is Format.json)
 
 
+def rebuild(
+    run: RunArgument, data: DataOption = None, device: DeviceOption = "auto", format: FormatOption = Format.text
+) -> None:
+    """Build the groups again whose models requests erased, with their remaining members.
+
+    Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
+    """
+    from sifu.api import open_run
+    from sifu.cli.output import tell
+    from sifu.cli.progress import RoundsProgress
+
+    with RoundsProgress(quiet=format is Format.json) as progress:
+        count = open_run(run, data_folder=data, device=device).rebuild(progress)
+    tell(format, {"built": count}, f"{count} groups were built again" if count else "No group has to be built again")
+
+
 def status(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Clients, rounds, Psi against Psi*, kept models, requests.
 

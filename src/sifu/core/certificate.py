@@ -156,6 +156,7 @@ class CertificateFacts:
     versions: Mapping[str, str]
     fresh: bool = False
     replayed: bool = False
+    merged: bool = False
     keeps_updates: bool = False
     untouched: bool = False
     protection: Protection = "noise"
@@ -229,11 +230,15 @@ def what_was_erased(
     replayed: bool,
     keeps_updates: bool,
     statistics: Literal["clients", "sum"] | None = None,
+    merged: bool = False,
 ) -> tuple[str, str]:
     """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
     if replayed:
         erased = "Every model after the initial one was erased."
         remains = "The initial model remains. What was made from stored updates may still hold the client's part."
+    elif merged:
+        erased = "Every model after the initial one was erased, and the model of every group that held the client."
+        remains = "The initial model and the models of groups that never held the client remain."
     elif fresh:
         erased, remains = "Every model of the history was erased.", "No model from before this request remains."
     elif retention == "strict":
@@ -308,6 +313,7 @@ def public_form(facts: CertificateFacts) -> dict[str, Any]:
         replayed=facts.replayed,
         keeps_updates=facts.keeps_updates,
         statistics=facts.statistics,
+        merged=facts.merged,
     )
     return _common(facts) | {
         "form": "public",

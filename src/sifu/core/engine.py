@@ -7,7 +7,7 @@ them is too small.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -165,3 +165,13 @@ def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndic
     if isinstance(engine, EvaluatesSeveral):
         return engine.evaluate_several(models, clients)
     return [engine.evaluate(model, clients) for model in models]
+
+
+def run_group_rounds(
+    engine: Engine, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
+) -> list[RoundResult]:
+    """One round of each group from its own model, all at the same place; bit for bit what each would do alone.
+
+    No client is in two groups and draws are keyed by client, so together they are one round of the federation.
+    """
+    return [engine.run_round(model, position, members) for model, members in zip(models, groups, strict=True)]

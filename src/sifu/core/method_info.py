@@ -12,9 +12,10 @@ from typing import Literal
 from sifu.core.certificate import Protection
 from sifu.errors import InputError
 
-StartsFrom = Literal["rule", "current", "fresh", "initial", "any"]
+StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]
 """Which model a request starts from: the latest one the budgets allow, the current one, a fresh one, the initial one
-of the active history (moved by stored updates), or any."""
+of the active history (moved by stored updates), the merge of the groups that are left (a fresh one if none is), or
+any."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             certifies=True,
             protection="noise",
             starts_from="fresh",
+        ),
+        MethodInfo(
+            "groups",
+            "merge the groups that never held the client, go on with everyone who stays: exact",
+            certifies=True,
+            protection="noise",
+            starts_from="merge",
         ),
         MethodInfo(
             "fine_tuning",

@@ -32,7 +32,9 @@ RateSource = Literal["given", "others", "forgotten"]
 """Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
 
 
-BEFORE_TRAINING = ("preprocessing", "features", "hyper-parameters", "method", "identity")
+BEFORE_TRAINING = (
+    "preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart", "initial model",
+)  # fmt: skip
 """The premises that matter even where no noise was needed: what came before training, whether the method proves
 anything at all, and whether a client is who it says it is."""
 
@@ -328,6 +330,32 @@ def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
             "assumed",
             "Clients were known by the names they claimed; it is assumed that each was who it said it was, and that no "
             "forgotten client came back under another name.",
+        ),
+    )
+
+
+def group_premises(count: int, rounds: int, *, own_model: bool) -> tuple[Premise, ...]:
+    """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
+    return (
+        Premise(
+            "grouping",
+            "met",
+            f"A keyed hash of its name put each client into one of {count} groups; the key was drawn when the run was "
+            "created, and no client's data had a part in it.",
+        ),
+        Premise(
+            "rounds apart",
+            "met",
+            f"Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw a "
+            "common round.",
+        ),
+        Premise(
+            "initial model",
+            "trusted" if own_model else "met",
+            "The operator's own function made the fresh model that groups start from; it is trusted to use no client's "
+            "data."
+            if own_model
+            else "Groups start from a fresh model that no client's data shaped.",
         ),
     )
 

@@ -28,6 +28,7 @@ RIDGE = "ridge"
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 IMAGE_FEATURES = ("random_convolutions", "pretrained")
 """Feature maps that take images as such, with values in [0, 1]."""
+MOST_GROUPS = 1000
 
 
 def _key(default: Any, comment: str) -> Any:
@@ -152,6 +153,17 @@ class StopSpec:
 
 
 @dataclass(frozen=True)
+class GroupsSpec:
+    """Groups of clients that train apart before they merge (method groups: exact forgetting for any model)."""
+
+    count: int = _key(0, "how many groups train apart at first; 0: none, everyone trains together from the start")
+    rounds: int = _key(0, "rounds apart, fixed beforehand; they count towards stop.max_rounds")
+    rebuild: Literal["now", "later", "never"] = _key(
+        "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"
+    )
+
+
+@dataclass(frozen=True)
 class PrivacySpec:
     """What a request promises unless it says otherwise."""
 
@@ -204,6 +216,7 @@ class Spec:
     local: LocalSpec = field(default_factory=LocalSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     stop: StopSpec = field(default_factory=StopSpec)
+    groups: GroupsSpec = field(default_factory=GroupsSpec)
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     regularity: RegularitySpec = field(default_factory=RegularitySpec)
     keep: KeepSpec = field(default_factory=KeepSpec)
@@ -353,6 +366,7 @@ def _check_ranges(spec: Spec) -> None:
         spec.stop.max_rounds,
         "at least 1 and at least stop.min_rounds",
     )
+    _check_groups(spec)
     check_deliverable(spec.privacy.epsilon, spec.privacy.delta)
     if spec.privacy.sigma != "auto":
         check_noise(spec.privacy.sigma)
@@ -414,6 +428,29 @@ def _check_ridge(spec: Spec, demand: Demand) -> None:
         ("model.dtype", spec.model.dtype, "float64"),
     ):
         demand(found == wanted, name, found, f"{wanted} with model.kind = {RIDGE!r}")
+
+
+def _check_groups(spec: Spec) -> None:
+    """Groups need rounds apart that are fixed beforehand, and a way of training in which each stands by itself."""
+    groups = spec.groups
+    if groups.count == 0 and groups.rounds == 0:
+        return
+    if not 2 <= groups.count <= MOST_GROUPS:
+        raise InputError(f"groups.count must be 0 or in 2 to {MOST_GROUPS}, found {groups.count}")
+    if not 1 <= groups.rounds < spec.stop.max_rounds:
+        raise InputError(
+            f"groups.rounds must be at least 1 and below stop.max_rounds = {spec.stop.max_rounds}, found "
+            f"{groups.rounds}: it is fixed before training, and common rounds follow"
+        )
+    if not Participation.parse(spec.server.participation).independent:
+        raise InputError(
+            f"server.participation = {spec.server.participation} cannot be combined with groups, which would each draw "
+            "as many: use all or poisson(RATE)"
+        )
+    if spec.model.kind == RIDGE:
+        raise InputError("groups.count must be 0 with model.kind = 'ridge': its heads are solved, not trained")
+    if spec.server.noise > 0:
+        raise InputError("server.noise (method dp) cannot be combined with groups: its rounds apart are not counted")
 
 
 def commented_toml(spec: Spec) -> str:

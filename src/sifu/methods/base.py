@@ -26,6 +26,7 @@ from sifu.core.premises import (
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.noised import noised_premises
 from sifu.planning.plan import Plan
+from sifu.record.groups import Merged
 from sifu.record.run_view import RunView
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.participation import ClientIndices
@@ -46,7 +47,8 @@ class Start:
 
     `rounds`, `local_steps` (of all clients together) and `bytes_sent` (both ways) count what clients did for it. A
     model made from stored updates brings them along in `replayed`, round by round: nothing is known of anyone's
-    influence on it (its node is a heuristic), and they take the place of the stored ones.
+    influence on it (its node is a heuristic), and they take the place of the stored ones. A merge of groups brings
+    what it was made of in `merged`.
     """
 
     model: Vector
@@ -54,6 +56,7 @@ class Start:
     local_steps: int = 0
     bytes_sent: int = 0
     replayed: tuple[RoundUpdates, ...] | None = None
+    merged: Merged | None = None
 
 
 class Method(Protocol):

@@ -11,6 +11,7 @@ from sifu.methods.dp import Dp
 from sifu.methods.fed_accum import FedAccum
 from sifu.methods.fed_eraser import FedEraser
 from sifu.methods.fine_tuning import FineTuning
+from sifu.methods.groups import Groups
 from sifu.methods.last import Last
 from sifu.methods.noisy_scratch import NoisyScratch
 from sifu.methods.scratch import Scratch
@@ -19,7 +20,7 @@ from sifu.record.run_view import RunView
 
 METHODS: dict[str, type[Method]] = {
     method.info.name: method
-    for method in (Sifu, Scratch, ClosedForm, FineTuning, Last, Dp, FedEraser, FedAccum, NoisyScratch)
+    for method in (Sifu, Scratch, ClosedForm, Groups, FineTuning, Last, Dp, FedEraser, FedAccum, NoisyScratch)
 }
 
 

@@ -121,7 +121,7 @@ class KeptModel:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything a report shows."""
+    """Everything a report shows; `groups` is how many groups there are, and how many have a finished model."""
 
     run: str
     folder: str
@@ -144,6 +144,7 @@ class ReportData:
     ledger_head: str
     public_key: str
     versions: Mapping[str, str]
+    groups: tuple[int, int] | None = None
 
     @property
     def forgotten_count(self) -> int:

@@ -93,7 +93,7 @@ def _replay_node(
     if node.kind == "initial":
         first = engine.initial_model(node.branch)
         return ReplayedNode(node, first, dict.fromkeys(worlds, first))
-    if before is None or node.kind == "heuristic":
+    if before is None or node.kind in ("heuristic", "group", "merge"):
         return None
     if node.kind == "noise":
         if node.noise_std == 0.0:

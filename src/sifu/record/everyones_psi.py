@@ -7,7 +7,7 @@ import numpy as np
 from sifu.record.run_view import RunView
 from sifu.store.history_rows import ParticipationRows
 from sifu.store.reader import RunReader
-from sifu.theory.history import PathNode
+from sifu.theory.history import TAKEN_PART, PathNode
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 MOST_TRACKERS = 3
@@ -22,7 +22,7 @@ def track_everyone(view: RunView) -> SensitivityTracker:
     tracker = SensitivityTracker(count) if start is None else remembered[rows[start].node.node].copy()
     beyond = rows[0 if start is None else start + 1 :]
     taken_part, numbers = ParticipationRows.empty(), [row.node.node for row in beyond]
-    if any(row.node.kind == "round" for row in beyond):
+    if any(row.node.kind in TAKEN_PART for row in beyond):
         taken_part = reader.everyone() if start is None else reader.participation(first=min(numbers))
     starts = np.searchsorted(taken_part.nodes, numbers)
     ends = np.searchsorted(taken_part.nodes, numbers, side="right")
@@ -54,7 +54,7 @@ def _track(view: RunView, tracker: SensitivityTracker, node: PathNode, rows: Par
         tracker.lose_track()
     if node.kind == "noise":
         tracker.add_rounding(node.rounding)
-    if node.kind != "round":
+    if node.kind not in TAKEN_PART:
         return
     who = rows.clients[taken]
     _, scalars = summarise_round(

@@ -96,8 +96,10 @@ class RecordedTraining:
         self._tracker = track_everyone(view)
         self._levels = levels_to_keep(view.spec)
         self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
-        # The initial model, and the last noise edge: past it nobody forgotten so far costs anything.
+        # The initial model, and the last noise edge: past it nobody forgotten so far costs anything. A merged model is
+        # recomputed from those of the groups.
         self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
+        self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
         on_tip = [row for row in writer.evaluations() if row.node == self._tip.node and row.subset == ACTIVE]
         self._accuracy: float | None = on_tip[-1].accuracy if on_tip else None
         self._evaluation: tuple[int, Evaluation] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from sifu.core.method_info import method_info
 from sifu.plots.run_data import AccuracyTrace, Branch, KeptModel, PsiPanel, ReportData, Request
+from sifu.record.groups import has_groups, models_at_hand, parts_without
 from sifu.record.run_view import RunView
 from sifu.report.psi import psi_panel
 from sifu.store.history_rows import ParticipationRows
@@ -67,7 +68,7 @@ def _collect(reader: _RememberingReader) -> ReportData:
         client_count=len(view.clients),
         active_count=int(view.active.size),
         training_rounds=max(node.position for node in nodes.values() if node.branch == 0),
-        rounds_in_all=sum(1 for node in nodes.values() if node.kind == "round"),
+        rounds_in_all=sum(1 for node in nodes.values() if node.kind == "round") + _rounds_apart(nodes.values()),
         target=view.spec.stop.target,
         accuracy=at_tip.accuracy if at_tip else None,
         branches=_branches(nodes, on_path, rounds_before, view.requests),
@@ -85,13 +86,32 @@ def _collect(reader: _RememberingReader) -> ReportData:
                 row.psi_max,
             )
             for row in reader.models().values()
+            if nodes[row.node].kind != "group"
         ),
         events=len(events),
         last_event=events[-1].time if events else "",
         ledger_head=events[-1].hash.hex() if events else "",
         public_key=reader.value("public_key"),
         versions=json.loads(reader.value("versions")),
+        groups=_groups(view),
     )
+
+
+def _rounds_apart(nodes: Iterable[PathNode]) -> int:
+    """Rounds of groups that trained apart at the same time are one each."""
+    rounds: dict[int, int] = {}
+    for node in nodes:
+        if node.kind == "group":
+            rounds[node.branch] = max(rounds.get(node.branch, 0), node.position)
+    return sum(rounds.values())
+
+
+def _groups(view: RunView) -> tuple[int, int] | None:
+    """How many groups there are, and how many have a finished model."""
+    if not has_groups(view):
+        return None
+    rounds = view.spec.groups.rounds
+    return view.spec.groups.count, len(parts_without(models_at_hand(view.reader), rounds, ()))
 
 
 def _rounds_before(nodes: Mapping[int, PathNode]) -> dict[int, int]:
@@ -110,7 +130,13 @@ def _branches(
     requests: Sequence[RequestRow],
 ) -> tuple[Branch, ...]:
     labels = {request.request_order: request.request for request in requests if request.request_order is not None}
-    starts = {node.branch: node for node in nodes.values() if node.kind != "round"}
+    # Groups that train apart lie on no path; the merge of the first training is one of its nodes.
+    nodes = {number: node for number, node in nodes.items() if node.kind != "group"}
+    starts = {
+        node.branch: node
+        for node in nodes.values()
+        if node.kind != "round" and not (node.kind == "merge" and node.branch == 0)
+    }
     rounds = dict.fromkeys(starts, 0)
     active = dict.fromkeys(starts, -1)
     for node in nodes.values():

@@ -45,6 +45,9 @@ def verdict(data: ReportData) -> str:
             text += f" Training has not finished: {counted(data.training_rounds, 'round')} so far."
         else:
             text += f" The model was trained for {counted(data.training_rounds, 'round')}."
+    if data.groups:
+        count, finished = data.groups
+        text += f" Clients trained apart in {count:,} groups at first; {finished:,} of them can be merged by a request."
     return text.strip()
 
 

@@ -18,6 +18,7 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import Premise, level_of
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
+from sifu.record.groups import is_hit
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
@@ -56,7 +57,11 @@ def nodes_to_erase(
         retention,
         lambda depth: any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures),
     )
-    return {view.path.nodes[depth].node for depth in depths} | (at_hand - set(depth_of))
+    # Models of groups lie on no path: those that held a client of the request go, whatever it goes back to.
+    leaving = {client for exposure in exposures for client in exposure.subject.clients}
+    groups = view.reader.group_models()
+    beside = {node for node in at_hand - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
+    return {view.path.nodes[depth].node for depth in depths} | beside
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class RecordedRequest:
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"
+        self.merged = self.view.path.nodes[-1].kind == "merge"
         self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
         self.method = method_named(request.method)
         self.terms = request.terms
@@ -214,6 +220,7 @@ class RecordedRequest:
             participation=str(view.facts.participation),
             retention=request.retention,
             replayed=self.replayed,
+            merged=self.merged,
             keeps_updates=view.spec.keep.updates_every > 0,
             noise=view.spec.privacy.noise,
             noise_std=self.noise_std,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sifu.errors import InputError
+from sifu.record.groups import is_hit
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.store.keys import KEY_FILE
@@ -68,7 +69,9 @@ def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: se
     def held(depth: int) -> bool:
         return any(exposure.psi_to_hide(depth) > 0.0 for exposure in forgotten)
 
-    models = [node for node in sorted(at_hand) if node != nodes[-1].node and (held(depth_of[node]))]
+    # Models of groups lie on no path; those that held somebody forgotten went with the request.
+    on_path = [node for node in sorted(at_hand) if node in depth_of]
+    models = [node for node in on_path if node != nodes[-1].node and held(depth_of[node])]
     updates = []
     for file, node in sorted(stored.items()):
         depth = depth_of[node]
@@ -80,13 +83,14 @@ def to_purge(view: RunView, at_hand: set[int], stored: dict[str, int], among: se
 def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) -> tuple[int, ...]:
     """Models other than the current one that hold a part of clients whose request is still to be carried out."""
     subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
-    exposures, depth_of = view.exposures(subjects), view.path.depth_of
-    return tuple(
-        node
-        for node in sorted(at_hand)
-        if node != view.path.nodes[-1].node
-        and any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
-    )
+    exposures, depth_of, groups = view.exposures(subjects), view.path.depth_of, view.reader.group_models()
+
+    def holds(node: int) -> bool:
+        if node in groups:
+            return is_hit(groups[node], clients)
+        return any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
+
+    return tuple(node for node in sorted(at_hand) if node != view.path.nodes[-1].node and holds(node))
 
 
 def purge(writer: RunWriter) -> Purge:
@@ -128,7 +132,11 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         )
     else:
         yield "the current model", "it is released; the noise of the requests covers everyone forgotten"
-    kept = [row for row in reader.models().values() if row.kept and row.node != reader.tip]
+    groups = reader.group_models()
+    kept = [row for row in reader.models().values() if row.kept and row.node != reader.tip and row.node not in groups]
+    of_groups = sum(1 for node in reader.models() if node in groups)
+    if of_groups:
+        yield f"{of_groups} models of groups", "nobody forgotten was ever in them; later requests merge them"
     clean = [
         row
         for row in kept

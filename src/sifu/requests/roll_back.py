@@ -13,6 +13,8 @@ from sifu.methods.base import Start
 from sifu.planning.plan import Plan
 from sifu.record.evaluations import evaluation_row
 from sifu.record.everyones_psi import track_everyone
+from sifu.record.group_training import LARGEST_PSI
+from sifu.record.groups import merge_rows
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.certification import UpdatesErased, committed_model, nodes_to_erase, updates_to_erase
@@ -26,9 +28,6 @@ from sifu.store.writer import NewModel, NewRows, RunWriter
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm
 
-LARGEST_PSI = 1e300
-"""Stands for an infinite Psi in a number that goes into JSON."""
-
 
 class RollBack:
     """What one request's roll back writes and erases, worked out from its plan and its starting model."""
@@ -39,6 +38,7 @@ class RollBack:
         self.writer, self.engine, self.view, self.plan = writer, engine, view, plan
         self.request, self.start = request, start
         self.fresh, self.replayed = plan.source_node is None, start.replayed is not None
+        self.merged = start.merged
         self.noise_node = 1 + max(writer.nodes_by_number())
         on_disk, exposures = writer.models(), view.exposures(plan.subjects)
         cut_after = -1 if self.fresh else plan.source_depth
@@ -53,7 +53,7 @@ class RollBack:
 
     def record(self) -> None:
         """Write the event."""
-        node, models, updates, evaluations = self._node(), self._models(), self._updates(), self._evaluations()
+        rows, models, updates, evaluations = self._rows(), self._models(), self._updates(), self._evaluations()
         gone = {client for subject in self.plan.subjects for client in subject.clients}
         dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone)
         statistics = write_sum_without(self.writer, self.view, gone, self.noise_node) if dropped_statistics else []
@@ -61,7 +61,7 @@ class RollBack:
             self.writer.record(
                 "rolled back",
                 self._payload(),
-                rows=NewRows(nodes=[node]),
+                rows=rows,
                 models=models,
                 dropped_models=sorted(self.erased_models),
                 updates=updates,
@@ -73,9 +73,14 @@ class RollBack:
             )
         remove_standing(self.writer.folder)
 
-    def _node(self) -> NodeRow:
-        """The node of the new starting model, with its distance from the initial one."""
+    def _rows(self) -> NewRows:
+        """The node of the new starting model, with its distance from the initial one; and who is in a merge."""
         plan, model = self.plan, self.start.model
+        root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
+        distance = norm(model.astype(np.float64) - root.astype(np.float64))
+        if self.merged is not None:
+            row, members = merge_rows(self.view, self.merged, self.noise_node, plan.order, 0, plan.order, distance)
+            return NewRows(nodes=[row], participation=members)
         kind: NodeKind = "heuristic" if self.replayed else "initial" if self.fresh else "noise"
         rounded = plan.noise_std > 0.0 and self.view.facts.rounding_bounded
         node = PathNode(
@@ -88,13 +93,13 @@ class RollBack:
             noise_std=plan.noise_std,
             order=plan.order,
         )
-        root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
-        return NodeRow(node, norm(model.astype(np.float64) - root.astype(np.float64)))
+        return NewRows(nodes=[NodeRow(node, distance)])
 
     def _models(self) -> list[NewModel]:
         """The new starting model; and the current one if the request stays there: later requests may go back to it."""
-        psi_max = LARGEST_PSI if self.replayed else 0.0
-        if not self.fresh and not self.replayed:
+        unknown = self.replayed or self.merged is not None
+        psi_max = LARGEST_PSI if unknown else 0.0
+        if not self.fresh and not unknown:
             at_source = track_everyone(RunView(self.writer, tip=self.plan.source_node))
             psi_max = min(float(at_source.total(self.view.active).max(initial=0.0)), LARGEST_PSI)
         models = [NewModel(self.noise_node, self.start.model, kept=True, psi_max=psi_max)]
@@ -134,7 +139,8 @@ class RollBack:
 
     def _payload(self) -> dict[str, Any]:
         plan, source, start = self.plan, self.source, self.start
-        return {
+        merges = {} if self.merged is None else {"merges": self.merged.rows(self.noise_node)}
+        return merges | {
             "request": self.request,
             "actor": actor_name(),
             "run": {"tip": str(self.noise_node), "phase": "retraining"},

@@ -17,6 +17,8 @@ from sifu.core.spec import RIDGE, StopSpec
 from sifu.errors import NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.record.closed_form import RecordedSolve
+from sifu.record.group_training import GroupTraining, record_first_merge
+from sifu.record.groups import are_apart, groups_to_build, has_groups
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
@@ -66,13 +68,41 @@ class Worker:
         if self.writer.phase == "training":
             self.train(until_letter=True)
             return True
-        return False
+        return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_letter=True) > 0
 
     def train(self, until_letter: bool = False) -> None:
         """Continue the first training until its stop rule holds, or until a letter came and was taken in."""
+        if not self._merge_groups(until_letter):
+            return
         training = self._run_rounds("training", until_letter=until_letter)
         if training is not None:
             training.finish()
+
+    def _merge_groups(self, until_letter: bool = False) -> bool:
+        """Let the groups of the first training finish their rounds apart, and merge them; False if a letter came."""
+        while are_apart(view := RunView(self.writer)):
+            if GroupTraining(self.engine, self.writer, view).run("groups apart", self.progress, self.inbox.waiting):
+                record_first_merge(self.writer, RunView(self.writer))
+                continue
+            self.inbox.take_in()
+            if until_letter:
+                return False
+        return True
+
+    def rebuild_groups(self, until_letter: bool = False) -> int:
+        """Build the groups again whose models were erased, until a letter came if wanted; how many there were."""
+        view = RunView(self.writer)
+        if self.writer.phase != "ready" or not has_groups(view):
+            return 0
+        count = len(groups_to_build(view))
+        while groups_to_build(view):
+            training = GroupTraining(self.engine, self.writer, view)
+            if not training.run("groups built again", self.progress, self.inbox.waiting):
+                self.inbox.take_in()
+                if until_letter:
+                    break
+            view = RunView(self.writer)
+        return count
 
     def finish_running(self) -> list[str]:
         """Continue a request that was interrupted half-way; returns what was finished."""
@@ -101,6 +131,7 @@ class Worker:
 
     def _carry_out(self, row: RequestRow, min_level: Level | None) -> None:
         """Roll back, add noise, retrain, certify."""
+        self._merge_groups()
         view = RunView(self.writer)
         method = method_for(view, row.method)
         plan = method.plan(view, row.terms)

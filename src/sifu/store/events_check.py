@@ -17,14 +17,14 @@ from sifu.core.ledger import Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.certificate_path import FORMS
 from sifu.store.history_rows import NodeRow
-from sifu.store.reader import JOINED, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.statistics import STATISTICS_NAME
 from sifu.store.updates import FILE_NAME
 
 _CREATED_WITH = (
     "run", "asked", "spec", "layout", "facts", "versions", "public_key", "client_count", "clients_digest", "tip",
-    "phase",
+    "phase", GROUP_KEY,
 )  # fmt: skip
 EFFECTS = (
     "rows",
@@ -34,6 +34,8 @@ EFFECTS = (
     "dropped_updates",
     "statistics",
     "dropped_statistics",
+    "group_models",
+    "merges",
     "evaluations",
     "rejections",
     "certificates",
@@ -43,6 +45,8 @@ EFFECTS = (
 
 ERASED = ("models", "updates", "statistics")
 """What events erase, each under its key `dropped_...`."""
+GROUP_ROUNDS = "group rounds"
+"""The kind of event that records groups' models; they lie on no path, so the current model stays what it was."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ KINDS: Mapping[str, May] = {
             "rejections",
         ),
     ),
+    GROUP_ROUNDS: May((), ("rows", "models", "dropped_models", "group_models")),
+    "merged": May(("tip",), ("rows", "models", "merges")),
     "evaluation": May((), ("models", "dropped_models", "evaluations")),
     "training done": May(("phase",), ("evaluations",), "ready"),
     "request received": May(),
@@ -86,6 +92,7 @@ KINDS: Mapping[str, May] = {
             "dropped_updates",
             "statistics",
             "dropped_statistics",
+            "merges",
             "evaluations",
         ),
         "retraining",
@@ -169,10 +176,12 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     tip, clients = values.get("tip"), int(values.get("client_count", before.client_count))
     if event.kind == JOINED and clients != before.client_count + 1:
         yield f"says that there are {clients} clients, after {before.client_count}"
-    if (rows is None) != (tip is None) or (rows is not None and str(rows["last"]) != tip):
-        yield f"makes node {tip} the current model, which is not the last one it recorded"
     tip_before = before.tip
-    tip_after = tip_before if rows is None else int(rows["last"])
+    first, last = (int(rows["first"]), int(rows["last"])) if rows else (tip_before + 1, tip_before)
+    moves = rows is not None and event.kind != GROUP_ROUNDS
+    tip_after = last if moves else tip_before
+    if moves != (tip is not None) or (moves and str(last) != tip):
+        yield f"makes node {tip} the current model, which is not the last one it recorded"
     if event.kind == "rolled back":
         past.carried_out += 1
         choice = content["choice"]
@@ -194,13 +203,13 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     back = sorted(map(str, (models.keys() | written) & past.erased))
     if back:
         yield f"records {', '.join(back[:5])} again, which had been erased"
-    if any(node > tip_after for node in models):
+    if any(node > last for node in models):
         yield "records a model of a node that does not exist"
     # A model is recorded with its node; a second time only to be kept, as it was.
     changed = [
         node
         for node, digest in models.items()
-        if node <= tip_before and models_before.get((node,), {}).get("digest") != digest
+        if node < first and models_before.get((node,), {}).get("digest") != digest
     ]
     if changed:
         yield f"records other models of nodes {changed[:5]} than there were"
@@ -222,8 +231,9 @@ def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
             continue
         for problem in _out_of_line(event.kind, rows, tip, by_number):
             yield _named(event, problem)
-        tip = int(rows["last"])
-        if np.any(everyone.between(int(rows["first"]), tip).clients >= clients):
+        last = int(rows["last"])
+        tip = tip if event.kind == GROUP_ROUNDS else last
+        if np.any(everyone.between(int(rows["first"]), last).clients >= clients):
             yield _named(event, f"records a participant beyond the {clients} clients there were")
 
 
@@ -235,7 +245,16 @@ def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[i
             yield "records rounds that do not continue from the current model"
         if any(node.noise_std != 0.0 or node.order != 0 for node in nodes):
             yield "records noise in a round"
-    elif len(nodes) != 1 or nodes[0].kind == "round" or (nodes[0].parent is None) != (nodes[0].kind == "initial"):
+    elif kind == GROUP_ROUNDS:
+        if any(node.kind != "group" or node.noise_std != 0.0 or node.order != 0 for node in nodes):
+            yield "records other nodes than the models of groups"
+    elif (
+        len(nodes) != 1
+        or nodes[0].kind in ("round", "group")
+        or (nodes[0].parent is None) != (nodes[0].kind == "initial")
+    ):
         yield "records another node than the one model it makes"
+    elif kind == "merged" and (nodes[0].kind, nodes[0].order, nodes[0].branch) != ("merge", 0, 0):
+        yield "does not merge the groups of the first training"
     elif kind == "run created" and (nodes[0].kind, nodes[0].order, nodes[0].noise_std) != ("initial", 0, 0.0):
         yield "does not begin with an initial model"

@@ -19,6 +19,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "models": ("node",),
     "updates": ("file",),
     "statistics": ("file",),
+    "group_models": ("node",),
+    "merges": ("node", "grp"),
     "requests": ("request",),
     "subjects": ("subject",),
     "charges": ("noise_node", "subject"),
@@ -61,6 +63,12 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     for row in payload.get("statistics", []):
         values = {key: row[key] for key in ("node", "samples", "bytes", "digest")}
         yield Change("statistics", (row["file"],), values | {"clients": canonical_json(row["clients"]).decode()})
+    for row in payload.get("group_models", []):
+        values = {key: row[key] for key in ("grp", "rounds", "samples")}
+        yield Change("group_models", (row["node"],), values | {"members": canonical_json(row["members"]).decode()})
+    for row in payload.get("merges", []):
+        values = {key: row[key] for key in ("source_node", "samples")}
+        yield Change("merges", (row["node"], row["grp"]), values)
     for row in payload.get("evaluations", []):
         values = {key: row[key] for key in ("samples", "accuracy", "loss")}
         yield Change("evaluations", (row["node"], row["subset"]), values)

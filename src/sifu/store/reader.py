@@ -19,6 +19,8 @@ from sifu.store.table_rows import (
     ChargeRow,
     ComparisonRow,
     EvaluationRow,
+    GroupModelRow,
+    MergeRow,
     ModelRow,
     RejectionRow,
     RequestRow,
@@ -28,7 +30,20 @@ from sifu.store.updates import UpdatesRow, read_updates
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
-Row = TypeVar("Row", ModelRow, RequestRow, SubjectRow, ChargeRow, EvaluationRow, ComparisonRow, RejectionRow)
+GROUP_KEY = "group_key"
+"""The key of the run table that holds the key of the hash that puts clients into groups."""
+Row = TypeVar(
+    "Row",
+    ModelRow,
+    RequestRow,
+    SubjectRow,
+    ChargeRow,
+    EvaluationRow,
+    ComparisonRow,
+    RejectionRow,
+    GroupModelRow,
+    MergeRow,
+)
 PARSERS: dict[Any, Callable[[Any], Any]] = {
     "bool": bool,
     "tuple[str, ...]": lambda text: tuple(json.loads(text)),
@@ -117,6 +132,14 @@ class RunReader(HistoryReader):
         if row is None:
             raise RunDamagedError(f"the model of node {node} was not kept")
         return files.read_model(files.model_path(self.folder, node), self.layout, row.digest)
+
+    def group_models(self) -> dict[int, GroupModelRow]:
+        """Every model of a group there ever was, by node."""
+        return {row.node: row for row in self._rows("group_models", GroupModelRow, "node")}
+
+    def merges(self) -> list[MergeRow]:
+        """What every merged model was made of, by node and group."""
+        return self._rows("merges", MergeRow, "node, grp")
 
     def updates(self) -> dict[str, UpdatesRow]:
         """The files of clients' updates that exist, by name."""

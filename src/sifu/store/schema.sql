@@ -1,4 +1,4 @@
--- Schema 4 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema 5 of a run. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -16,7 +16,7 @@ CREATE TABLE clients (
 CREATE TABLE nodes (
     node             INTEGER PRIMARY KEY,
     parent           INTEGER,
-    kind             TEXT    NOT NULL CHECK (kind IN ('initial', 'round', 'noise', 'heuristic')),
+    kind             TEXT    NOT NULL CHECK (kind IN ('initial', 'round', 'noise', 'heuristic', 'group', 'merge')),
     branch           INTEGER NOT NULL,
     position         INTEGER NOT NULL,
     samples          INTEGER NOT NULL,
@@ -49,6 +49,24 @@ CREATE TABLE grams (
     node   INTEGER PRIMARY KEY,
     matrix BLOB NOT NULL
 ) STRICT;
+
+-- The model of a group that trains apart, after some of its rounds; members and samples of all its rounds so far.
+CREATE TABLE group_models (
+    node    INTEGER PRIMARY KEY,
+    grp     INTEGER NOT NULL,
+    rounds  INTEGER NOT NULL,
+    samples INTEGER NOT NULL,
+    members TEXT    NOT NULL
+) STRICT;
+
+-- What a merged model was made of.
+CREATE TABLE merges (
+    node        INTEGER NOT NULL,
+    grp         INTEGER NOT NULL,
+    source_node INTEGER NOT NULL,
+    samples     INTEGER NOT NULL,
+    PRIMARY KEY (node, grp)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE evaluations (
     node     INTEGER NOT NULL,

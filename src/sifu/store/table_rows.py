@@ -72,6 +72,30 @@ class ModelRow:
 
 
 @dataclass(frozen=True)
+class GroupModelRow:
+    """A row of `group_models`: a group's model after so many rounds apart.
+
+    `members` are everyone who was in the group in any of these rounds, `samples` the sum of theirs.
+    """
+
+    node: int
+    grp: int
+    rounds: int
+    samples: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MergeRow:
+    """A row of `merges`: one of the group models that the model of a node was made of."""
+
+    node: int
+    grp: int
+    source_node: int
+    samples: int
+
+
+@dataclass(frozen=True)
 class EvaluationRow:
     """A row of `evaluations`."""
 

@@ -39,7 +39,7 @@ from sifu.store.history_rows import NodeRow, ParticipationRows, clients_digest, 
 from sifu.store.keys import KEY_FILE, create_key, finish_rotation
 from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.projection import KEYS, Change, changes
-from sifu.store.reader import RunReader
+from sifu.store.reader import GROUP_KEY, RunReader
 from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
 from sifu.store.statistics import STATISTICS, STATISTICS_NAME, statistics_path
@@ -47,6 +47,7 @@ from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 from sifu.store.witnesses import WitnessPost, witness_targets
 from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.groups import KEY_BYTES
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
@@ -188,6 +189,8 @@ class RunWriter(RunReader):
             "tip": "0",
             "phase": "training",
         }
+        if spec["groups"]["count"]:
+            values[GROUP_KEY] = _group_key(spec).hex()
         with transaction(self.connection):
             self.connection.executemany(
                 "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
@@ -467,6 +470,13 @@ class RunWriter(RunReader):
             path = certificate_path(self.folder, request, form)
             if not path.exists():
                 files.write_atomically(path, self.certificates(request)[(request, form)].encode())
+
+
+def _group_key(spec: Mapping[str, Any]) -> bytes:
+    """The key of the hash that puts clients into groups: of the seed where noise is too, for experiments."""
+    if spec["privacy"]["noise"] == "seeded":
+        return hashlib.sha256(f"{spec['seed']}:groups".encode()).digest()
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def _clear_unfinished(folder: Path) -> None:

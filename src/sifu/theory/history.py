@@ -30,7 +30,9 @@ from sifu.theory.sensitivity import (
 from sifu.theory.tracking import SMALLEST_TRACE, gather_rounding, rounding_growth
 
 Accounting = Literal["round", "population"]
-NodeKind = Literal["initial", "round", "noise", "heuristic"]
+NodeKind = Literal["initial", "round", "noise", "heuristic", "group", "merge"]
+TAKEN_PART: tuple[NodeKind, ...] = ("round", "merge")
+"""Kinds of nodes that clients take part in."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class PathNode:
     its addition (`sifu.core.noise.noise_rounding`), and `order` counts the requests carried out, so that "added at or
     after f asked" is a comparison of orders. A heuristic made the model from stored updates of clients: nothing is
     known of anyone's influence on it, so from it on every Psi is infinite; `position` counts the rounds it took.
+    A merge of groups' models is like a round of all their members whose drifts are not known, so infinite; the models
+    of the groups themselves (`group`) lie on no path.
     """
 
     node: int

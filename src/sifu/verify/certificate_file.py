@@ -153,8 +153,11 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
         return always | {"clipping", "history", "budget", "counterfactual", "noise", "honest reports"}
     if body["method"] == CLOSED_FORM:
         return always | {"features", "statistics"}
-    if method_info(body["method"]).starts_from == "fresh":
+    start = method_info(body["method"]).starts_from
+    if start == "fresh":
         return always
+    if start == "merge":
+        return always | {"grouping", "rounds apart", "initial model"}
     return always | {
         "regularity", "accounting", "counterfactual", "calibration", "arithmetic", "noise", "honest reports",
     }  # fmt: skip
@@ -176,13 +179,15 @@ def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     possible = [
         what_was_erased(
             body["retention"],
-            fresh=start == "fresh",
+            fresh=start in ("fresh", "merge"),
             replayed=start == "initial",
             keeps_updates=keeps_updates,
             statistics=statistics,
+            merged=merged,
         )
         for keeps_updates in (False, True)
         for statistics in (STATISTICS_KEPT if solved else (None,))
+        for merged in ((False, True) if start == "merge" else (False,))
     ]
     if body["form"] == "public" and (body["erased"], body["remains"]) not in possible:
         yield f"what was erased and what remains is not what {body['method']} under {body['retention']} leaves"

@@ -13,6 +13,7 @@ from sifu.store.events_check import check_recorded_nodes
 from sifu.store.history_rows import ParticipationRows, clients_digest, rows_digest
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record, refuse_problems
+from sifu.theory.history import TAKEN_PART
 from sifu.theory.regularity import RoundRegularity
 
 
@@ -79,7 +80,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
     for row in reader.node_rows():
         node = row.node
         part = everyone.between(node.node, node.node)
-        if node.kind != "round":
+        if node.kind not in TAKEN_PART:
             if part.nodes.size:
                 yield f"rounds: node {node.node} is not a round but has participants"
             continue

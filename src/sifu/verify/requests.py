@@ -122,7 +122,15 @@ def _check_erasure(
 def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
     """A request must have started from the model its method starts from; noise must be promised."""
     start = recorded.method.info.starts_from
-    expected = {"fresh": None, "current": view.path.nodes[-1].node, "initial": view.path.nodes[0].node}
+    initial = view.path.nodes[0].node
+    expected = {
+        "fresh": None,
+        "current": view.path.nodes[-1].node,
+        "initial": initial,
+        "merge": initial if recorded.merged else None,
+    }
+    if recorded.merged and start != "merge":
+        yield f"request {request.request}: groups were merged, which method {request.method} does not do"
     if recorded.replayed != (start == "initial"):
         kind = recorded.view.path.nodes[-1].kind
         yield f"request {request.request}: a node of kind {kind} is recorded, method {request.method} makes none"

@@ -20,6 +20,7 @@ from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.regular_files import strange_files
 from sifu.verify.anchor import check_anchor, parse_anchor
 from sifu.verify.certificates import check_certificates, check_no_other_certificates, unwritten_notes
+from sifu.verify.groups import check_groups
 from sifu.verify.history import check_history
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.models import check_models, check_moved
@@ -93,6 +94,7 @@ def verify_run(
             ("tables", check_clients),
             ("rounds", check_rounds),
             ("history", check_history),
+            ("groups", check_groups),
             ("models", check_models),
             ("models", check_moved),
             ("updates", check_updates),

@@ -1,0 +1,132 @@
+"""Groups: merge the models of the groups that never held the client, go on with everyone who stays. Exact.
+
+Clients trained apart in groups at first, and the groups' models were kept (docs/theory.md, section 15). The mean of
+those that never held anyone forgotten is a function of the data of those who stay, whatever the loss and the optimiser:
+common rounds from there are exact without any noise. Where every group held somebody, a fresh model is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from sifu.core.engine import Engine
+from sifu.core.method_info import METHOD_INFOS, MethodInfo
+from sifu.core.premises import (
+    Premise,
+    group_premises,
+    hyper_parameters_premise,
+    identity_premises,
+    level_of,
+    preprocessing_premise,
+)
+from sifu.core.request_terms import RequestTerms
+from sifu.errors import InputError
+from sifu.methods.base import Method, Start
+from sifu.methods.plans import plan_from
+from sifu.planning.plan import Plan, PlannedCharge
+from sifu.record.groups import are_apart, has_groups, is_hit, members_now, merged_model, models_at_hand, parts_without
+from sifu.record.run_view import RunView
+from sifu.theory.groups import expected_groups_left
+from sifu.theory.rollback import Exposure
+
+REBUILT = {
+    "now": "built again by their remaining members right after the request",
+    "later": "built again by their remaining members when sifu rebuild is called",
+    "never": "not built again",
+}
+
+
+class Groups(Method):
+    """Leave out the groups that held the client."""
+
+    info: ClassVar[MethodInfo] = METHOD_INFOS["groups"]
+
+    def check_run(self, view: RunView) -> None:
+        """Refuse a run whose clients did not train in groups."""
+        if not has_groups(view):
+            raise InputError(
+                "method groups merges the models of groups that trained apart, and this run has none: set groups.count "
+                "and groups.rounds in the spec and train again, or use scratch"
+            )
+
+    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+        """The merge of whichever groups are left; a fresh model where none is."""
+        self.check_run(view)
+        merged, hit = self._split(view, terms)
+        plan = plan_from(self, view, terms, 0 if merged else None)
+        return replace(
+            plan,
+            charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
+            level=level_of(plan.premises, exact=True),
+            predicted_rounds=None if merged else plan.scratch_rounds,
+            notes=tuple(_notes(view, merged, hit)),
+            untouched=True,
+        )
+
+    def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
+        """The groups that are merged, and those that held somebody who is leaving now."""
+        leaving = set(view.indices(terms.clients))
+        models = models_at_hand(view.reader)
+        if are_apart(view):  # they are finished before the request is carried out
+            members = {group: set(found) for group, found in enumerate(members_now(view)) if found}
+            for group, row in models.items():
+                members.setdefault(group, set()).update(row.members)
+            hit = [group for group, found in sorted(members.items()) if not leaving.isdisjoint(found)]
+            return [group for group in sorted(members) if group not in hit], hit
+        merged = [part.grp for part in parts_without(models, view.spec.groups.rounds, leaving)]
+        return merged, [group for group, row in sorted(models.items()) if is_hit(row, leaving)]
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """Nobody forgotten touched what was merged, so only what came before training matters, and the grouping."""
+        groups = view.spec.groups
+        return (
+            *group_premises(groups.count, groups.rounds, own_model=view.spec.model.kind == "python"),
+            preprocessing_premise(view.facts),
+            hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
+            *identity_premises(view.facts),
+        )
+
+    def bytes_kept(self, view: RunView) -> int:
+        """The size of the groups' models on disk."""
+        on_disk = view.reader.models()
+        return sum(on_disk[row.node].bytes for row in models_at_hand(view.reader).values())
+
+    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
+        """The mean of the groups' models, weighted by samples; a fresh model where every group was hit."""
+        leaving = {client for subject in plan.subjects for client in subject.clients}
+        parts = parts_without(models_at_hand(view.reader), view.spec.groups.rounds, leaving)
+        if not parts:
+            return Start(engine.initial_model(plan.order))
+        merged = merged_model(view.reader, parts)
+        return Start(merged.model, merged=merged)
+
+
+def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str]:
+    count, rebuild = view.spec.groups.count, view.spec.groups.rebuild
+    notes = []
+    if are_apart(view):
+        notes.append("the groups still train apart: the request is carried out when they are done")
+    if merged:
+        notes.append(f"the models of {_listed(merged)} of {count} are merged; they never held anyone forgotten")
+    else:
+        notes.append("every group held somebody who is forgotten: nothing is left to merge, this is Scratch")
+    if hit:
+        notes.append(f"the model of {_listed(hit)} is erased, and {REBUILT[rebuild]}")
+    if rebuild == "never" and len(merged) > 1:
+        left = expected_groups_left(len(merged), 1)
+        notes.append(f"the next request of one client would find {left:.3g} groups, in expectation")
+    return notes
+
+
+def _listed(groups: Sequence[int]) -> str:
+    named = ", ".join(map(str, groups[:20])) + (" and more" if len(groups) > 20 else "")
+    return f"group{'' if len(groups) == 1 else 's'} {named}"

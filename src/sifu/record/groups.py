@@ -1,0 +1,111 @@
+"""Where the groups of a run stand: who is in which, which of their models are at hand, and what a merge is made of.
+
+Everything here follows from the record and from clients' names; nothing trains or writes (docs/theory.md, section 15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sifu.core.layout import Vector
+from sifu.record.run_view import RunView
+from sifu.store.history_rows import NodeRow, ParticipationRows
+from sifu.store.reader import GROUP_KEY, RunReader
+from sifu.store.table_rows import GroupModelRow
+from sifu.theory.groups import members_by_group, merge
+from sifu.theory.history import PathNode
+from sifu.theory.regularity import RoundRegularity
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A merged model and the group models it was made of, in the order of the groups."""
+
+    model: Vector
+    parts: tuple[GroupModelRow, ...]
+
+    @property
+    def members(self) -> list[int]:
+        """Everyone in any of these groups while its model was trained."""
+        return sorted({client for part in self.parts for client in part.members})
+
+    def rows(self, node: int) -> list[dict[str, int]]:
+        """As the event of the merge records them."""
+        return [
+            {"node": node, "grp": part.grp, "source_node": part.node, "samples": part.samples} for part in self.parts
+        ]
+
+
+def has_groups(view: RunView) -> bool:
+    """Whether clients of this run train in groups at first."""
+    return view.spec.groups.count > 0
+
+
+def are_apart(view: RunView) -> bool:
+    """Whether the groups of the first training were not merged yet."""
+    return has_groups(view) and not view.reader.merges()
+
+
+def members_now(view: RunView) -> list[list[int]]:
+    """Of each group the clients that may take part now."""
+    names = [client.name for client in view.clients]
+    key = bytes.fromhex(view.reader.value(GROUP_KEY))
+    return members_by_group(key, names, view.active.tolist(), view.spec.groups.count)
+
+
+def latest_models(rows: Iterable[GroupModelRow], at_hand: Collection[int]) -> dict[int, GroupModelRow]:
+    """Of each group its latest model that is at hand, by group."""
+    return {row.grp: row for row in sorted(rows, key=lambda row: row.node) if row.node in at_hand}
+
+
+def models_at_hand(reader: RunReader) -> dict[int, GroupModelRow]:
+    """Of each group its latest model on disk, finished or not, by group."""
+    return latest_models(reader.group_models().values(), reader.models())
+
+
+def is_hit(row: GroupModelRow, clients: Collection[int]) -> bool:
+    """Whether one of `clients` was in the group while its model was trained."""
+    return not set(clients).isdisjoint(row.members)
+
+
+def parts_without(
+    models: Mapping[int, GroupModelRow], rounds: int, clients: Collection[int]
+) -> tuple[GroupModelRow, ...]:
+    """The finished models (of `rounds` rounds) of the groups that never held any of `clients`, in order."""
+    rows = (models[group] for group in sorted(models))
+    return tuple(row for row in rows if row.rounds == rounds and not is_hit(row, clients))
+
+
+def groups_to_build(view: RunView) -> list[int]:
+    """Groups without a finished model that have members to train it."""
+    models, rounds = models_at_hand(view.reader), view.spec.groups.rounds
+    return [
+        group
+        for group, members in enumerate(members_now(view))
+        if members and (group not in models or models[group].rounds < rounds)
+    ]
+
+
+def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
+    """The weighted mean of group models at hand, in float64, as the run's number format has it."""
+    models = [reader.load_model(part.node).astype(np.float64) for part in parts]
+    mean = merge(models, [part.samples for part in parts])
+    return Merged(mean.astype(reader.layout.dtype), tuple(parts))
+
+
+def merge_rows(
+    view: RunView, merged: Merged, node: int, branch: int, position: int, order: int, distance: float
+) -> tuple[NodeRow, ParticipationRows]:
+    """The node of a merge and its members' rows: a round of all of them whose drifts nobody knows.
+
+    Psi of whoever is in a merged group is infinite from here on, that of everyone else stays zero.
+    """
+    who = np.array(merged.members, dtype=np.int64)
+    samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)
+    regularity = RoundRegularity.of(samples, view.regularities.factors[who], view.regularities.averagedness[who])
+    made = PathNode(node, view.rows[0].node.node, "merge", branch, position, regularity, mean_shift=np.inf, order=order)
+    taken_part = ParticipationRows(np.full(who.size, node), who, samples, np.full(who.size, np.inf))
+    return NodeRow(made, distance), taken_part

@@ -1,0 +1,66 @@
+"""Groups that train apart and merge: who is in which, what their models make together (docs/theory.md, section 15).
+
+A keyed hash of a client's name, and nothing else, puts it into one of S groups, so nobody's group depends on data or
+on who else is there. A merge is the mean of group models, weighted by the samples of their members.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from sifu.theory.arrays import Floats
+
+KEY_BYTES = 32
+
+
+def group_of(key: bytes, name: str, count: int) -> int:
+    """The group of a client: the first 8 bytes of HMAC-SHA256(`key`, `name`), big-endian, modulo `count`.
+
+    The key is drawn when the run is created, after which nobody can choose a name that falls into a certain group.
+
+    >>> [group_of(bytes(32), name, 5) for name in ("ada", "bob", "cleo")]
+    [4, 3, 4]
+    """
+    digest = hmac.new(key, name.encode(), hashlib.sha256).digest()
+    return int.from_bytes(digest[:8], "big") % count
+
+
+def members_by_group(key: bytes, names: Sequence[str], clients: Iterable[int], count: int) -> list[list[int]]:
+    """Of each group its members among `clients`, by their numbers in `names`, ascending."""
+    members: list[list[int]] = [[] for _ in range(count)]
+    for client in sorted(clients):
+        members[group_of(key, names[client], count)].append(client)
+    return members
+
+
+def merge(models: Sequence[Floats], samples: Sequence[int]) -> Floats:
+    """The mean of the groups' models, sum_g N_g theta_g / sum_g N_g (docs/theory.md, section 15.1).
+
+    `models` are theta_g in float64, `samples` N_g. Products are added in the order given and divided once, so the
+    same models and samples give the same bits anywhere. Groups without any sample count alike.
+
+    >>> merge([np.array([1.0, 0.0]), np.array([4.0, 3.0])], [10, 20])
+    array([3., 2.])
+    """
+    if not models or len(models) != len(samples):
+        raise ValueError(f"{len(models)} models with {len(samples)} sample counts cannot be merged")
+    weights = [float(count) for count in samples] if any(samples) else [1.0] * len(models)
+    total = np.zeros(models[0].shape)
+    for model, weight in zip(models, weights, strict=True):
+        total += weight * model.astype(np.float64)
+    return total / sum(weights)
+
+
+def expected_groups_left(count: int, requests: int) -> float:
+    """How many of S groups are still whole after so many single requests, nothing rebuilt: S (1 - 1/S)^q.
+
+    docs/theory.md, section 15.2: leavers are taken to be spread uniformly and independently.
+
+    >>> round(expected_groups_left(10, 5), 2)
+    5.9
+    """
+    return float(count * (1.0 - 1.0 / count) ** requests)

@@ -1,0 +1,277 @@
+"""Method groups: exact in both worlds to the last bit, in sequences, with every negative control."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import copy_run, query, small_spec
+from sifu.core.engine import Engine, Position
+from sifu.errors import InputError
+from sifu.record.progress import Progress
+from sifu.theory.groups import members_by_group, merge
+
+COUNT, APART, COMMON = 4, 3, 5
+SPEC = small_spec(
+    groups={"count": COUNT, "rounds": APART},
+    local={"steps": 3, "rate": 0.05},
+    stop={"target": 0.0, "max_rounds": COMMON},
+    privacy={"noise": "seeded"},
+)
+"""The key of the groups follows from the seed, so that two runs have the same groups; nothing else is noised."""
+
+Clients = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def some_clients(count: int = 12, seed: int = 0, outputs: int = 3) -> Clients:
+    rng = np.random.default_rng(seed)
+    return {
+        f"client-{k:03d}": (rng.normal(size=(8 + k % 3, 6)), rng.integers(0, outputs, size=8 + k % 3))
+        for k in range(count)
+    }
+
+
+def own_spec(**sections: Any) -> dict[str, Any]:
+    return {
+        **SPEC,
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": "softmax", "outputs": 3},
+        "stop": {"target": 0.0, "max_rounds": COMMON},
+    } | sections
+
+
+def tip_model(run: sifu.Run) -> np.ndarray:
+    with run.reader() as reader:
+        return reader.load_model(reader.tip)
+
+
+def groups_of(run: sifu.Run, names: list[str]) -> dict[str, int]:
+    with run.reader() as reader:
+        key = bytes.fromhex(reader.value("group_key"))
+    members = members_by_group(key, names, range(len(names)), COUNT)
+    return {names[client]: group for group, found in enumerate(members) for client in found}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("groups") / "run"
+    sifu.train(SPEC, run=folder)
+    return folder
+
+
+@pytest.fixture
+def own(trained: Path, tmp_path: Path) -> sifu.Run:
+    return sifu.open_run(copy_run(trained, tmp_path / "own"))
+
+
+PASSES: dict[str, dict[str, Any]] = {
+    "linear, all": {},
+    "linear, poisson": {"server": {"participation": "poisson(0.5)"}, "local": {"steps": 3, "rate": 0.05, "batch": 4}},
+    "momentum, float32": {
+        "local": {"steps": 3, "rate": 0.05, "momentum": 0.9},
+        "model": {"kind": "softmax", "outputs": 3, "dtype": "float32"},
+    },
+    "network": {
+        "model": {"kind": "mlp", "outputs": 3, "dtype": "float32"},
+        "regularity": {"kind": "assumed"},
+        "local": {"steps": 2, "rate": 0.05, "momentum": 0.9, "batch": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) -> None:
+    """Whatever the leavers' data were, and whether they were there at all: what is left does not depend on it."""
+    spec, clients = own_spec(**PASSES[name]), some_clients()
+    leaving = ["client-010", "client-011"]
+    other = some_clients(seed=99)
+    worlds = [clients, clients | {client: other[client] for client in leaving}]
+    models = []
+    for number, world in enumerate(worlds):
+        run = sifu.train(spec, run=tmp_path / str(number), clients=world)
+        before = tip_model(run)
+        (outcome,) = run.forget(leaving, method="groups")
+        assert outcome.level == "exact"
+        assert run.verify().problems == []
+        models.append((before, tip_model(run)))
+    assert not np.array_equal(models[0][0], models[1][0]), "before the request their data are in the model"
+    assert np.array_equal(models[0][1], models[1][1])
+    run = sifu.open_run(tmp_path / "0", clients=clients)
+    never = never_had_them(run, spec, clients, leaving)
+    assert np.array_equal(models[0][1], never)
+
+
+def never_had_them(run: sifu.Run, spec: dict[str, Any], clients: Clients, leaving: list[str]) -> np.ndarray:
+    """A federation without the leavers (who are the last, so that nobody's number moves), by a program of its own."""
+    names = list(clients)
+    group = groups_of(run, names)
+    hit = {group[name] for name in leaving}
+    rest = {name: data for name, data in clients.items() if name not in leaving}
+    engine = sifu.train(spec, run=run.folder.with_name("never"), clients=rest).engine()
+    models, samples = [], []
+    for number in sorted(set(group.values()) - hit):
+        members = np.array([k for k, name in enumerate(rest) if group[name] == number])
+        models.append(rounds(engine, engine.initial_model(0), members, 0, APART).astype(np.float64))
+        samples.append(sum(len(rest[names[k]][1]) for k in members))
+    merged = merge(models, samples).astype(engine.layout.dtype)
+    return rounds(engine, merged, np.arange(len(rest)), 1, COMMON)
+
+
+def rounds(engine: Engine, model: np.ndarray, members: np.ndarray, branch: int, count: int) -> np.ndarray:
+    for place in range(count):
+        model = engine.run_round(model, Position(branch, place), members).model
+    return model
+
+
+def test_a_hit_group_left_in_is_told_apart(tmp_path: Path) -> None:
+    """Negative control: with the leaver's group in the merge the two worlds differ."""
+    clients, leaving = some_clients(), "client-011"
+    worlds = [clients, clients | {leaving: some_clients(seed=99)[leaving]}]
+    merged = []
+    for number, world in enumerate(worlds):
+        run = sifu.train(own_spec(), run=tmp_path / str(number), clients=world)
+        with run.reader() as reader:
+            rows = reader.group_models().values()
+            merged.append(merge([reader.load_model(row.node) for row in rows], [row.samples for row in rows]))
+    assert not np.array_equal(*merged)
+
+
+@pytest.mark.parametrize("rule", ["hash of names", "balanced labels", "rounds by accuracy"])
+def test_grouping_and_rounds_must_not_follow_from_data(tmp_path: Path, rule: str) -> None:
+    """Negative controls: groups balanced by label, or rounds until everyone is predicted well, part the worlds."""
+    rng = np.random.default_rng(3)
+    clients = {name: (x, np.argmax(x[:, :3], axis=1)) for name, (x, _) in some_clients(24).items()}
+    clients["client-023"] = (rng.normal(size=(200, 6)), rng.integers(0, 3, size=200))
+    names, models, hit = list(clients), [], -1
+    for there in (24, 23):
+        world = {name: clients[name] for name in names[:there]}
+        run = sifu.train(own_spec(), run=tmp_path / str(there), clients=world)
+        engine, everyone = run.engine(), np.arange(there)
+        by_name = groups_of(run, names)
+        group = {client: by_name[names[client]] for client in range(there)}
+        if rule == "balanced labels":  # dealt out in the order of their mean label
+            order = sorted(range(there), key=lambda client: float(clients[names[client]][1].mean()))
+            group = {client: place % COUNT for place, client in enumerate(order)}
+        apart = APART
+        if rule == "rounds by accuracy":
+            model, apart = engine.initial_model(0), 0
+            while apart < 60 and engine.evaluate(model, everyone).accuracy < 0.7:
+                model, apart = rounds(engine, model, everyone, 7 + apart, 1), apart + 1
+        hit = group.get(23, hit)
+        parts, samples = [], []
+        for number in sorted(set(range(COUNT)) - {hit}):
+            members = np.array([client for client in range(there) if group[client] == number])
+            parts.append(rounds(engine, engine.initial_model(0), members, 0, apart).astype(np.float64))
+            samples.append(sum(len(clients[names[client]][1]) for client in members))
+        models.append(merge(parts, samples))
+    assert np.array_equal(*models) == (rule == "hash of names")
+
+
+def test_a_sequence_until_nothing_is_left(tmp_path: Path) -> None:
+    """Without rebuilding groups run out; then it is Scratch, and says so."""
+    run = sifu.train(SPEC | {"groups": {"count": 3, "rounds": 2, "rebuild": "never"}}, run=tmp_path / "run")
+    told = []
+    for number in range(10):
+        name = f"client-{number:03d}"
+        plan = run.plan([name], method="groups")
+        (outcome,) = run.forget([name], method="groups")
+        assert (outcome.level, plan.level) == ("exact", "exact")
+        told.append("this is Scratch" in " ".join(plan.notes))
+        made = "SELECT kind FROM nodes JOIN requests ON node = noise_node WHERE request = ?"
+        kind = query(run.folder, made, (outcome.request,))
+        assert kind == [("initial" if told[-1] else "merge",)]
+    assert told == sorted(told)
+    assert told[-1]
+    assert not told[0]
+    assert run.verify().problems == []
+
+
+def test_hit_groups_are_erased_and_built_again_without_the_leavers(own: sifu.Run) -> None:
+    own.forget(["client-001"], method="groups")
+    rows = query(own.folder, "SELECT g.node, g.grp, g.members FROM group_models g JOIN models USING (node)")
+    assert sorted(row[1] for row in rows) == sorted({row[1] for row in rows})
+    assert all("1" not in row[2].strip("[]").split(",") for row in rows)
+    (again,) = query(own.folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'group' AND branch = -1")[0]
+    assert again == 1
+    with own.reader() as reader:
+        on_disk = reader.models()
+        erased = [node for node, row in reader.group_models().items() if 1 in row.members]
+    assert erased
+    assert not set(erased) & set(on_disk)
+    assert own.verify().problems == []
+
+
+def test_every_other_method_still_works(own: sifu.Run) -> None:
+    for number, method in enumerate(("sifu", "scratch", "fine_tuning", "groups", "noisy_scratch", "groups")):
+        terms = {"sigma": 0.1} if method in ("sifu", "noisy_scratch") else {}
+        (outcome,) = own.forget([f"client-{number:03d}"], method=method, **terms)
+        assert outcome.level == ("none" if method == "fine_tuning" else "exact")
+        assert own.verify().problems == []
+    own.purge()
+    assert own.verify().problems == []
+
+
+def test_a_merge_bounds_nobody_and_touches_no_stranger(own: sifu.Run) -> None:
+    """Psi through a merge is infinite for everyone in a merged group, zero for those forgotten."""
+    own.forget(["client-001"], method="groups", max_rounds=1)
+    psi = {client.name: client.psi for client in own.status().clients}
+    assert psi["client-001"] == 0.0
+    assert max(psi.values()) == np.inf
+
+
+def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> None:
+    def stop(update: Progress) -> None:
+        if update.phase == "groups apart" and update.rounds == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sifu.train(SPEC, run=tmp_path / "run", progress=stop)
+    run = sifu.open_run(tmp_path / "run")
+    assert run.verify().problems == []
+    assert "still train apart" in run.plan(["client-000"], method="groups").notes[0]
+    (outcome,) = run.forget(["client-000"], method="groups")
+    assert outcome.level == "exact"
+    assert query(run.folder, "SELECT COUNT(*) FROM events WHERE kind = 'merged'") == [(1,)]
+    assert run.verify().problems == []
+
+
+def test_a_merge_can_be_released_at_once(own: sifu.Run) -> None:
+    """As few common rounds as wanted: the merge itself is exact."""
+    (outcome,) = own.forget(["client-004"], method="groups", max_rounds=1)
+    assert (outcome.rounds, outcome.level) == (1, "exact")
+
+
+def test_rebuilding_later_is_a_command_of_its_own(tmp_path: Path) -> None:
+    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": APART, "rebuild": "later"}}, run=tmp_path / "run")
+    run.forget(["client-001"], method="groups")
+    assert query(run.folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'group' AND branch < 0") == [(0,)]
+    assert run.rebuild() == 1
+    assert query(run.folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'group' AND branch < 0") == [(1,)]
+    assert run.rebuild() == 0
+    assert run.verify().problems == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "more", "words"),
+    [
+        ({"count": 1, "rounds": 2}, {}, "groups.count must be 0 or in 2"),
+        ({"count": 2, "rounds": 0}, {}, "groups.rounds must be at least 1"),
+        ({"count": 2, "rounds": 8}, {}, "below stop.max_rounds"),
+        ({"count": 2, "rounds": 2}, {"server": {"participation": "fixed(3)"}}, "poisson"),
+        ({"count": 2, "rounds": 2}, {"server": {"clip": 1.0, "noise": 1.0}}, "cannot be combined with groups"),
+        ({"count": 2, "rounds": 2, "rebuild": "soon"}, {}, "groups.rebuild must be one of"),
+    ],
+)
+def test_specs_that_cannot_be_are_refused(groups: dict[str, Any], more: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        sifu.Spec.from_mapping(small_spec(groups=groups, **more))
+
+
+def test_a_run_without_groups_refuses_the_method(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(stop={"target": 0.0, "max_rounds": 1}), run=tmp_path / "run")
+    with pytest.raises(InputError, match="this run has none"):
+        run.forget(["client-000"], method="groups")

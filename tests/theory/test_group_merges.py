@@ -1,0 +1,57 @@
+"""Groups: the hash looks at names alone, a merge is the weighted mean to the last bit."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sifu.theory.groups import KEY_BYTES, expected_groups_left, group_of, members_by_group, merge
+
+NAMES = [f"client-{number:04d}" for number in range(2000)]
+KEY = bytes(range(KEY_BYTES))
+
+
+@given(st.sets(st.sampled_from(range(200)), min_size=1), st.sets(st.sampled_from(range(200))), st.integers(2, 12))
+def test_nobody_changes_groups_when_others_leave(clients: set[int], leaving: set[int], count: int) -> None:
+    before = members_by_group(KEY, NAMES, clients, count)
+    after = members_by_group(KEY, NAMES, clients - leaving, count)
+    assert [[client for client in group if client not in leaving] for group in before] == after
+
+
+def test_groups_are_about_equal_and_depend_on_the_key() -> None:
+    sizes = [len(group) for group in members_by_group(KEY, NAMES, range(2000), 10)]
+    # A binomial count of mean 200 and deviation 13.4: five deviations are left about once in a million.
+    assert all(abs(size - 200) < 5 * math.sqrt(2000 * 0.1 * 0.9) for size in sizes)
+    other = bytes(KEY_BYTES)
+    moved = sum(group_of(KEY, name, 10) != group_of(other, name, 10) for name in NAMES)
+    assert abs(moved - 1800) < 5 * math.sqrt(2000 * 0.9 * 0.1)
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 1000), min_size=1, max_size=6))
+def test_a_merge_is_the_weighted_mean(seed: int, samples: list[int]) -> None:
+    models = list(np.random.default_rng(seed).normal(size=(len(samples), 3)))
+    for column, value in enumerate(merge(models, samples)):
+        exact = sum(Fraction(float(model[column])) * count for model, count in zip(models, samples, strict=True)) / sum(
+            samples
+        )
+        largest = max(abs(model[column]) for model in models)
+        assert abs(Fraction(float(value)) - exact) <= Fraction(8 * len(samples) * largest * 2**-52)
+
+
+def test_groups_without_samples_count_alike() -> None:
+    assert merge([np.array([2.0]), np.array([4.0])], [0, 0]) == 3.0
+    with pytest.raises(ValueError, match="2 models with 1 sample counts"):
+        merge([np.zeros(1), np.zeros(1)], [1])
+
+
+def test_groups_left_is_the_mean_over_random_leavers() -> None:
+    """Groups not hit by q leavers, each in a group of its own choice: 40,000 draws, three standard errors."""
+    rng = np.random.default_rng(5)
+    hit = rng.integers(0, 10, size=(40_000, 5))
+    left = 10 - np.array([len(set(row)) for row in hit.tolist()])
+    assert abs(left.mean() - expected_groups_left(10, 5)) < 3 * left.std() / 200

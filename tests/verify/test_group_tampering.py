@@ -1,0 +1,195 @@
+"""Whatever is changed in the record of groups is noticed, also by a forger who rebuilds every hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_tampering import Pristine, tamper_with_values
+
+import independent_verifier
+import sifu
+from forged_runs import add_event, execute, rebuild_chain
+from run_tools import connect, copy_run, query, small_spec
+from sifu.api import verify_run
+from sifu.store.files import model_bytes, model_path
+from sifu.store.reader import RunReader
+
+Content = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: four groups, one client forgotten by their merge, its group built again."""
+    folder = tmp_path_factory.mktemp("groups") / "run"
+    spec = small_spec(
+        groups={"count": 4, "rounds": 3}, stop={"target": 0.0, "max_rounds": 5}, privacy={"noise": "seeded"}
+    )
+    sifu.train(spec, run=folder).forget(["client-001"], "gone", method="groups")
+    return folder
+
+
+@pytest.fixture
+def own(grouped: Path, tmp_path: Path) -> Path:
+    return copy_run(grouped, tmp_path / "own")
+
+
+@pytest.mark.parametrize("table", ["group_models", "merges", "nodes", "participation"])
+def test_every_column_is_protected(grouped: Path, tmp_path: Path, table: str) -> None:
+    tried, wrong = tamper_with_values(Pristine(copy_run(grouped, tmp_path / "run")), table, everything=False)
+    assert tried > 0
+    assert wrong == []
+
+
+def hit_group(folder: Path) -> tuple[int, int, int]:
+    """Node, group and samples of the erased model that held the forgotten client."""
+    rows = query(folder, "SELECT node, grp, samples, members FROM group_models ORDER BY node DESC")
+    return next((row[0], row[1], row[2]) for row in rows if 1 in json.loads(row[3]))
+
+
+def request_merge(folder: Path) -> int:
+    (node,) = query(folder, "SELECT noise_node FROM requests")[0]
+    return int(node)
+
+
+def leave_a_hit_group_in(folder: Path) -> None:
+    node, made = hit_group(folder), request_merge(folder)
+    execute(folder, f"INSERT INTO merges VALUES ({made}, {node[1]}, {node[0]}, {node[2]})")
+    row = {"node": made, "grp": node[1], "source_node": node[0], "samples": node[2]}
+
+    def edit(kind: str, content: Content) -> None:
+        if kind == "rolled back":
+            content["merges"] = sorted([*content["merges"], row], key=lambda part: part["grp"])
+
+    rebuild_chain(folder, edit)
+
+
+def listed(members: list[int]) -> str:
+    """As canonical JSON has them."""
+    return json.dumps(members, separators=(",", ":"))
+
+
+def on_the_first_models(change: Callable[[Content], None]) -> Callable[[Path], None]:
+    """Change the rows of groups in the first event that records them, and in the table."""
+
+    def forge(folder: Path) -> None:
+        done: list[bool] = []
+
+        def edit(kind: str, content: Content) -> None:
+            if kind == "group rounds" and not done:
+                done.append(True)
+                change(content)
+                connection = connect(folder)
+                for row in content["group_models"]:
+                    connection.execute(
+                        "UPDATE group_models SET rounds = ?, samples = ?, members = ? WHERE node = ?",
+                        (row["rounds"], row["samples"], listed(row["members"]), row["node"]),
+                    )
+                connection.close()
+
+        rebuild_chain(folder, edit)
+
+    return forge
+
+
+def move_a_member(content: Content) -> None:
+    """As grouping by anything but the name would."""
+    first, second = content["group_models"][:2]
+    second["members"] = sorted([*second["members"], first["members"].pop()])
+
+
+def stop_earlier(content: Content) -> None:
+    for row in content["group_models"]:
+        row["rounds"] -= 1
+
+
+def weigh_more(content: Content) -> None:
+    content["group_models"][0]["samples"] += 10
+
+
+def put_the_forgotten_back(folder: Path) -> None:
+    """Into the group that was built again."""
+
+    def edit(kind: str, content: Content) -> None:
+        branch = "SELECT branch FROM nodes WHERE node = ?"
+        if kind == "group rounds" and query(folder, branch, (content["rows"]["first"],)) == [(-1,)]:
+            row = content["group_models"][0]
+            row["members"], row["samples"] = sorted([*row["members"], 1]), row["samples"] + 10
+            connection = connect(folder)
+            values = (row["samples"], listed(row["members"]), row["node"])
+            connection.execute("UPDATE group_models SET samples = ?, members = ? WHERE node = ?", values)
+            connection.close()
+
+    rebuild_chain(folder, edit)
+
+
+def forge_the_merged_model(folder: Path) -> None:
+    """Another model under the merge's name, with its digest in table, ledger and file."""
+    made = request_merge(folder)
+    with RunReader(folder) as reader:
+        content = model_bytes(reader.layout, reader.load_model(made) + np.asarray(1e-9, dtype=reader.layout.dtype))
+    digest = hashlib.sha256(content).hexdigest()
+    model_path(folder, made).write_bytes(content)
+    execute(folder, f"UPDATE models SET digest = '{digest}' WHERE node = {made}")
+
+    def edit(kind: str, payload: Content) -> None:
+        for row in [*payload.get("models", []), *payload.get("certified_models", {}).values()]:
+            if row["node"] == made:
+                row["digest"] = digest
+
+    rebuild_chain(folder, edit)
+
+
+def know_a_drift(folder: Path) -> None:
+    execute(folder, f"UPDATE participation SET drift = 0.001 WHERE node = {request_merge(folder)} AND client = 4")
+    rebuild_chain(folder)
+
+
+def another_key(folder: Path) -> None:
+    execute(folder, f"UPDATE run SET value = '{'ab' * 32}' WHERE key = 'group_key'")
+
+    def edit(kind: str, content: Content) -> None:
+        if kind == "run created":
+            content["run"]["group_key"] = "ab" * 32
+
+    rebuild_chain(folder, edit)
+
+
+FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a hit group is left in the merge": (leave_a_hit_group_in, "the rule says"),
+    "a client is in another group": (on_the_first_models(move_a_member), "into another group"),
+    "groups stopped earlier": (on_the_first_models(stop_earlier), "other rounds than those apart"),
+    "a group weighs more": (on_the_first_models(weigh_more), "not the sum of its members"),
+    "the forgotten client is in the group built again": (put_the_forgotten_back, "forgotten before"),
+    "another model takes the place of the merge": (forge_the_merged_model, "is not the merge"),
+    "a merge with a known drift": (know_a_drift, "its participants are not the members"),
+    "another key of the hash": (another_key, "into another group"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forgeries_with_every_hash_rebuilt_are_caught(own: Path, name: str) -> None:
+    forge, words = FORGERIES[name]
+    forge(own)
+    assert any(words in problem for problem in verify_run(own).problems), verify_run(own).problems
+    assert independent_verifier.verify(own) != []
+
+
+@pytest.mark.parametrize("kind", ["group rounds", "merged"])
+def test_added_events_are_caught(own: Path, kind: str) -> None:
+    """No signature covers what comes after the last certificate: such an event must be refused by what it does."""
+    row = {"node": 1, "grp": 0, "rounds": 1, "samples": 1, "members": [0]}
+    payload: Content = {"group_models": [row]} if kind == "group rounds" else {"merges": [], "run": {"tip": "1"}}
+    add_event(own, kind, payload)
+    assert verify_run(own).problems
+
+
+def test_nothing_is_recorded_of_psi_through_a_merge(grouped: Path) -> None:
+    drifts = query(grouped, "SELECT DISTINCT drift FROM participation JOIN merges USING (node)")
+    assert drifts == [(math.inf,)]
