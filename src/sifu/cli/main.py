@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-PANELS = {
+PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
     "Start here": (demo, init, advise, train, status, report, export),
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
     "Prove it": (verify, audit, client_audit, anchor),
