@@ -121,8 +121,8 @@ def hardware() -> dict[str, Any]:
 def run(chosen: argparse.Namespace) -> Iterator[Results]:
     """The whole comparison: what is known after each repeat."""
     measured_commit = commit()  # before the results are written, which would count as a change
-    contestants = [one for one in CONTESTANTS if one.key in chosen.only]
-    problems = {one.key: install(one) for one in contestants} if chosen.install else {}
+    contestants = [contestant for contestant in CONTESTANTS if contestant.key in chosen.only]
+    problems = {contestant.key: install(contestant) for contestant in contestants} if chosen.install else {}
     files, sources = {}, {}
     for name in chosen.workloads:
         workload = workloads.make(workloads.SETTINGS[name], chosen.data)
@@ -157,7 +157,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
                         found = once(one, files[name], threads, chosen.seconds)
                         measured[name, one.key, threads] = row.with_run(found)
         console.print(f"repeat {repeat + 1} of {chosen.repeats} done")
-        good = [one for one in peaks if "problem" not in one]
+        good = [peak for peak in peaks if "problem" not in peak]
         yield Results(
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
             commit=measured_commit,
@@ -167,9 +167,9 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
             data=sources,
             peaks={key: max(one[key] for one in good) for key in good[0]} if good else {},
             measured=tuple(
-                fastest([measured[name, one.key, threads] for threads in chosen.threads])
+                fastest([measured[name, contestant.key, threads] for threads in chosen.threads])
                 for name in chosen.workloads
-                for one in contestants
+                for contestant in contestants
             ),
         )
 
@@ -177,7 +177,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    keys = [one.key for one in CONTESTANTS]
+    keys = [contestant.key for contestant in CONTESTANTS]
     cores = os.cpu_count() or 1
     parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="NAME", help=", ".join(keys))
     parser.add_argument("--workloads", nargs="+", choices=list(workloads.SETTINGS), default=list(workloads.SETTINGS))

@@ -162,7 +162,7 @@ class Stopwatch:
         if self.rounds < self.warmup:
             return True
         if self.rounds == self.warmup:
-            self._describe([torch.as_tensor(one).detach().clone() for one in parameters()])
+            self._describe([torch.as_tensor(parameter).detach().clone() for parameter in parameters()])
             self._started = time.perf_counter()
             return True
         elapsed, timed = time.perf_counter() - self._started, self.rounds - self.warmup

@@ -93,7 +93,7 @@ def main() -> None:
     )
     everyone = np.arange(CLIENTS)
     start = federation.initial_model(0)
-    data = [(torch.from_numpy(one.x), torch.from_numpy(one.y)) for one in clients[:participants]]
+    data = [(torch.from_numpy(client.x), torch.from_numpy(client.y)) for client in clients[:participants]]
     module, channels_last = model.build("float32"), model.build("float32").to(memory_format=torch.channels_last)
     contenders: dict[str, Callable[[int], Any]] = {
         "plain loop": lambda number: plain_round(module, torch.from_numpy(start), data, steps),

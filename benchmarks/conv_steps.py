@@ -60,8 +60,8 @@ def in_threads(compiled: bool, count: int) -> float:
     threads = [threading.Thread(target=steps, args=(compiled, begin, found)) for _ in range(count)]
     for one in threads:
         one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.join()
     return statistics.mean(found.get() for _ in threads)
 
 
@@ -73,8 +73,8 @@ def in_processes(compiled: bool, count: int) -> float:
     for one in processes:
         one.start()
     times = [found.get() for _ in processes]
-    for one in processes:
-        one.join()
+    for process in processes:
+        process.join()
     return statistics.mean(times)
 
 

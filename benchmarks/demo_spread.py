@@ -30,8 +30,8 @@ def gains(seed: int, runs: int, folder: Path) -> list[float]:
         for first in range(0, REQUESTS * CLIENTS_A_REQUEST, CLIENTS_A_REQUEST):
             clients = [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
             outcomes += run.forget(clients, compare_scratch=number == 0)
-        scratch = scratch or sum(one.scratch_rounds or 0 for one in outcomes)
-        found.append(scratch / sum(one.rounds for one in outcomes))
+        scratch = scratch or sum(outcome.scratch_rounds or 0 for outcome in outcomes)
+        found.append(scratch / sum(outcome.rounds for outcome in outcomes))
         shutil.rmtree(copy)
     return sorted(found)
 

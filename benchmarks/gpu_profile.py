@@ -103,7 +103,7 @@ def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
     for engine in engines:
         engine.close()
     events = [one for one in recorded.events() or [] if one.device_type == torch.autograd.DeviceType.CUDA]
-    spans = sorted((one.time_range.start, one.time_range.end) for one in events)
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
     busy, reached = 0.0, spans[0][0]
     for start, end in spans:
         busy += max(0.0, end - max(start, reached))

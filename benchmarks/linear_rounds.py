@@ -74,9 +74,9 @@ class Rounds:
         self.active = np.arange(len(federation.clients))
         self.active.flags.writeable = False  # as `stream_rounds` hands it over
         self.model, self.done = federation.initial_model(0), 0
-        regularities = [local_regularity(one, federation.facts, 1.0) for one in federation.clients]
-        self.factors = np.array([one.factor for one in regularities])
-        self.averagedness = np.array([one.averagedness for one in regularities])
+        regularities = [local_regularity(client, federation.facts, 1.0) for client in federation.clients]
+        self.factors = np.array([regularity.factor for regularity in regularities])
+        self.averagedness = np.array([regularity.averagedness for regularity in regularities])
         self.tracker, self.levels = SensitivityTracker(self.active.size), level_ladder(1e-4, 1e3, 1.25)
 
     def __call__(self) -> None:

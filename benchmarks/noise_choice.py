@@ -219,7 +219,7 @@ def measure(
     for sigma, found in sorted(result["grid"].items(), key=lambda item: -float(item[0])):
         if not found:
             # A single request that takes half as many rounds again as the best so far is of no interest.
-            known_best = min((mean_total(one) for one in result["grid"].values() if one), default=float(cap))
+            known_best = min((mean_total(value) for value in result["grid"].values() if value), default=float(cap))
             limit = min(cap, math.ceil(1.5 * known_best) + 5) if task.requests == 1 else cap
             rows = tried(limit, sigma=float(sigma))
             if limit < cap and total(rows) >= limit:
@@ -247,12 +247,12 @@ def plan_again(result: dict[str, Any], planned: Plan, requests: int) -> None:
 
 def total(rows: list[dict[str, Any]]) -> int:
     """Rounds over a sequence."""
-    return sum(one["rounds"] for one in rows)
+    return sum(row["rounds"] for row in rows)
 
 
 def mean_total(repeats: list[list[dict[str, Any]]]) -> float:
     """The mean over repeats of the rounds over a sequence."""
-    return float(statistics.mean(total(one) for one in repeats))
+    return float(statistics.mean(total(repeat) for repeat in repeats))
 
 
 def needs_more(found: list[list[dict[str, Any]]], repeats: int, each: bool = False) -> bool:
@@ -305,15 +305,15 @@ class Line:
         """From what was measured."""
         tried = {float(sigma): found for sigma, found in result["grid"].items() if found}
         best_sigma, best = judged_best(tried) if tried else (float("nan"), float("nan"))
-        autos = [one for rows in result["auto"] for one in rows]
-        inside = [one["interval"][0] <= one["rounds"] <= one["interval"][1] for one in autos if one["interval"]]
+        autos = [row for rows in result["auto"] for row in rows]
+        inside = [auto["interval"][0] <= auto["rounds"] <= auto["interval"][1] for auto in autos if auto["interval"]]
         pairs = [
             (statistics.mean(one["predicted"] for one in same), statistics.mean(one["rounds"] for one in same))
             for same in zip(*result["auto"], strict=True)
             if all(one["predicted"] is not None for one in same)
         ]
         within = sum(1 for guess, real in pairs if ratio_within(guess, real))
-        sums = [sum(one["predicted"] or 0 for one in rows) for rows in result["auto"]]
+        sums = [sum(row["predicted"] or 0 for row in rows) for rows in result["auto"]]
         return Line(
             result["task"],
             mean_total(result["scratch"]),
@@ -325,7 +325,7 @@ class Line:
             within,
             len(pairs),
             statistics.mean(inside) if inside else float("nan"),
-            statistics.median(one["planning"] for one in autos if "planning" in one),
+            statistics.median(auto["planning"] for auto in autos if "planning" in auto),
         )
 
 
@@ -351,9 +351,9 @@ def table(lines: list[Line]) -> str:
             f"| {one.predicted if one.predicted is not None else '-'} | {one.within} of {one.predictions} "
             f"| {one.covered:.0%} | {one.planning:.2f} s |"
         )
-    ratios = sorted(one.auto / max(one.best, 1.0) for one in lines)
+    ratios = sorted(line.auto / max(line.best, 1.0) for line in lines)
     if ratios:
-        within, all_ = sum(one.within for one in lines), sum(one.predictions for one in lines)
+        within, all_ = sum(line.within for line in lines), sum(line.predictions for line in lines)
         rows += [
             "",
             f"auto / best: median {statistics.median(ratios):.2f}, worst {ratios[-1]:.2f}; auto / Scratch: worst "
@@ -438,7 +438,7 @@ def main() -> None:
     options = parser.parse_args()
     content = json.loads(options.results.read_text()) if options.results.exists() and not options.smoke else {}
     if options.page:
-        order = [one.name for one in TASKS]
+        order = [task.name for task in TASKS]
         known = [content["tasks"][name] for name in order if name in content["tasks"]]
         write_page(options.page, known, content["where"])
         return
@@ -455,7 +455,7 @@ def main() -> None:
                 options.results.parent.mkdir(parents=True, exist_ok=True)
                 options.results.write_text(json.dumps({"where": where(), "tasks": known}, indent=1))
             print(table([Line.of(result)]).splitlines()[2], flush=True)
-    order = [one.name for one in TASKS]
+    order = [task.name for task in TASKS]
     measured = sorted(known.values(), key=lambda one: order.index(one["task"]) if one["task"] in order else -1)
     print()
     print(table([Line.of(one) for one in measured if one["auto"] and one["scratch"]]))

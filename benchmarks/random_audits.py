@@ -37,13 +37,13 @@ class Audited:
     @property
     def closest(self) -> float:
         """The largest share of Psi that a true distance reached."""
-        return max((one.closest for one in self.report.subjects), default=0.0)
+        return max((subject.closest for subject in self.report.subjects), default=0.0)
 
     @property
     def shown(self) -> float:
         """The largest share of a certified epsilon that was shown."""
-        releases = [one.releases for one in self.report.subjects if one.releases is not None]
-        return max((one.epsilon_shown / one.epsilon_certified for one in releases), default=0.0)
+        releases = [subject.releases for subject in self.report.subjects if subject.releases is not None]
+        return max((release.epsilon_shown / release.epsilon_certified for release in releases), default=0.0)
 
 
 def audit_random(seed: int) -> Audited:
@@ -54,29 +54,30 @@ def audit_random(seed: int) -> Audited:
     with tempfile.TemporaryDirectory(prefix="sifu-audit-") as folder:
         run = random_run(seed, Path(folder) / "run")
         with closing(run.reader()) as reader:
-            levels = tuple(one.level or "none" for one in reader.requests())
+            levels = tuple(request.level or "none" for request in reader.requests())
         return Audited(seed, levels, audit_run(run, AuditOptions(attacks=False, seed=seed)))
 
 
 def sentences(runs: list[Audited], controls: list[Control]) -> list[str]:
     """What is to be said of them."""
-    levels = [level for one in runs for level in one.levels]
+    levels = [level for run in runs for level in run.levels]
     counts = ", ".join(f"{levels.count(level)} {level}" for level in ("proven", "exact", "conditional", "none"))
-    nodes = sum(one.report.nodes_replayed for one in runs)
-    missed = sum(one.report.nodes_missed for one in runs)
-    contradicted = sum(1 for one in runs if not one.report.holds)
-    subjects = sum(len(one.report.subjects) for one in runs)
+    nodes = sum(run.report.nodes_replayed for run in runs)
+    missed = sum(run.report.nodes_missed for run in runs)
+    contradicted = sum(1 for run in runs if not run.report.holds)
+    subjects = sum(len(run.report.subjects) for run in runs)
     rows = [
         f"* **{len(runs)} random certified runs** (seeds {runs[0].seed} to {runs[-1].seed}; {len(levels)} requests: "
         f"{counts}), {subjects} subjects, {nodes} nodes replayed, {missed} that could not be: **{contradicted} "
         f"contradicted**. The truth came as near as {max(one.closest for one in runs):.3f} of Psi, and at most "
         f"{max(one.shown for one in runs):.0%} of a certified epsilon was shown."
     ]
-    for one in controls:
-        verdict = "caught" if one.caught else "not caught" if one.must_be_caught else "passed"
+    for control in controls:
+        verdict = "caught" if control.caught else "not caught" if control.must_be_caught else "passed"
+        share = control.epsilon_shown / control.epsilon_certified
         rows.append(
-            f"* {one.name} ({one.what}): **{verdict}**; certified {one.epsilon_certified:g}, true "
-            f"{one.epsilon_true:.3g}, shown {one.epsilon_shown:.3g} ({one.epsilon_shown / one.epsilon_certified:.0%})."
+            f"* {control.name} ({control.what}): **{verdict}**; certified {control.epsilon_certified:g}, true "
+            f"{control.epsilon_true:.3g}, shown {control.epsilon_shown:.3g} ({share:.0%})."
         )
     return rows
 
@@ -99,7 +100,7 @@ def main() -> int:
         before, rest = text.split(BEGIN)
         content = "\n".join([BEGIN, f"Measured on {time.strftime('%Y-%m-%d')}:", "", *found, END])
         options.page.write_text(before + content + rest.split(END)[1], encoding="utf-8")
-    honest = all(one.passed for one in controls) and all(one.report.holds for one in runs)
+    honest = all(control.passed for control in controls) and all(run.report.holds for run in runs)
     return 0 if honest else 3
 
 

@@ -112,7 +112,7 @@ def make(setting: Setting, folder: str | None = None) -> Workload:
             for _ in range(SCHEDULED_ROUNDS)
         ]
     )
-    first = tuple(one.detach().numpy().copy() for one in network(setting, seed=SEED).parameters())
+    first = tuple(parameter.detach().numpy().copy() for parameter in network(setting, seed=SEED).parameters())
     return Workload(setting, x, y, schedule, first, source)
 
 
@@ -124,7 +124,7 @@ def _real(
     dataset = load(setting.data, folder)
     indices = partition(setting.partition, dataset.y_train, setting.clients, setting.samples, generator, alpha=0.1)
     clients = from_dataset(dataset, indices, "float32", flat=len(setting.shape) == 1)
-    return np.stack([one.x for one in clients]), np.stack([one.y for one in clients])
+    return np.stack([client.x for client in clients]), np.stack([client.y for client in clients])
 
 
 def _synthetic(setting: Setting, generator: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

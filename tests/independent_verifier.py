@@ -452,7 +452,7 @@ class Verifier:
                 moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
                 low, high = 0.0, self.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
                 if row["kind"] == "heuristic":  # the updates that were replayed are stored as its parts
-                    now = {one["file"] for one in self.tables["updates"] if one["node"] == node}
+                    now = {update["file"] for update in self.tables["updates"] if update["node"] == node}
                     if now != {one["file"] for one in self.written if one["node"] == node}:
                         continue  # those of clients that a later request forgot were erased
                     moved = float(np.linalg.norm(vector - start - self.replayed(node, number)))
@@ -628,7 +628,7 @@ class Verifier:
         leaving = set(sums[0]) & own if sums else set()
         stays = [sorted(set(sums[0]) - own)] if leaving and leaving <= single else []
         written = [row["clients"] for row in moment["payload"].get("statistics", [])]
-        self.agree(f"{at}: sum that stays", written, [one for one in stays if one])
+        self.agree(f"{at}: sum that stays", written, [stay for stay in stays if stay])
 
     def check_updates_of_request(self, request: Row, active: list[int], hidden: dict[int, dict]) -> None:
         """What had to go and what had to stay, when a request was carried out."""

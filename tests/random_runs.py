@@ -69,7 +69,7 @@ def random_run(seed: int, folder: Path) -> Run:
     spec = random_spec(dice := random.Random(seed), seed)
     own = spec["model"]["kind"] == "logistic" or dice.random() < 0.3
     run = sifu.train(spec, run=folder, clients=own_clients(spec) if own else None)
-    left = [one.name for one in run.engine().clients]
+    left = [client.name for client in run.engine().clients]
     dice.shuffle(left)
     for _ in range(dice.randint(2, 4)):
         who = [left.pop() for _ in range(min(dice.randint(1, 2), len(left) - 1))]

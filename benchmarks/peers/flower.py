@@ -60,7 +60,7 @@ def server_app(workload: Workload, watch: Stopwatch) -> ServerApp:
             time.sleep(PULL_SECONDS)
         asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in known]
         answers = list(grid.send_and_receive(asked))
-        nodes = {int(one.content["config"]["partition"]): one.metadata.src_node_id for one in answers}
+        nodes = {int(answer.content["config"]["partition"]): answer.metadata.src_node_id for answer in answers}
         strategy, arrays = FedAvg(fraction_evaluate=0.0), ArrayRecord(first_network(workload).state_dict())
         while True:
             messages = [
@@ -68,9 +68,9 @@ def server_app(workload: Workload, watch: Stopwatch) -> ServerApp:
                 for client in workload.participants(watch.rounds)
             ]
             replies = list(grid.send_and_receive(messages))
-            seen += sum(int(one.content["metrics"]["seen"]) for one in replies)
+            seen += sum(int(reply.content["metrics"]["seen"]) for reply in replies)
             arrays, _ = strategy.aggregate_train(watch.rounds + 1, replies)
-            if not watch.round_done(lambda arrays=arrays: [one.numpy() for one in arrays.values()]):
+            if not watch.round_done(lambda arrays=arrays: [value.numpy() for value in arrays.values()]):
                 return
 
     return app

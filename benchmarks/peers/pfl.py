@@ -53,7 +53,7 @@ def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
         tensors: tuple[Any, ...] = data[client]
         if one_epoch > 1:
             order = torch.randperm(setting.samples)
-            tensors = tuple(one[order] for one in tensors)
+            tensors = tuple(tensor[order] for tensor in tensors)
         return PyTorchTensorDataset(tensors, user_id=str(client))
 
     module = _with_loss(first_network(workload))

@@ -17,7 +17,7 @@ class Plain:
         self._setting = workload.setting
         self._data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
         self._module = first_network(workload)
-        self.model: list[Tensor] = [one.detach().clone() for one in self._module.parameters()]
+        self.model: list[Tensor] = [parameter.detach().clone() for parameter in self._module.parameters()]
 
     def round(self, participants: Sequence[int]) -> None:
         """Train each participant from the model, then take their mean."""

@@ -145,7 +145,7 @@ def test_what_the_certificate_says(trained: Path, tmp_path: Path) -> None:
     assert "statistics" in public["erased"]
     assert "solve" not in public
     assert auditor["solve"]["sum"] == kept_sum(folder).digest()
-    status = {one["name"]: one["status"] for one in public["premises"]}
+    status = {premise["name"]: premise["status"] for premise in public["premises"]}
     assert status == {"preprocessing": "met", "features": "met", "hyper-parameters": "met", "statistics": "trusted"}
     for form in ("public", "auditor"):
         answer = run_cli("verify", folder / "certificates" / f"r1.{form}.json")
@@ -212,7 +212,7 @@ def test_another_feature_map_is_refused(trained: Path, tmp_path: Path) -> None:
     clients = table_clients(5)
     folder = tmp_path / "run"
     sifu.train(TABLE, run=folder, clients=clients)
-    wider = [ClientData(one.name, np.hstack([one.x, one.x]), one.y) for one in clients]
+    wider = [ClientData(client.name, np.hstack([client.x, client.x]), client.y) for client in clients]
     with pytest.raises(InputError, match="feature map"):
         sifu.open_run(folder, clients=wider).forget(["c1"])
 
@@ -255,7 +255,7 @@ def test_a_forged_head_or_penalty_is_noticed(trained: Path, tmp_path: Path) -> N
                 edit(content["solve"])
 
         rebuild_chain(folder, change)
-        problems = [one for one in sifu.open_run(folder).verify().problems if one.startswith("statistics")]
+        problems = [problem for problem in sifu.open_run(folder).verify().problems if problem.startswith("statistics")]
         assert problems, name
 
 
@@ -334,7 +334,7 @@ def test_a_softmax_head_on_public_features_is_proven(tmp_path: Path) -> None:
     run = sifu.train(spec, run=tmp_path / "run")
     plan = run.plan(["client-001"], sigma=0.2)
     assert plan.level == "proven"
-    assert [one.status for one in plan.premises if one.name == "features"] == ["met"]
+    assert [premise.status for premise in plan.premises if premise.name == "features"] == ["met"]
     run.forget(["client-001"], sigma=0.2)
     assert run.verify().problems == []
     digest = json.loads(query(tmp_path / "run", "SELECT value FROM run WHERE key = 'facts'")[0][0])["features"]

@@ -52,7 +52,7 @@ def test_an_older_anchor_still_holds_and_a_later_one_names_an_older_state(own_tr
     run.request(["client-001"], "mine")
     assert run.verify(anchor=first).problems == []
     problems = verify_run(older, anchor=run.anchor()).problems
-    assert any("an older state was put back" in one for one in problems)
+    assert any("an older state was put back" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("anchor", ["", "1", "1:zz", "0:" + "a" * 64, "-1:" + "a" * 64, "1:" + "a" * 63])
@@ -117,7 +117,7 @@ def test_a_key_that_was_slipped_in_is_caught(own_trained: Path) -> None:
         {"run": {"public_key": new}, "old_key": old, "signature_by_old": signature, "signature_by_new": signature},
     )
     writer.close()
-    assert any("not signed by both keys" in one for one in run.verify().problems)
+    assert any("not signed by both keys" in problem for problem in run.verify().problems)
     assert any("signature_by_old" in one for one in verify(own_trained))
 
 
@@ -174,7 +174,7 @@ def test_a_backup_brings_everything_back(own_run: Path, tmp_path: Path, cli: Com
     assert files_of(tmp_path / "back") == files_of(own_run)
     result = verify_run(tmp_path / "back")
     assert result.problems == []
-    assert any("restored the run from a backup" in one for one in result.notes)
+    assert any("restored the run from a backup" in note for note in result.notes)
     assert verify(tmp_path / "back") == []
     for path in [tmp_path / "back", *(tmp_path / "back").rglob("*")]:
         assert os.stat(path).st_mode & 0o077 == 0, path
@@ -191,7 +191,7 @@ def forgotten_since(own_trained: Path, tmp_path: Path) -> tuple[Path, Path, list
     models = {row[0]: row[1] for row in query(own_trained, "SELECT node, digest FROM models")}
     run.forget(["client-003"], "since", sigma=0.5, retention="strict")
     left = {row[0] for row in query(own_trained, "SELECT digest FROM models")}
-    return own_trained, tmp_path / "old.zip", [one for one in models.values() if one not in left]
+    return own_trained, tmp_path / "old.zip", [value for value in models.values() if value not in left]
 
 
 def digests(folder: Path) -> set[str]:
@@ -213,7 +213,7 @@ def test_an_older_backup_cannot_bring_an_erased_model_back_unnoticed(forgotten_s
     restore(backup, tmp_path / "back")
     assert digests(tmp_path / "back") & set(erased)
     result = verify_run(tmp_path / "back")
-    assert any("is not in this record" in one for one in result.notes)
+    assert any("is not in this record" in note for note in result.notes)
     assert verify_run(tmp_path / "back", anchor=sifu.open_run(run).anchor()).problems
     again = sifu.open_run(tmp_path / "back")
     (outcome,) = again.forget(["client-005"], "later", sigma=0.5)

@@ -54,7 +54,7 @@ def test_a_shape_counted_from_labels_is_not_exact(tmp_path: Path) -> None:
 
 def test_a_rate_that_the_forgotten_client_decides_is_not_exact(tmp_path: Path) -> None:
     run = sifu.train(small_spec(), run=tmp_path / "auto")
-    betas = {one.name: one.smoothness for one in run.engine().clients}
+    betas = {client.name: client.smoothness for client in run.engine().clients}
     decides, other = max(betas, key=betas.get), min(betas, key=betas.get)
     assert run.plan([other], method="scratch").level == "exact"
     assert run.plan([decides], method="scratch").level == "conditional"

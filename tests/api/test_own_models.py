@@ -79,7 +79,7 @@ def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
     run = sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=clients)
     plan = run.plan(["hospital 1"], sigma=5.0)
     assert plan.level == "conditional"
-    assert any(one.name == "regularity" and one.status == "assumed" for one in plan.premises)
+    assert any(premise.name == "regularity" and premise.status == "assumed" for premise in plan.premises)
     (first,) = run.forget(["hospital 1"], sigma=5.0)
     assert first.level == "conditional"
     # Another process opens the folder and goes on with the same model and data.
@@ -156,7 +156,7 @@ def test_what_lies_outside_the_theory_is_named(tmp_path: Path, layer: nn.Module,
     run = sifu.train(SPEC, run=tmp_path / "run", model=model, clients=arrays())
     plan = run.plan(["hospital 1"], sigma=5.0)
     assert plan.level == "conditional"
-    named = [one.statement.lower() for one in plan.premises if one.name == "outside the theory"]
+    named = [premise.statement.lower() for premise in plan.premises if premise.name == "outside the theory"]
     assert any(word in one for one in named), named
     run.forget(["hospital 1"], sigma=5.0)
     assert run.verify().problems == []

@@ -41,18 +41,18 @@ def test_random_certified_runs_are_not_contradicted(tmp_path: Path, seed: int) -
     assert report.subjects
     with closing(run.reader()) as reader:
         assert report.nodes_replayed + report.nodes_missed == len(reader.node_rows())
-    for one in report.subjects:
-        assert one.closest <= 1.0 + 1e-9
-        if one.releases is not None:
-            assert one.releases.epsilon_true <= one.releases.epsilon_certified * (1 + 1e-6)
+    for subject in report.subjects:
+        assert subject.closest <= 1.0 + 1e-9
+        if subject.releases is not None:
+            assert subject.releases.epsilon_true <= subject.releases.epsilon_certified * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_every_control_is_caught_and_the_honest_operator_is_not(epsilon: float) -> None:
-    found = {one.name: one for one in run_controls(epsilon, seed=1)}
+    found = {control.name: control for control in run_controls(epsilon, seed=1)}
     assert set(found) == {"honest", "half the noise", "later node", "population accounting"}
-    for one in found.values():
-        assert one.passed, one
+    for value in found.values():
+        assert value.passed, value
     # Teeth: on the designed worst case nearly all of the certified epsilon is shown.
     assert found["honest"].epsilon_shown > 0.6 * epsilon
     assert found["honest"].epsilon_true == pytest.approx(epsilon, rel=1e-3)
@@ -109,7 +109,7 @@ def test_clients_that_did_not_ask_are_watched_too(own_trained: Path) -> None:
     report = audit_run(own_trained, QUICK)
     assert report.holds
     assert len(report.subjects) == 3
-    assert all(one.request is None and one.nodes for one in report.subjects)
+    assert all(subject.request is None and subject.nodes for subject in report.subjects)
     with closing(connect(own_trained)) as connection:
         connection.execute("UPDATE participation SET drift = drift / 3")
     assert not audit_run(own_trained, QUICK).holds
@@ -132,7 +132,7 @@ def test_two_releases_count_together_in_scope_all(tmp_path: Path) -> None:
     run.forget(["other-01"], sigma=sigma * 4.0, epsilon=3.0, delta=DELTA, max_rounds=1, method="last")
     report = audit_run(run, QUICK)
     assert report.holds
-    leaving = next(one for one in report.subjects if one.clients == (LEAVING,))
+    leaving = next(subject for subject in report.subjects if subject.clients == (LEAVING,))
     assert leaving.releases is not None
     assert leaving.releases.missed == 0
 

@@ -70,21 +70,21 @@ def test_an_honest_operator_leaves_nothing_wrong(held: Held) -> None:
     assert found.before is not None
     assert found.before.accuracy == pytest.approx(expected.accuracy)
     assert found.before.loss == pytest.approx(expected.loss)
-    assert any("cannot prove" in one for one in found.statements)
+    assert any("cannot prove" in statement for statement in found.statements)
 
 
 def test_what_is_wrong_is_named(held: Held, tmp_path: Path) -> None:
     own = held.folder
     certificate = own / "certificate.json"
-    assert any("does not name" in one for one in audit_client("client-007", certificate).problems)
+    assert any("does not name" in problem for problem in audit_client("client-007", certificate).problems)
     other_key = "0" * 64
-    assert any("signature" in one for one in audit_client(CLIENT, certificate, public_key=other_key).problems)
+    assert any("signature" in problem for problem in audit_client(CLIENT, certificate, public_key=other_key).problems)
     content = json.loads(certificate.read_bytes())
     content["body"]["epsilon"] = 0.1
     (tmp_path / "forged.json").write_text(json.dumps(content))
     assert not audit_client(CLIENT, tmp_path / "forged.json").holds
     same = audit_client(CLIENT, certificate, before=own / "after.safetensors", after=own / "after.safetensors")
-    assert any("same model" in one for one in same.problems)
+    assert any("same model" in problem for problem in same.problems)
     wrong = audit_client(CLIENT, certificate, after=own / "before.safetensors", nonce=held.nonce)
     assert wrong.committed is False
     assert not wrong.holds

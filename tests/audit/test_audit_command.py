@@ -22,7 +22,7 @@ def test_a_sound_run_passes_and_is_not_changed(own_run: Path, cli: Command) -> N
     assert answer.code == 0, answer.err
     assert answer.json["holds"] is True
     assert answer.json["contradictions"] == []
-    assert {one["request"] for one in answer.json["subjects"]} == {
+    assert {subject["request"] for subject in answer.json["subjects"]} == {
         "to-the-middle",
         "from-scratch",
         "both-together",
@@ -51,7 +51,7 @@ def test_controls_by_themselves(cli: Command, tmp_path: Path) -> None:
     answer = cli("audit", "--controls", "--seed", 1, "--format", "json")
     assert answer.code == 0
     assert len(answer.json["controls"]) == 4
-    assert all(one["passed"] for one in answer.json["controls"])
+    assert all(control["passed"] for control in answer.json["controls"])
 
 
 def test_bad_input_is_a_sentence(own_run: Path, cli: Command) -> None:

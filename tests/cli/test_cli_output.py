@@ -16,7 +16,7 @@ from run_tools import Answer, Command, environment, query, run_cli, small_spec
 from sifu.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = sorted(one.name or one.callback.__name__.replace("_", "-") for one in app.registered_commands)  # type: ignore[union-attr]
+COMMANDS = sorted(command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands)  # type: ignore[union-attr]
 HEAVY = ["torch", "matplotlib", "flwr", "sklearn", "scipy", "cryptography", "PIL"]
 
 
@@ -113,7 +113,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
     assert found["train"]["phase"] == "ready"
     assert found["status"]["clients"][5]["state"] == "waiting"
     assert found["plan"]["clients"] == ["client-007"]
-    assert [one["request"] for one in found["forget"]["requests"]] == ["waits", found["request"]["request"]]
+    assert [request["request"] for request in found["forget"]["requests"]] == ["waits", found["request"]["request"]]
     assert found["verify"]["holds"] is True
     assert Path(found["export"]["model"]).is_file()
     assert Path(found["report"]["report"]).is_file()
@@ -141,7 +141,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
 )
 @pytest.mark.parametrize("spelling", [["--format", "json"], ["--format=json"]], ids=["two words", "one word"])
 def test_json_of_errors(cli: Command, own_run: Path, arguments: list[str], code: int, spelling: list[str]) -> None:
-    answer = cli(*[str(own_run) if one == "RUN" else one for one in arguments], *spelling)
+    answer = cli(*[str(own_run) if argument == "RUN" else argument for argument in arguments], *spelling)
     assert answer.code == code, answer.err
     value = one_object(answer)
     assert value["exit_code"] == code
@@ -154,7 +154,7 @@ def test_json_of_a_failed_verification(cli: Command, own_run: Path) -> None:
     assert answer.code == 3
     value = one_object(answer)
     assert value["holds"] is False
-    assert any("node 44" in one for one in value["problems"])
+    assert any("node 44" in problem for problem in value["problems"])
 
 
 def test_a_client_called_json_does_not_change_the_format(cli: Command, own_run: Path) -> None:

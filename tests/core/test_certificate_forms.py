@@ -160,7 +160,7 @@ def test_changing_confidential_fields_does_not_change_the_public_form(
         earlier=(),
         erased_nodes=(),
         remaining_nodes=(),
-        premises=tuple(dataclasses.replace(one, detail="") for one in facts.premises),
+        premises=tuple(dataclasses.replace(premise, detail="") for premise in facts.premises),
         source_model=dataclasses.replace(facts.source_model, node=0, digest="", nonce=""),
         noised_model=dataclasses.replace(facts.noised_model, node=0, digest="", nonce=""),
         final_model=dataclasses.replace(facts.final_model, node=0, digest="", nonce=""),

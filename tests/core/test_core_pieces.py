@@ -24,8 +24,8 @@ from sifu.theory.participation import Participation
 
 def test_every_error_has_an_exit_code() -> None:
     errors = importlib.import_module("sifu.errors")
-    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SifuError)]
-    assert {one.__name__: one.exit_code for one in kinds} == {
+    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SifuError)]
+    assert {kind.__name__: kind.exit_code for kind in kinds} == {
         "SifuError": 1,
         "InputError": 2,
         "NoSpaceError": 2,
@@ -103,7 +103,7 @@ def test_streams_are_repeatable_and_apart() -> None:
     ]
     draws = [keyed_generator(*key).random(4).tolist() for key in keys]
     assert draws == [keyed_generator(*key).random(4).tolist() for key in keys]
-    assert len({tuple(one) for one in draws}) == len(keys)
+    assert len({tuple(draw) for draw in draws}) == len(keys)
 
 
 # Layouts.

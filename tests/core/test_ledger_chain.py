@@ -158,14 +158,14 @@ def test_an_event_sealed_anew_breaks_the_next_link(index: int) -> None:
     previous = events[index - 1].hash if index else GENESIS
     event = events[index]
     events[index] = seal(previous, event.seq, event.time, event.kind, {"round": 99}, event.nonce)
-    assert any(f"event {index + 2}" in one for one in complaints(events))
+    assert any(f"event {index + 2}" in complaint for complaint in complaints(events))
 
 
 def test_control_a_chain_without_links_would_not_notice() -> None:
     """Commitments alone let events be swapped and renumbered: the hash over the previous one is what stops it."""
     events = ledger()
     events[1], events[2] = replace(events[2], seq=2), replace(events[1], seq=3)
-    assert all(commit(one.nonce, one.payload) == one.commitment for one in events)
+    assert all(commit(event.nonce, event.payload) == event.commitment for event in events)
     assert complaints(events)
 
 

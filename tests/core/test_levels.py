@@ -70,7 +70,7 @@ def test_everything_met_is_proven() -> None:
 def test_an_assumption_is_conditional_and_listed(name: str) -> None:
     facts = replace(BEST_FACTS, **CAPS_AT_CONDITIONAL[name])  # type: ignore[arg-type]
     assert level(facts) == "conditional"
-    assumed = [one for one in collect_premises(facts, MEASURED, **BEST) if one.status == "assumed"]
+    assumed = [premise for premise in collect_premises(facts, MEASURED, **BEST) if premise.status == "assumed"]
     assert len(assumed) == len(facts.outside or (name,))
     assert all(one.statement.endswith(".") for one in assumed)
 
@@ -148,7 +148,7 @@ def test_a_worse_premise_never_raises_the_level(premises: list[Premise], exact: 
 
 @given(PREMISES)
 def test_failed_and_assumed_never_prove(premises: list[Premise]) -> None:
-    statuses = {one.status for one in premises}
+    statuses = {premise.status for premise in premises}
     found = level_of(premises, exact=False)
     assert (found == "none") is ("failed" in statuses)
     assert (found == "proven") is (statuses == {"met"})
@@ -177,14 +177,14 @@ def test_any_mixture_of_defects_is_as_weak_as_its_weakest(facts: list[str], term
 def test_control_a_level_that_ignores_the_participation_is_caught() -> None:
     """Dropping one premise from the list is what the tests above would notice."""
     fixed = replace(BEST_FACTS, participation=Participation("fixed", count=5))
-    premises = [one for one in collect_premises(fixed, MEASURED, **BEST) if one.name != "counterfactual"]
+    premises = [premise for premise in collect_premises(fixed, MEASURED, **BEST) if premise.name != "counterfactual"]
     assert level_of(premises, exact=False) == "proven" != level(fixed)
 
 
 def test_statements_hold_no_figures_of_clients_data() -> None:
     """beta, P_i and the certified rate stand in `detail`, which is the auditor's; statements are public."""
     measured = MeasuredRegularity("smooth", 271.828182845, 3.14159265, 0.0123456789, 0.0057721566)
-    for one in collect_premises(replace(BEST_FACTS, local_rate=0.0123456789), measured, **BEST):
+    for premise in collect_premises(replace(BEST_FACTS, local_rate=0.0123456789), measured, **BEST):
         for figure in ("271.8", "3.1415", "0.00577"):
-            assert figure not in one.statement
+            assert figure not in premise.statement
     assert "271.828182845" in collect_premises(BEST_FACTS, measured, **BEST)[0].detail

@@ -54,4 +54,4 @@ def test_history_and_tracker_count_it_alike() -> None:
     tracker = SensitivityTracker(1)
     for depth in (1, 2):
         tracker.add_rounding(nodes[depth].rounding)
-        assert tracker.rounding == gathered[depth] >= sum(one.rounding for one in nodes[: depth + 1])
+        assert tracker.rounding == gathered[depth] >= sum(node.rounding for node in nodes[: depth + 1])

@@ -17,7 +17,7 @@ from sifu.errors import InputError
 from sifu.theory.calibration import LARGEST_NOISE
 from sifu.theory.participation import Participation
 
-SECTIONS = {one.name: typing.get_type_hints(Spec)[one.name] for one in fields(Spec) if one.name != "seed"}
+SECTIONS = {field.name: typing.get_type_hints(Spec)[field.name] for field in fields(Spec) if field.name != "seed"}
 
 
 def refused(mapping: Any) -> str:
@@ -39,8 +39,8 @@ def test_every_key_has_a_comment_in_the_file() -> None:
     lines = commented_toml(Spec()).splitlines()
     for section, kind in SECTIONS.items():
         assert any(line.startswith(f"[{section}]") for line in lines)
-        for one in fields(kind):
-            assert any(line.startswith(f"{one.name} = ") and "  # " in line for line in lines), one.name
+        for field in fields(kind):
+            assert any(line.startswith(f"{field.name} = ") and "  # " in line for line in lines), field.name
 
 
 NEAR = [
@@ -139,7 +139,7 @@ ANY_JSON = st.recursive(
 
 
 def section_fuzz(kind: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    names = st.sampled_from([one.name for one in fields(kind)]) | st.text(max_size=5)
+    names = st.sampled_from([field.name for field in fields(kind)]) | st.text(max_size=5)
     return st.dictionaries(names, ANY_JSON, max_size=4)
 
 

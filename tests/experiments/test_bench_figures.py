@@ -82,7 +82,11 @@ def test_what_was_not_measured_is_said_to_be() -> None:
     assert all("not measured" in verdict.measured for _, verdict in verdicts({}))
     partly = [row for row in made_up_rows("sequential") if row["method"] in ("sifu", "scratch")]
     found = dict(
-        zip((one.says for one in STATEMENTS), (verdict for _, verdict in verdicts({"sequential": partly})), strict=True)
+        zip(
+            (statement.says for statement in STATEMENTS),
+            (verdict for _, verdict in verdicts({"sequential": partly})),
+            strict=True,
+        )
     )
     assert "not measured" in found["FedEraser takes 12 % more rounds than Scratch on average"].measured
 

@@ -195,7 +195,7 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
     def lane_engines(federations: Any, clients: Any, device: str, precision: str) -> list[Any]:
         assert (device, precision) == ("cuda", "float32")
         assert len(federations) == len(clients)
-        return [OneLane(one) for one in federations]
+        return [OneLane(federation) for federation in federations]
 
     module = types.ModuleType("sifu.engines.sim.lanes")
     module.lane_engines = lane_engines  # type: ignore[attr-defined]
@@ -209,7 +209,9 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
 
 def test_max_rounds_is_laid_over_every_spec_and_lowers_the_least(tmp_path: Path) -> None:
     work = Bench(options(tmp_path, scale="paper", datasets=("mnist", "digits"), max_rounds=20)).work()
-    found = {one.dataset: (one.spec.stop.min_rounds, one.spec.stop.max_rounds) for one in work.trainings}
+    found = {
+        training.dataset: (training.spec.stop.min_rounds, training.spec.stop.max_rounds) for training in work.trainings
+    }
     assert found == {"mnist": (20, 20), "digits": (10, 20)}
 
 
@@ -241,7 +243,7 @@ def test_in_threads_a_failure_ends_one_task_and_closes_its_engine() -> None:
     failures = in_threads(pairs, work, threading.Event())  # type: ignore[type-var, arg-type]
     assert [failure.task.name for failure in failures] == ["b"]
     assert "ValueError: no" in failures[0].trace
-    assert [one.closed for one in engines] == [1, 1, 1]
+    assert [engine.closed for engine in engines] == [1, 1, 1]
 
 
 def test_the_command_line_runs_plots_and_makes_a_page(cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -289,7 +291,7 @@ def test_bad_input_is_refused_with_a_sentence(
 
 
 def test_bench_list_names_every_experiment(cli: Callable[..., Any]) -> None:
-    names = [one["name"] for one in cli("bench", "list", "--format", "json").json["experiments"]]
+    names = [experiment["name"] for experiment in cli("bench", "list", "--format", "json").json["experiments"]]
     assert "sequential" in names
     assert len(names) == 7
     assert "sequential" in cli("bench", "list").out

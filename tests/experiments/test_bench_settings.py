@@ -86,7 +86,7 @@ def work(name: str, methods: tuple[str, ...], *, known: tuple[str, ...] = EVERY_
 
 def test_both_presets_are_run_where_they_matter_and_one_training_serves_all_the_others() -> None:
     found = work("sequential", ("sifu", "scratch", "fine_tuning", "last", "noisy_scratch"))
-    per_seed = [one for one in found.trajectories if one.training.seed == 1]
+    per_seed = [trajectory for trajectory in found.trajectories if trajectory.training.seed == 1]
     pairs = [(one.method, one.training.preset) for one in per_seed]
     assert pairs == [
         ("sifu", "paper"),
@@ -98,12 +98,12 @@ def test_both_presets_are_run_where_they_matter_and_one_training_serves_all_the_
         ("noisy_scratch", "paper"),
     ]
     assert len({one.training for one in per_seed}) == 2
-    assert len({one.name for one in found.trajectories}) == len(found.trajectories)
+    assert len({trajectory.name for trajectory in found.trajectories}) == len(found.trajectories)
 
 
 def test_what_this_version_does_not_have_is_left_out_and_said() -> None:
     found = work("sequential", ("sifu", "last"), known=("sifu",))
-    assert {one.method for one in found.trajectories} == {"sifu"}
+    assert {trajectory.method for trajectory in found.trajectories} == {"sifu"}
     assert any("last is not part of this version" in note for note in found.notes)
     limited = work("time-limited", ("sifu",), limit=False)
     assert not limited.trajectories
@@ -112,17 +112,21 @@ def test_what_this_version_does_not_have_is_left_out_and_said() -> None:
 
 def test_only_methods_that_take_a_sigma_are_run_along_sigma() -> None:
     found = work("sigma", ("sifu", "last", "scratch"), presets=("paper",), seeds=(1,))
-    count = {method: sum(one.method == method for one in found.trajectories) for method in ("sifu", "last", "scratch")}
+    count = {
+        method: sum(trajectory.method == method for trajectory in found.trajectories)
+        for method in ("sifu", "last", "scratch")
+    }
     assert count == {"sifu": 6, "last": 1, "scratch": 1}
-    sigmas = sorted(one.terms["sigma"] for one in found.trajectories if one.method == "sifu")
+    sigmas = sorted(trajectory.terms["sigma"] for trajectory in found.trajectories if trajectory.method == "sifu")
     assert sigmas == pytest.approx([0.0005, 0.005, 0.015, 0.05, 0.15, 0.5])
-    assert len({one.training for one in found.trajectories}) == 1
+    assert len({trajectory.training for trajectory in found.trajectories}) == 1
 
 
 def test_scratch_is_also_run_without_a_time_limit() -> None:
     found = work("time-limited", ("sifu", "scratch"), presets=("paper",), seeds=(1,))
     limits = {
-        method: {one.limit for one in found.trajectories if one.method == method} for method in ("sifu", "scratch")
+        method: {trajectory.limit for trajectory in found.trajectories if trajectory.method == method}
+        for method in ("sifu", "scratch")
     }
     assert limits == {"sifu": {0.25, 0.33, 0.5}, "scratch": {0.25, 0.33, 0.5, None}}
 
@@ -130,12 +134,12 @@ def test_scratch_is_also_run_without_a_time_limit() -> None:
 def test_the_scale_experiment_asks_at_the_sigmas_of_the_prototypes() -> None:
     found = work("scale", ("sifu", "scratch"), presets=("ours",), seeds=(1,))
     at = {
-        (v["requests"], v["epsilon"], v["sigma_scale"]): one.terms["sigma"]
-        for one in found.trajectories
-        if one.method == "sifu" and (v := parse_variant(one.variant))["clients"] == "1000"
+        (v["requests"], v["epsilon"], v["sigma_scale"]): trajectory.terms["sigma"]
+        for trajectory in found.trajectories
+        if trajectory.method == "sifu" and (v := parse_variant(trajectory.variant))["clients"] == "1000"
     }
     assert at[("10", "10", "1")] == pytest.approx(0.007, rel=0.01)
     assert at[("10", "1", "0.7")] == pytest.approx(0.0263, rel=0.01)
     assert at[("1x10", "10", "auto")] == "auto"
-    ten = next(one for one in found.trajectories if "requests=1x10" in one.variant)
+    ten = next(trajectory for trajectory in found.trajectories if "requests=1x10" in trajectory.variant)
     assert (ten.requests.count, ten.requests.clients) == (10, 1)

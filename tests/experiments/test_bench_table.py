@@ -48,7 +48,7 @@ def test_a_torn_last_line_is_dropped_and_nothing_before_it(cut: int, tmp_path_fa
     path.write_bytes(kept)
     whole = max(kept.count(b"\n") - 1, 0)
     opened = Table(path, REQUEST_COLUMNS)
-    assert [one["request"] for one in opened.rows] == list(range(1, whole + 1))
+    assert [row["request"] for row in opened.rows] == list(range(1, whole + 1))
     opened.add(row(9))
     assert [one["request"] for one in read_table(path)] == [*range(1, whole + 1), 9]
 

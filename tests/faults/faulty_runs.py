@@ -40,8 +40,8 @@ STOPPED, BROKEN = 75, 1
 def work(folder: Path, job: dict[str, Any]) -> None:
     """The whole job; run again after a fault it goes on."""
     run = sifu.train(job["spec"], run=folder)
-    for one in job["requests"]:
-        run.forget(one["clients"], one["id"], min_level="none", **one["terms"])
+    for request in job["requests"]:
+        run.forget(request["clients"], request["id"], min_level="none", **request["terms"])
     reader = run.reader()
     purged = reader.query("SELECT 1 FROM events WHERE kind = 'purged'")
     reader.close()
@@ -191,7 +191,9 @@ def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
     training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
     work(base / "uninterrupted", job)  # which also imports everything
-    wrong = [f"uninterrupted: {one}" for one in differences(base / "uninterrupted", base / "uninterrupted")]
+    wrong = [
+        f"uninterrupted: {difference}" for difference in differences(base / "uninterrupted", base / "uninterrupted")
+    ]
     names = count_points(base / "counted", job)
     done: dict[str, int] = {}
     number = 0

@@ -151,7 +151,7 @@ class CertificateFile(Target):
         if not found.holds:
             return " / ".join(found.problems)
         said = json.loads(content)
-        assert any(same(said, one) for one in self.meanings), "a changed certificate verifies"
+        assert any(same(said, meaning) for meaning in self.meanings), "a changed certificate verifies"
         return "holds"
 
 

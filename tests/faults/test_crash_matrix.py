@@ -111,6 +111,6 @@ def test_torn_and_reordered_writes_of_models_are_noticed(run_with_requests: Path
             "empty": b"",
         }[damage]
     )
-    assert any(f"node {tip}" in one for one in run.verify().problems)
+    assert any(f"node {tip}" in problem for problem in run.verify().problems)
     with pytest.raises(RunDamagedError):
         run.forget(["client-007"], "next", sigma=0.5)

@@ -173,7 +173,7 @@ def test_what_fuzzing_found_before(run_with_requests: Path, tmp_path: Path, targ
     watch = Watch()
     watch.allowed = str(tmp_path.resolve())
     with tarfile.open(CORPUS / f"{target}.tar.xz") as archive:
-        inputs = [archive.extractfile(one).read() for one in archive.getmembers()]  # type: ignore[union-attr]
+        inputs = [archive.extractfile(getmember).read() for getmember in archive.getmembers()]  # type: ignore[union-attr]
     wrong = [problem for content in inputs if (problem := try_one(made, watch, content)[1])]
     print(f"{target}: {len(inputs)} inputs of the corpus")
     assert len(inputs) >= 6

@@ -66,7 +66,7 @@ class TestEveryMethod:
             assert outcome.rounds == outcome.cost.rounds == rounds_of(method)
             assert run.verify().problems == []
         check_nobody_comes_back(own_run_of_method)
-        assert [one.request for one in run.outcomes()] == ["r1", "r2", "r3"]
+        assert [outcome.request for outcome in run.outcomes()] == ["r1", "r2", "r3"]
 
     @pytest.mark.parametrize("unit", ["client", "joint"])
     @pytest.mark.parametrize("retention", ["paper", "strict"])
@@ -126,7 +126,7 @@ class TestEveryMethod:
         run.request(["client-006"], "b", method=method, sigma=sigma_for(method, 0.2))
         run.request(["client-002", "client-003"], "a", method=method, sigma=sigma_for(method, 0.2))
         outcomes = run.forget()
-        assert [one.request for one in outcomes] == ["b", "a"]
+        assert [outcome.request for outcome in outcomes] == ["b", "a"]
         assert run.verify().problems == []
         check_nobody_comes_back(own_run_of_method)
         assert run.forget() == []

@@ -143,7 +143,7 @@ def test_the_oracle_tells_a_wrong_method_apart(tmp_path: Path, change: str, monk
     if change == "the client stays":
         run.forget(["c1"], method="fed_eraser")
         # The verifier needs no oracle for this one.
-        assert any("updates" in one for one in run.verify().problems)
+        assert any("updates" in problem for problem in run.verify().problems)
         return
     run.forget(["c1"], method="fed_accum" if change == "no calibration" else "fed_eraser")
     assert not np.allclose(released(run, tmp_path), plain.model, rtol=1e-4)
@@ -199,7 +199,7 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
     for sigma in ("auto", 0.5, 1e6):
         plan = run.plan(["c4"], sigma=sigma)
         assert (plan.source_node, plan.noise_std, plan.level, plan.psi) == (0, 0.0, "exact", 0.0)
-        assert any("heuristic" in one for one in plan.notes)
+        assert any("heuristic" in note for note in plan.notes)
 
     # Without the rule: c4 has not taken part since the calibrated model, so that model would pass for untouched.
     with monkeypatch.context() as patched:
@@ -238,7 +238,7 @@ def test_a_heuristic_breaks_no_earlier_certificate(
     with monkeypatch.context() as patched:
         patched.setattr("sifu.methods.stored_updates.promises_broken", lambda *arguments: [])
         sifu.open_run(forced).forget(["client-001"], method=method)
-    assert any("whose certificate that breaks" in one for one in sifu.open_run(forced).verify().problems)
+    assert any("whose certificate that breaks" in problem for problem in sifu.open_run(forced).verify().problems)
     # From a fresh model on nothing holds the client any more, and nothing is broken.
     run.forget(["client-002"], method="scratch")
     for client in ("client-001", "client-003"):
@@ -261,7 +261,7 @@ def test_noise_of_training_does_not_cover_a_replay(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patched:
         patched.setattr("sifu.methods.stored_updates.promises_broken", lambda *arguments: [])
         sifu.open_run(forced).forget(["client-001"], method="fed_accum")
-    assert any("whose certificate that breaks" in one for one in sifu.open_run(forced).verify().problems)
+    assert any("whose certificate that breaks" in problem for problem in sifu.open_run(forced).verify().problems)
     run.forget(["client-003"], method="scratch")
     run.forget(["client-001"], method="fed_accum")
     assert run.verify().problems == []
@@ -276,7 +276,7 @@ def test_what_other_methods_may_say_after_a_replay(tmp_path: Path, method: str) 
         run.plan(["client-001"], method="last")
     plan = run.plan(["client-001"], method="dp")
     assert (plan.level, plan.psi) == ("none", np.inf)
-    assert [one.name for one in plan.premises if one.status == "failed"] == ["history"]
+    assert [premise.name for premise in plan.premises if premise.status == "failed"] == ["history"]
     with pytest.raises(NotCertifiableError, match="stored updates"):
         run.forget(["client-001"], method="dp")
     for client, other in enumerate(("dp", "fine_tuning"), start=1):
@@ -310,12 +310,12 @@ def test_no_byte_of_a_forgotten_clients_updates_stays(tmp_path: Path, method: st
     for client in (3, 7):
         tensors = list(stored_tensors(run.folder, client))
         assert tensors
-        assert all(one in everything_on_disk(run.folder) for one in tensors), "the search finds what is there"
+        assert all(tensor in everything_on_disk(run.folder) for tensor in tensors), "the search finds what is there"
         run.forget(
             [f"client-{client:03d}"], method=method, retention=retention, sigma=sigma_for(method, 0.1), min_level="none"
         )
         content = everything_on_disk(run.folder)
-        assert not any(one in content for one in tensors)
+        assert not any(tensor in content for tensor in tensors)
         assert list(stored_tensors(run.folder, client)) == []
         assert run.verify().problems == []
 

@@ -40,7 +40,7 @@ class TestLast:
         run = sifu.open_run(own_trained)
         plan = run.plan(["client-001", "client-004"], method="last")
         view = RunView(run.reader())
-        psi = max(view.curve(one).one(view.path.tip) for one in plan.subjects)
+        psi = max(view.curve(subject).one(view.path.tip) for subject in plan.subjects)
         needed = psi * exact_multiplier(10.0, 0.01)
         assert plan.level == "proven"
         assert plan.source_node == view.path.nodes[-1].node
@@ -257,8 +257,8 @@ def test_methods_are_listed(cli: Command) -> None:
     listed = cli("methods", "--format", "json").json["methods"]
     assert [one["name"] for one in listed] == list(METHODS)
     text = cli("methods").out
-    for one in METHODS.values():
-        assert one.info.name in text
+    for value in METHODS.values():
+        assert value.info.name in text
 
 
 def test_the_report_shows_requests_of_every_method(noised_run: Path, tmp_path: Path) -> None:

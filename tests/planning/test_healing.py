@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows_of(run: Path, subset: str = HEALED) -> list[EvaluationRow]:
     """The evaluations of rehearsed rounds."""
     reader = sifu.open_run(run).reader()
-    found = [one for one in reader.evaluations() if one.subset.startswith(subset)]
+    found = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(subset)]
     reader.close()
     return found
 
@@ -185,7 +185,7 @@ def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> N
     reader.close()
     assert tip.node.position >= 2 * LEAST_TRAINING
     assert len(rows) == 4
-    assert {one.node for one in rows.values()} == {tip.node.node}
+    assert {value.node for value in rows.values()} == {tip.node.node}
     spec = SPEC if isinstance(SPEC, Spec) else Spec.from_mapping(SPEC)
     engine, _ = engine_from_spec(spec, clients_from_spec(spec))
     everybody = np.arange(60)

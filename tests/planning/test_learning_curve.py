@@ -72,7 +72,11 @@ def test_training_ends_with_a_rehearsal_on_the_tip(trained: Path) -> None:
     noises.sort(key=lambda pair: pair[0])
     sigmas = [sigma for sigma, _ in noises]
     np.testing.assert_allclose([s * math.sqrt(view.parameters) / row.distance for s in sigmas], list(RATIOS))
-    plain = next(one for one in view.reader.evaluations() if one.node == row.node.node and one.subset == ACTIVE)
+    plain = next(
+        evaluation
+        for evaluation in view.reader.evaluations()
+        if evaluation.node == row.node.node and evaluation.subset == ACTIVE
+    )
     rises = [one.loss - plain.loss for _, one in noises]
     assert 0.0 < rises[0] < rises[1] < rises[2]
     for sigma, rise in zip(sigmas, rises, strict=True):
@@ -112,8 +116,14 @@ def test_a_rehearsal_measures_the_trace_of_the_hessian() -> None:
 
 def test_the_same_training_rehearses_the_same(trained: Path, tmp_path: Path) -> None:
     again = sifu.train(SPEC, run=tmp_path / "run")
-    first = [one for one in sifu.open_run(trained).reader().evaluations() if one.subset.startswith(REHEARSED)]
-    assert [one for one in again.reader().evaluations() if one.subset.startswith(REHEARSED)] == first
+    first = [
+        evaluation
+        for evaluation in sifu.open_run(trained).reader().evaluations()
+        if evaluation.subset.startswith(REHEARSED)
+    ]
+    assert [
+        evaluation for evaluation in again.reader().evaluations() if evaluation.subset.startswith(REHEARSED)
+    ] == first
 
 
 def without_rows(run: Path, folder: Path, subset: str) -> Path:

@@ -77,8 +77,10 @@ def test_without_a_target_nothing_is_predicted_but_a_noise_is_chosen(tmp_path: P
 
 def test_auto_takes_the_option_that_promises_fewest_rounds(trained: Path) -> None:
     plan = sifu.open_run(trained).plan(["client-001"], epsilon=30.0)
-    best = min(one.expected for one in plan.options)
-    chosen = next(one for one in plan.options if (one.depth, one.noise_std) == (plan.source_depth, plan.noise_std))
+    best = min(option.expected for option in plan.options)
+    chosen = next(
+        option for option in plan.options if (option.depth, option.noise_std) == (plan.source_depth, plan.noise_std)
+    )
     assert chosen.expected <= 1.1 * best
     assert plan.predicted_rounds <= 0.95 * plan.scratch_rounds
 
@@ -88,13 +90,13 @@ def test_every_option_is_allowed_and_leads_to_its_node(trained: Path) -> None:
     plan = run.plan(["client-001"])
     view = RunView(run.reader())
     exposures = view.exposures(plan.subjects)
-    for one in plan.options:
-        assert is_allowed(exposures, one.depth, one.noise_std, plan.order)
-        if one.noise_std > 0.0:
-            assert run.plan(["client-001"], sigma=one.noise_std).source_depth == one.depth
+    for option in plan.options:
+        assert is_allowed(exposures, option.depth, option.noise_std, plan.order)
+        if option.noise_std > 0.0:
+            assert run.plan(["client-001"], sigma=option.noise_std).source_depth == option.depth
             # Negative control: a little less noise does not reach the node.
-            less = run.plan(["client-001"], sigma=one.noise_std / SIGMA_LADDER / 1.001)
-            assert less.source_depth < one.depth
+            less = run.plan(["client-001"], sigma=option.noise_std / SIGMA_LADDER / 1.001)
+            assert less.source_depth < option.depth
 
 
 def test_auto_falls_back_to_the_initial_model_where_noise_would_drown_it(trained: Path) -> None:
@@ -262,7 +264,7 @@ def test_advice_before_training() -> None:
 )
 def test_advice_suggests_what_to_change(sections: dict, words: str) -> None:
     answer = advise(Spec.from_mapping(small_spec(**sections)), pilot_rounds=3)
-    assert any(words in one for one in answer.suggestions), answer.suggestions
+    assert any(words in suggestion for suggestion in answer.suggestions), answer.suggestions
 
 
 def test_the_plan_itself_is_always_among_the_noises_shown(
@@ -273,9 +275,9 @@ def test_the_plan_itself_is_always_among_the_noises_shown(
     plan = sifu.open_run(after_one).plan(["client-002"])
     assert len(plan.options) > 3
     monkeypatch.setattr(plans, "thinned", lambda options: [options[0], options[-1]])
-    for one in plan.options:
-        plans.print_curve(dataclasses.replace(plan, source_depth=one.depth, noise_std=one.noise_std))
-        assert f"{plans.number(one.noise_std)} *" in capsys.readouterr().out
+    for option in plan.options:
+        plans.print_curve(dataclasses.replace(plan, source_depth=option.depth, noise_std=option.noise_std))
+        assert f"{plans.number(option.noise_std)} *" in capsys.readouterr().out
 
 
 def test_the_command_line_shows_it_all(after_one: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def replayed(run: Run) -> Evidence:
         assert evidence.missed == 0
         assert set(evidence.deviations) == set(reader.models())
         assert set(evidence.deviations.values()) == {0.0}
-        assert all(one.as_recorded for one in evidence.noise.values())
+        assert all(value.as_recorded for value in evidence.noise.values())
         return evidence
 
 

@@ -72,7 +72,7 @@ def traces(folder: Path, client: int) -> dict[int, float]:
         found = {}
         for node in on_disk(folder):
             view = RunView(reader, tip=node)
-            subject = next(one for one in view.earlier_subjects() if client in one.clients)
+            subject = next(subject for subject in view.earlier_subjects() if client in subject.clients)
             (exposure,) = view.exposures([subject])
             if not is_covered(view.path, view.path.tip, subject):
                 found[node] = exposure.curve.one(view.path.tip)

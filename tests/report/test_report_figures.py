@@ -85,7 +85,7 @@ def test_a_long_history_leaves_lanes_out_and_says_so(busy: ReportData) -> None:
 def words_of(figure: Any) -> list[Any]:
     """Every word of a figure but the labels of ticks, of which matplotlib also has some that it does not draw."""
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
-    found = [*figure.texts, *(text for one in legends for text in one.get_texts())]
+    found = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
     for axes in figure.axes:
         found += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes._left_title]
     return [one for one in found if one.get_text()]
@@ -122,7 +122,7 @@ def test_the_history_is_that_of_the_run(busy: ReportData) -> None:
     assert (fresh.source, fresh.start) == (None, 0)
     assert reserved.source is not None
     assert busy.branches[0].active_until == -1  # Scratch left the first training behind
-    active = sum(max(0, one.active_until) for one in busy.branches)
+    active = sum(max(0, branch.active_until) for branch in busy.branches)
     assert history_message(busy).startswith(f"After 4 requests, {active} rounds lead")
     assert busy.trace.x[-1] == busy.rounds_in_all == 6 * 5
 
@@ -143,7 +143,7 @@ def test_rounds_are_compared_where_both_reached_the_target(busy: ReportData) -> 
     data = replace(stretched(busy, 3, 10), target=0.9)
     assert rounds_message(data) == "Forgetting took 30 rounds, from scratch it takes 120: 4.0x fewer"
     assert verdict(data) == "3 requests, 3 clients forgotten, all certified as proven; 30 rounds instead of 120."
-    stopped = replace(data, requests=tuple(replace(one, scratch_reached=False) for one in data.requests))
+    stopped = replace(data, requests=tuple(replace(request, scratch_reached=False) for request in data.requests))
     assert "instead of at least 120" in verdict(stopped)
 
 
@@ -154,7 +154,7 @@ def test_a_fixed_number_of_rounds_compares_nothing(busy: ReportData) -> None:
 
 
 def test_rounds_that_did_not_reach_the_target_are_never_compared(busy: ReportData) -> None:
-    short = tuple(replace(one, reached=False) for one in busy.requests)
+    short = tuple(replace(request, reached=False) for request in busy.requests)
     data = replace(busy, requests=short)
     assert "fewer" not in rounds_message(data)
     assert "instead of" not in verdict(data)

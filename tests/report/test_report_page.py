@@ -89,8 +89,8 @@ def test_the_page_names_every_request_its_level_and_its_clients(
 ) -> None:
     _, _, page = busy_page
     data = collect(busy_run)
-    assert [one.request for one in data.requests] == ["first", "joint-one", "fresh", "reserved", "later"]
-    assert {one.level for one in data.requests} == {"proven", "exact", None}
+    assert [request.request for request in data.requests] == ["first", "joint-one", "fresh", "reserved", "later"]
+    assert {request.level for request in data.requests} == {"proven", "exact", None}
     ids = {attributes.get("id") for _, attributes in page.elements}
     for one in data.requests:
         assert f"request-{one.request}" in ids
@@ -220,8 +220,8 @@ def test_nothing_is_written_to_the_database(busy_run: Path, monkeypatch: pytest.
     monkeypatch.setattr(sqlite3, "connect", watched)
     collect(busy_run)
     assert statements
-    assert {one.split()[0] for one in statements} <= {"SELECT", "PRAGMA", "BEGIN", "COMMIT"}
-    assert sum(one.startswith("BEGIN") for one in statements) == 1
+    assert {statement.split()[0] for statement in statements} <= {"SELECT", "PRAGMA", "BEGIN", "COMMIT"}
+    assert sum(statement.startswith("BEGIN") for statement in statements) == 1
 
 
 def test_where_the_page_goes(plain_run: Path, tmp_path: Path) -> None:

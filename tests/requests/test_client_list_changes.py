@@ -23,9 +23,9 @@ def test_two_changes_at_once_do_not_overwrite_each_other(tmp_path: Path) -> None
     add(tmp_path / "run", "a", "key of a")
     with WriterLock(tmp_path / "run" / LOCK_FILE), pytest.raises(RunBusyError):
         add(tmp_path / "run", "b", "key of b")
-    assert [one.name for one in listed_clients(tmp_path / "run")] == ["a"]
+    assert [client.name for client in listed_clients(tmp_path / "run")] == ["a"]
     add(tmp_path / "run", "b", "key of b")
-    assert [one.name for one in listed_clients(tmp_path / "run")] == ["a", "b"]
+    assert [client.name for client in listed_clients(tmp_path / "run")] == ["a", "b"]
 
 
 def test_a_change_between_the_first_event_of_a_run_and_its_list_keeps_the_others(own_trained: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_change_between_the_first_event_of_a_run_and_its_list_keeps_the_others
     entries = [{"name": f"client-00{k}", "key": f"key {k}", "status": "allowed"} for k in range(3)]
     (own_trained / CLIENTS_FILE).write_text(json.dumps(entries))
     assert ask_for_change(own_trained, {"do": "block", "name": "client-001"})
-    found = [(one.name, one.status) for one in listed_clients(own_trained)]
+    found = [(client.name, client.status) for client in listed_clients(own_trained)]
     assert found == [("client-000", "allowed"), ("client-001", "blocked"), ("client-002", "allowed")]
 
 

@@ -122,7 +122,7 @@ def scalars_of(folder: Path, client: str) -> list[bytes]:
 
 
 def live_pages(folder: Path, patterns: list[bytes]) -> dict[str, int]:
-    return {name: sum(content.count(one) for one in patterns) for name, content in raw(folder).items()}
+    return {name: sum(content.count(pattern) for pattern in patterns) for name, content in raw(folder).items()}
 
 
 def test_scalars_stay_in_the_auditors_record_alone(kept: Path) -> None:
@@ -144,7 +144,7 @@ def test_deleted_rows_leave_nothing_in_free_pages(kept: Path) -> None:
     run = sifu.open_run(kept)
     run.forget([F], "strictly", sigma=0.5, retention="strict")
     left = [struct.pack(">d", value) for (value,) in query(kept, "SELECT psi_max FROM models")]
-    gone = [one for one in patterns if one not in left]
+    gone = [pattern for pattern in patterns if pattern not in left]
     assert gone
     assert holding(kept, gone) == []
 
@@ -158,7 +158,7 @@ def test_without_writing_the_database_anew_the_log_tells(kept: Path, monkeypatch
     keeper.execute("SELECT COUNT(*) FROM models").fetchone()
     sifu.open_run(kept).forget([F], "strictly", sigma=0.5, retention="strict")
     left = [struct.pack(">d", value) for (value,) in query(kept, "SELECT psi_max FROM models")]
-    assert holding(kept, [one for one in patterns if one not in left])
+    assert holding(kept, [pattern for pattern in patterns if pattern not in left])
     keeper.close()
 
 
@@ -257,7 +257,7 @@ def test_a_purge_that_erased_too_little_is_caught(kept: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(erasure, "to_purge", lazy)
         run.purge()
-    assert any("purge" in one for one in run.verify().problems)
+    assert any("purge" in problem for problem in run.verify().problems)
     assert any("purged" in one for one in verify(kept))
 
 

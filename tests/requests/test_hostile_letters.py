@@ -88,7 +88,7 @@ def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
     (inbox / "request.folder.json").mkdir()
     (inbox / "request.endless.json").symlink_to("/dev/zero")
     os.mkfifo(inbox / "request.pipe.json")
-    strange = sorted(one.name for one in inbox.iterdir())
+    strange = sorted(path.name for path in inbox.iterdir())
     assert letters(own_trained) == []
     assert not any_letters(own_trained)
     post(own_trained, "request", "a", TERMS)
@@ -99,7 +99,7 @@ def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
     finally:
         writer.close()
     assert query(own_trained, "SELECT request, status FROM requests") == [("a", "received")]
-    assert sorted(one.name for one in inbox.iterdir()) == strange
+    assert sorted(path.name for path in inbox.iterdir()) == strange
     assert verify_run(own_trained).problems == []
 
 
@@ -213,7 +213,7 @@ def test_trouble_with_the_disk_does_not_refuse_a_letter(
     try:
         with pytest.raises(expected):
             take_in(writer)
-        assert [one.id for one in letters(own_trained)] == ["a"]
+        assert [letter.id for letter in letters(own_trained)] == ["a"]
         assert take_in(writer) == []
     finally:
         writer.close()

@@ -90,17 +90,19 @@ def test_a_refused_request_that_is_carried_out_all_the_same_is_caught(own_traine
     writer = RunWriter.open(own_trained)
     writer.record("request refused", {"request": "a", "actor": "mallory", "reason": "x"})
     writer.close()
-    assert any("makes it refused, but it was done" in one for one in run.verify().problems)
+    assert any("makes it refused, but it was done" in problem for problem in run.verify().problems)
 
 
 def test_a_deadline_is_shown_with_what_is_overdue(own_trained: Path, cli: Command) -> None:
     assert cli("request", own_trained, "--clients", "client-003", "--id", "late", "--deadline", "0").code == 0
     assert cli("request", own_trained, "--clients", "client-004", "--id", "usual").code == 0
-    requests = {one["request"]: one for one in cli("status", own_trained, "--format", "json").json["requests"]}
+    requests = {
+        request["request"]: request for request in cli("status", own_trained, "--format", "json").json["requests"]
+    }
     received = datetime.datetime.fromisoformat(requests["usual"]["received"])
     assert datetime.datetime.fromisoformat(requests["usual"]["deadline"]) - received == datetime.timedelta(days=30)
     assert not requests["usual"]["overdue"]
-    rows = {one.request: one for one in sifu.open_run(own_trained).reader().requests()}
+    rows = {request.request: request for request in sifu.open_run(own_trained).reader().requests()}
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=5)
     assert is_overdue(rows["late"], later)
     assert not is_overdue(rows["usual"], later)
@@ -188,8 +190,8 @@ def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for one in threads:
         one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.join()
     assert sorted(answers) == [f"r-{number}" for number in range(4)]
     # Whoever found the run in use left a letter; status names it, and the next writer takes it in.
     run = sifu.open_run(own_trained)

@@ -30,8 +30,8 @@ MOST_ATTEMPTS = 400
 def work(folder: Path, spec: dict[str, Any], requests: list[dict[str, Any]]) -> None:
     """The whole job; run again after a kill it goes on."""
     run = sifu.train(spec, run=folder)
-    for one in requests:
-        run.forget(one["clients"], one["id"], min_level="none", **one["terms"])
+    for request in requests:
+        run.forget(request["clients"], request["id"], min_level="none", **request["terms"])
 
 
 class Countdown:

@@ -43,7 +43,7 @@ def test_a_change_by_hand_is_not_hidden_by_what_was_remembered(own_trained: Path
     connection.commit()
     connection.close()
     assert run.plan(["client-003"], sigma=0.3).source_node != before.source_node
-    assert any("clients" in one for one in run.verify().problems)
+    assert any("clients" in problem for problem in run.verify().problems)
     with pytest.raises(RunDamagedError, match="changed by hand"):
         run.forget(["client-003"], sigma=0.3)
 

@@ -152,7 +152,9 @@ def test_a_bad_reply_changes_nothing(name: str) -> None:
     found = engine.run_round(model, PLACE, ACTIVE)
     honest = hostile(lambda one: [])
     expected = honest.run_round(model, PLACE, ACTIVE)
-    assert [(one.client, one.reason, one.left_out) for one in found.rejections] == [("client-003", reason, True)]
+    assert [(rejection.client, rejection.reason, rejection.left_out) for rejection in found.rejections] == [
+        ("client-003", reason, True)
+    ]
     assert found.model.tobytes() == expected.model.tobytes()
     assert found.participants.tolist() == [c for c in ACTIVE.tolist() if c != VICTIM]
     assert found.drifts.tobytes() == expected.drifts.tobytes()
@@ -166,7 +168,7 @@ def test_a_stray_reply_changes_nothing(name: str) -> None:
     model = engine.initial_model(0)
     found = engine.run_round(model, PLACE, ACTIVE)
     expected = hostile(lambda one: [one]).run_round(model, PLACE, ACTIVE)
-    assert [(one.reason, one.left_out) for one in found.rejections] == [(reason, False)]
+    assert [(rejection.reason, rejection.left_out) for rejection in found.rejections] == [(reason, False)]
     assert found.model.tobytes() == expected.model.tobytes()
     assert found.participants.tolist() == ACTIVE.tolist()
 
@@ -178,9 +180,9 @@ def test_a_round_can_be_dropped_whole(name: str) -> None:
     found = engine.run_round(model, PLACE, ACTIVE)
     assert found.model.tobytes() == model.tobytes()
     assert found.participants.size == 0
-    reasons = [one.reason for one in found.rejections]
+    reasons = [rejection.reason for rejection in found.rejections]
     assert reasons.count("round dropped") == ACTIVE.size - 1
-    assert all(one.left_out for one in found.rejections)
+    assert all(rejection.left_out for rejection in found.rejections)
 
 
 @pytest.mark.parametrize("name", ["NaN", "wrong shape", "absurd samples"])
@@ -216,7 +218,9 @@ def test_a_client_whose_own_data_diverge_is_left_out(rule: Any) -> None:
     engine = SimulatedFederation(clients, "least_squares", LocalTraining(0.05, 6), replies=ReplyRules(rule))
     found = engine.run_round(engine.initial_model(0), Position(0, 0), np.arange(4))
     assert np.isfinite(found.model).all()
-    assert [one.client for one in found.rejections if one.reason in ("not finite", "too large")] == ["c2"]
+    assert [rejection.client for rejection in found.rejections if rejection.reason in ("not finite", "too large")] == [
+        "c2"
+    ]
     assert found.participants.tolist() == ([0, 1, 3] if rule == "reply" else [])
 
 
@@ -263,7 +267,7 @@ def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> 
         with sqlite3.connect(path) as connection:
             connection.execute(change)
         connection.close()
-        assert any("rejections" in one for one in run.verify().problems), change
+        assert any("rejections" in problem for problem in run.verify().problems), change
 
 
 @given(st.floats(0.01, 2.0), st.floats(0.5, 2.0), st.integers(0, 5))

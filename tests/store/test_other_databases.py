@@ -37,7 +37,7 @@ def test_an_older_database_cannot_spend_a_budget_twice(own_trained: Path, tmp_pa
     before = files_of(own_trained)
     with pytest.raises(RunDamagedError, match="an older state was put back"):
         sifu.open_run(own_trained).forget(["client-001"], "second", sigma=1.0)
-    assert any("an older state was put back" in one for one in sifu.open_run(own_trained).verify().problems)
+    assert any("an older state was put back" in problem for problem in sifu.open_run(own_trained).verify().problems)
     assert files_of(own_trained).keys() >= before.keys()
 
 
@@ -68,7 +68,7 @@ def test_the_wrong_database_deletes_no_models(own_trained: Path, tmp_path: Path)
 def test_a_certificate_of_another_run_is_named(own_run: Path) -> None:
     path = next((own_run / "certificates").glob("*.public.json"))
     shutil.copy(path, own_run / "certificates" / "stranger.public.json")
-    assert any("stranger.public.json" in one for one in sifu.open_run(own_run).verify().problems)
+    assert any("stranger.public.json" in problem for problem in sifu.open_run(own_run).verify().problems)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_files_are_private_under_any_umask(tmp_path: Path, mask: int) -> None:
         os.umask(before)
     paths = [tmp_path / "b.zip", *tmp_path.glob("run/**/*"), *tmp_path.glob("again/**/*")]
     assert len(paths) > 30
-    wrong = [one for one in paths if stat.S_IMODE(one.lstat().st_mode) != (0o700 if one.is_dir() else 0o600)]
+    wrong = [path for path in paths if stat.S_IMODE(path.lstat().st_mode) != (0o700 if path.is_dir() else 0o600)]
     assert wrong == []
 
 

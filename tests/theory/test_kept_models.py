@@ -47,7 +47,7 @@ def test_one_level_keeps_at_most_one_model_a_client(seed: int, share: float) -> 
     path, count = path_of(run), len(run.federation.clients)
     curves = [client_curve(path, part_of(run.federation, run.records, c)) for c in range(count)]
     level = share * float(np.median([curve.one(path.tip) for curve in curves]))
-    if level == 0.0 or not all(one.regularity.absent(path.server_rate) >= 1.0 for one in path.nodes[1:]):
+    if level == 0.0 or not all(node.regularity.absent(path.server_rate) >= 1.0 for node in path.nodes[1:]):
         return
     tracker, everyone, kept = SensitivityTracker(count), np.arange(count), {0}
     for depth, record in enumerate(run.records):

@@ -55,7 +55,7 @@ def test_fine_tuning_looks_perfect_all_the_same() -> None:
     """It fits the remaining rows as well as retraining does: no accuracy shows the trace."""
     federation = regression()
     run = train(federation, [frozenset([FORGOTTEN])], [list(range(CLIENTS))] * 40, np.zeros(FEATURES))
-    for model in (keep_training(federation, one, 1500) for one in run.models[-1]):
+    for model in (keep_training(federation, model, 1500) for model in run.models[-1]):
         for index, client in enumerate(federation.clients):
             if index != FORGOTTEN:
                 np.testing.assert_allclose(client.rows @ model, client.targets, atol=0.02)
@@ -76,7 +76,7 @@ def test_rollback_and_noise_hide_the_trace(epsilon: float, delta: float, sigma: 
     else:
         assert (distance / sigma) ** 2 <= choice.charges[0] <= 1.0 / subject.multiplier**2
     # Going on without the client is post-processing: the distance to hide does not grow again.
-    later = [keep_training(federation, one, 200) for one in run.models[choice.depth]]
+    later = [keep_training(federation, model, 200) for model in run.models[choice.depth]]
     assert np.linalg.norm(later[0] - later[1]) <= distance + 1e-12
 
 

@@ -54,7 +54,7 @@ def draw_federation(generator: np.random.Generator, family: str) -> Federation:
         rate = float(generator.choice((0.1, 0.5, 1.3, 2.5))) / beta
     elif family == "momentum convex":
         momentum = float(generator.choice((0.3, 0.9, 0.99)))
-        rate = share * largest_momentum_step(max(one.steps for one in clients), momentum) / beta * (1.0 - 1e-8)
+        rate = share * largest_momentum_step(max(client.steps for client in clients), momentum) / beta * (1.0 - 1e-8)
     elif family == "momentum smooth":
         momentum, nesterov = float(generator.choice((0.3, 0.9))), bool(generator.random() < 0.5)
         rate = float(generator.choice((0.02, 0.1, 0.5))) / beta
@@ -123,7 +123,7 @@ def test_tracker_and_history_agree(family: str, seed: int) -> None:
         curve = client_curve(path, part_of(run.federation, run.records, client))
         offline = curve.at(np.arange(len(path)))
         all_ones = path.constant_when_absent and run.federation.server_rate <= 1.0
-        if all_ones and all(one.factor == 1.0 for one in run.federation.regularities):
+        if all_ones and all(regularity.factor == 1.0 for regularity in run.federation.regularities):
             assert offline.tolist() == online[:, client].tolist()
         np.testing.assert_allclose(offline, online[:, client], rtol=1e-12, atol=0.0)
 
@@ -147,9 +147,14 @@ def test_classes_are_reached() -> None:
         for seed in range(30):
             federation = draw_run(seed, family, rounds=1).federation
             profiles = [federation.profile(i) for i in range(len(federation.clients))]
-            seen.add((family, classify(profiles, np.array([one.factor for one in federation.regularities]), False)))
+            seen.add(
+                (
+                    family,
+                    classify(profiles, np.array([regularity.factor for regularity in federation.regularities]), False),
+                )
+            )
             if family == "averaged" and federation.weight_decay == 0.0:
-                alphas = [one.averagedness for one in federation.regularities]
+                alphas = [regularity.averagedness for regularity in federation.regularities]
                 if federation.server_rate * max(alphas) <= 1.0 - 1e-9:
                     seen.add(("averaged", "L is 1 with g > 1"))
     assert {
@@ -170,9 +175,9 @@ def test_the_largest_certified_rate_is_certified(seed: int, momentum: float) -> 
     rate = largest_certified_rate([probe.profile(i) for i in range(5)], momentum)
     assert rate is not None
     at_rate = Federation("logistic", clients, rate, momentum=momentum)
-    assert all(one.factor == 1.0 for one in at_rate.regularities)
+    assert all(regularity.factor == 1.0 for regularity in at_rate.regularities)
     beyond = Federation("logistic", clients, rate * 1.001, momentum=momentum)
-    assert any(one.factor > 1.0 for one in beyond.regularities)
+    assert any(regularity.factor > 1.0 for regularity in beyond.regularities)
 
 
 # Equality: one dimension, quadratics of known curvature, the removed client always pulls to the same side.

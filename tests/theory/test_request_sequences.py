@@ -124,8 +124,8 @@ class Operator:
             self.audits.append(Audit(Subject(number, group, multiplier, scope, self.orders, 0.0, reserve)))  # type: ignore[arg-type]
         self.active -= set(clients)
         path = self.active_path()
-        exposures = self.exposures(path, [one.subject for one in self.audits])
-        psi = max(one.curve.one(path.tip) for one in exposures[-len(groups) :])
+        exposures = self.exposures(path, [audit.subject for audit in self.audits])
+        psi = max(exposure.curve.one(path.tip) for exposure in exposures[-len(groups) :])
         sigma = max(multiplier * psi * share, 1e-9)
         kept = sorted({0, *np.flatnonzero(self.generator.random(len(path)) < 0.6).tolist()})
         choice = choose_node(exposures, kept, sigma, self.orders)
@@ -200,7 +200,7 @@ def broken_promises(operator: Operator, *, every_scope_is_all: bool = False) -> 
             found.append(f"subject {subject.subject}: really lost {truth:.4g} of {budget:.4g}")
         if (subject.scope == "all" or every_scope_is_all) and charged > budget:
             found.append(f"subject {subject.subject}: charged {charged:.4g} of {budget:.4g}")
-        if any(one > budget * (1.0 + 1e-6) for one in audit.true_costs):
+        if any(cost > budget * (1.0 + 1e-6) for cost in audit.true_costs):
             found.append(f"subject {subject.subject}: one release alone exceeds the budget")
     return found
 
@@ -224,14 +224,14 @@ def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, se
 def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> None:
     """Against a brute force over every kept depth, with the inequality of docs/theory.md, section 9.1 written out."""
     for _, exposures, kept, choice in play(seed, family):
-        order = max(one.subject.order for one in exposures)
+        order = max(exposure.subject.order for exposure in exposures)
         sigma = choice.noise_std
 
         def allowed(depth: int, sigma: float, exposures: list[Exposure] = exposures, order: int = order) -> bool:
-            for one in exposures:
-                subject, path = one.subject, one.curve.path
+            for exposure in exposures:
+                subject, path = exposure.subject, exposure.curve.path
                 edges = [d for d, node in enumerate(path.nodes) if node.kind == "noise" and node.order >= subject.order]
-                psi = 0.0 if any(d <= depth for d in edges) else one.curve.one(depth)
+                psi = 0.0 if any(d <= depth for d in edges) else exposure.curve.one(depth)
                 budget = subject.multiplier**-2 * (1.0 - (subject.reserve if subject.order == order else 0.0))
                 used = subject.used if subject.scope == "all" else 0.0
                 if psi > 0.0 and used + (psi / sigma) ** 2 > budget * (1.0 + 1e-12):
@@ -352,10 +352,10 @@ def test_control_half_the_noise_is_caught() -> None:
     caught = False
     for operator, *_ in play(LATEST_RULE_SEED, "tight", scope="all"):
         for audit in operator.audits:
-            audit.true_costs = [4.0 * one for one in audit.true_costs]
+            audit.true_costs = [4.0 * cost for cost in audit.true_costs]
         caught = caught or bool(broken_promises(operator))
         for audit in operator.audits:
-            audit.true_costs = [one / 4.0 for one in audit.true_costs]
+            audit.true_costs = [cost / 4.0 for cost in audit.true_costs]
     assert caught
 
 

@@ -40,8 +40,8 @@ def test_composition_agrees_with_dp_accounting() -> None:
     found = ratio([10] * 4, rounds, 3.0)
     multipliers = [3.0 * math.sqrt(sum(n * n for n in one)) / (2 * 10) for one in rounds]
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=1e-4)
-    for one in multipliers:
-        accountant.compose(dp_accounting.GaussianDpEvent(one), 25)
+    for multiplier in multipliers:
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier), 25)
     composed = found * 5.0  # 25 times each round
     assert gaussian_epsilon(composed, 1e-3) == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-3)
     assert delta_reached(2.0, 1 / composed) == pytest.approx(accountant.get_delta(2.0), rel=1e-2)

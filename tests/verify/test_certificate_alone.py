@@ -42,11 +42,13 @@ def test_every_honest_certificate_holds_by_itself(tmp_path: Path, method: str, r
 
 
 def without(*names: str) -> Change:
-    return lambda body: body | {"premises": [one for one in body["premises"] if one["name"] not in names]}
+    return lambda body: body | {"premises": [premise for premise in body["premises"] if premise["name"] not in names]}
 
 
 def premise(name: str, **values: str) -> Change:
-    return lambda body: body | {"premises": [one | values if one["name"] == name else one for one in body["premises"]]}
+    return lambda body: (
+        body | {"premises": [premise | values if premise["name"] == name else premise for premise in body["premises"]]}
+    )
 
 
 FALSE: dict[str, tuple[str, Change]] = {
@@ -80,10 +82,11 @@ OF_THE_AUDITOR: dict[str, tuple[str, Change]] = {
     "a larger psi_star": ("psi_star", lambda b: b | {"psi_star": 2 * b["psi_star"]}),
     "a smaller psi": ("the largest of the subjects", lambda b: b | {"psi": 0.5 * b["psi"]}),
     "a larger budget": (
-        "the budget", lambda b: b | {"subjects": [one | {"budget": 10 * one["budget"]} for one in b["subjects"]]}
+        "the budget",
+        lambda b: b | {"subjects": [subject | {"budget": 10 * subject["budget"]} for subject in b["subjects"]]},
     ),
     "another subject": (
-        "subjects hides", lambda b: b | {"subjects": [one | {"clients": ["x"]} for one in b["subjects"]]}
+        "subjects hides", lambda b: b | {"subjects": [subject | {"clients": ["x"]} for subject in b["subjects"]]}
     ),
     "no subject": ("subjects hides", lambda b: b | {"subjects": []}),
     "less noise than the budget needs": ("psi_star", lambda b: b | {"sigma": 0.1 * b["sigma"]}),
@@ -119,7 +122,7 @@ def test_control_a_certificate_signed_again_holds(run_with_requests: Path, tmp_p
 def test_a_text_names_nobody(run_with_requests: Path, tmp_path: Path) -> None:
     """In a text every part of it is found."""
     path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"clients": "client-0007"})
-    assert any("does not name 'client-000'" in one for one in audit_client("client-000", path).problems)
+    assert any("does not name 'client-000'" in problem for problem in audit_client("client-000", path).problems)
 
 
 def test_a_certificate_that_does_not_hold_promises_nothing(run_with_requests: Path, tmp_path: Path) -> None:

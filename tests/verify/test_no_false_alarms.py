@@ -42,7 +42,7 @@ def false_alarms(seeds: range, folder: Path) -> list[str]:
         problems = verify_run(run).problems + verify(run)
         for path in sorted((run / "certificates").glob("*.json")):
             problems += verify_certificate(path).problems
-        found += [f"run {seed}: {one}" for one in problems]
+        found += [f"run {seed}: {problem}" for problem in problems]
     print(f"false alarms: {len(found)} on {len(seeds)} untouched runs")
     return found
 

@@ -522,7 +522,7 @@ def test_another_key_is_noticed(run_with_requests: Path, cli: Any) -> None:
     assert verify_run(run_with_requests, right).holds
     wrong = "00" * 32
     found: Verification = verify_run(run_with_requests, wrong)
-    assert any("key" in one for one in found.problems)
+    assert any("key" in problem for problem in found.problems)
     certificate = next((run_with_requests / "certificates").iterdir())
     assert verify_certificate(certificate, right).holds
     assert not verify_certificate(certificate, wrong).holds

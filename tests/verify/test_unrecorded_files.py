@@ -68,14 +68,14 @@ def test_a_kill_in_mid_rollback_is_noted_until_the_next_writer(kept: Path, cli: 
     assert any(one.startswith("updates") for one in left)
     found = verify_run(kept)
     assert found.problems == []
-    assert {one.file for one in found.leftovers} == left
-    assert all("dropped it" in one.why for one in found.leftovers)
+    assert {leftover.file for leftover in found.leftovers} == left
+    assert all("dropped it" in leftover.why for leftover in found.leftovers)
     answer = cli("verify", kept)
     assert answer.code == 0
     assert "as an interrupted command leaves them" in " ".join(answer.out.split())
     told = json.loads(cli("verify", kept, "--format", "json").out)
     assert told["holds"] is True
-    assert {one["file"] for one in told["leftovers"]} == left
+    assert {leftover["file"] for leftover in told["leftovers"]} == left
     RunWriter.open(kept).close()
     assert not any((kept / one).exists() for one in left)
     found = verify_run(kept)
@@ -90,11 +90,11 @@ def test_an_erased_model_that_came_back_is_no_leftover(kept: Path) -> None:
     sifu.open_run(kept).forget()
     assert verify_run(kept).problems == []
     (kept / name).write_bytes(stolen)
-    assert any(name in one and "erased" in one for one in verify_run(kept).problems)
+    assert any(name in problem and "erased" in problem for problem in verify_run(kept).problems)
     (kept / name).unlink()
     for other in ("models/9999.safetensors", "models/.tmp-9999.safetensors", "updates/9999.0.0.safetensors"):
         (kept / other).write_bytes(stolen)
-        assert any(other in one and name in one for one in verify_run(kept).problems), other
+        assert any(other in problem and name in problem for problem in verify_run(kept).problems), other
         (kept / other).unlink()
     assert verify_run(kept).problems == []
 
@@ -129,7 +129,7 @@ def test_an_erasure_for_good_that_was_cut_short_fails_until_it_is_finished(kept:
     assert left
     found = verify_run(kept)
     assert all(any(name in problem and "permanently" in problem for problem in found.problems) for name in left)
-    assert any(one.startswith("erasure: ") for one in found.problems)
+    assert any(problem.startswith("erasure: ") for problem in found.problems)
     assert found.leftovers == []
     assert cli("verify", kept).code == 3
     RunWriter.open(kept).close()
@@ -142,7 +142,7 @@ def test_a_log_that_still_holds_pages_is_named(kept: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "scrub_database", lambda connection: False)
         assert not sifu.open_run(kept).purge().complete
-    assert [one.partition(":")[0] for one in verify_run(kept).problems] == ["erasure"]
+    assert [problem.partition(":")[0] for problem in verify_run(kept).problems] == ["erasure"]
     assert sifu.open_run(kept).purge().complete
     assert verify_run(kept).problems == []
 
@@ -168,7 +168,7 @@ def test_an_erasure_that_never_began_is_a_leftover(kept: Path) -> None:
     (kept / SCRUB_FILE).touch()
     found = verify_run(kept)
     assert found.problems == []
-    assert [one.file for one in found.leftovers] == [SCRUB_FILE]
+    assert [leftover.file for leftover in found.leftovers] == [SCRUB_FILE]
 
 
 def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None:
@@ -181,7 +181,7 @@ def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None
     assert len(found.notes) == 1
     for name in ("models/007.safetensors", "models/notes.txt", "updates/1.0.7.safetensors"):
         (kept / name).write_bytes(b"no file of ours")
-        assert any(name in one for one in verify_run(kept).problems), name
+        assert any(name in problem for problem in verify_run(kept).problems), name
         (kept / name).unlink()
 
 
@@ -190,7 +190,7 @@ def test_a_kill_before_certificates_are_written_is_noted(kept: Path) -> None:
     killed_after(kept, "request done", forget())
     found = verify_run(kept)
     assert found.problems == []
-    assert sum("is not there yet" in one for one in found.notes) == 2
+    assert sum("is not there yet" in note for note in found.notes) == 2
     RunWriter.open(kept).close()
     assert verify_run(kept).notes == []
     sifu.open_run(kept).rotate_key()  # from now on the file can only have been taken away

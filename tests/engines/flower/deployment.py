@@ -128,10 +128,10 @@ def descendants(parent: int) -> list[int]:
 def running(parent: int, program: str) -> list[int]:
     """Those processes under `parent` that run a program."""
     found = []
-    for one in descendants(parent):
+    for descendant in descendants(parent):
         with contextlib.suppress(OSError):
-            if program.encode() in Path(f"/proc/{one}/cmdline").read_bytes():
-                found.append(one)
+            if program.encode() in Path(f"/proc/{descendant}/cmdline").read_bytes():
+                found.append(descendant)
     return found
 
 

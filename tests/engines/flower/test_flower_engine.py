@@ -42,7 +42,7 @@ def test_rounds_agree_with_the_embedded_engine(name: str) -> None:
     model = embedded.initial_model(0)
     np.testing.assert_array_equal(model, flower.initial_model(0))
     assert embedded.layout == flower.layout
-    assert [one.name for one in embedded.clients] == [one.name for one in flower.clients]
+    assert [client.name for client in embedded.clients] == [client.name for client in flower.clients]
     for a, b in zip(embedded.clients, flower.clients, strict=True):
         assert a.samples == b.samples
         assert a.curvature == (None if b.curvature is None else pytest.approx(b.curvature, rel=1e-12))
@@ -89,7 +89,7 @@ def _wrong_sender(grid: object, node: int) -> None:
 def test_whoever_is_lost_late_or_wrong_was_absent_and_that_is_recorded() -> None:
     embedded, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
     nodes = {flower.clients[k].name: 9000 - 7 * k for k in range(8)}
-    names = [one.name for one in flower.clients]
+    names = [client.name for client in flower.clients]
     _wrong_sender(grid, nodes[names[1]])
     grid.trouble[nodes[names[2]]] = lambda message: None
     grid.trouble[nodes[names[4]]] = lambda message: _changed(grid.answer(message), lambda one: one * np.nan)
@@ -102,19 +102,19 @@ def test_whoever_is_lost_late_or_wrong_was_absent_and_that_is_recorded() -> None
     expected = embedded.run_round(model, Position(0, 0), np.array([0, 3]))
     np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
     np.testing.assert_allclose(found.drifts, expected.drifts, rtol=1e-6)
-    told = {one.client: one.what for one in flower.take_incidents()}
+    told = {incident.client: incident.what for incident in flower.take_incidents()}
     assert set(told) == {names[k] for k in (1, 2, 7)}
     assert "error 5" in told[names[1]]
     assert "no answer within" in told[names[2]]
     assert "not there" in told[names[7]]
-    refused = {one.client: (one.reason, one.left_out) for one in found.rejections}
+    refused = {rejection.client: (rejection.reason, rejection.left_out) for rejection in found.rejections}
     assert refused == {
         names[4]: ("not finite", True), names[5]: ("wrong shape", True), names[6]: ("wrong samples", True),
     }  # fmt: skip
     assert flower.take_incidents() == []
     with pytest.raises(NobodyAnsweredError, match="did not answer"):
         flower.local_updates(model, Position(0, 0), np.array([4]), 1)
-    assert [one.what for one in flower.take_incidents()] == ["its reply was refused: not finite"] * 3
+    assert [incident.what for incident in flower.take_incidents()] == ["its reply was refused: not finite"] * 3
 
 
 @pytest.mark.parametrize("rule", ["stop", "round"])
@@ -129,7 +129,7 @@ def test_a_refused_reply_stops_the_run_or_drops_the_round_as_the_spec_says(rule:
     found = flower.run_round(model, Position(0, 0), everyone(flower))
     assert found.participants.size == 0
     np.testing.assert_array_equal(found.model, model)
-    assert [one.reason for one in found.rejections] == ["too large", *["round dropped"] * 7]
+    assert [rejection.reason for rejection in found.rejections] == ["too large", *["round dropped"] * 7]
 
 
 def _changed(reply: Message, change: object, samples: int | None = None) -> Message:

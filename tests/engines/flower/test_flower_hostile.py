@@ -107,7 +107,9 @@ def test_a_hostile_node_changes_nothing(name: str) -> None:
     assert found.participants.tolist() == others.tolist()
     expected = embedded.run_round(model, Position(0, 0), others)
     np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
-    said = [one.client for one in found.rejections] + [one.client for one in flower.take_incidents()]
+    said = [rejection.client for rejection in found.rejections] + [
+        incident.client for incident in flower.take_incidents()
+    ]
     assert flower.clients[VICTIM].name in said
 
 

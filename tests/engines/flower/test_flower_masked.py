@@ -168,7 +168,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
                 assert set(record) == {"key"}
             if isinstance(record, MetricRecord):
                 assert set(record) <= {"num-examples", "fits", "drift", "branch", "round"}
-    samples = sum(one.samples for one in masked.clients)
+    samples = sum(client.samples for client in masked.clients)
     fixed = FixedPoint.of(model, samples)
     assert readable_subsets(grid, fixed, samples) == [8]
     # The words of one client tell nothing of its update: all 64 bits are fair coins (5 standard deviations).
@@ -209,7 +209,7 @@ def test_who_is_not_ready_was_absent_and_who_fails_later_drops_the_round() -> No
     expected = embedded.run_round(model, Position(0, 0), found.participants)
     np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
     np.testing.assert_allclose(found.drifts, expected.drifts, rtol=1e-9)
-    assert [one.client for one in masked.take_incidents()] == [masked.clients[2].name]
+    assert [incident.client for incident in masked.take_incidents()] == [masked.clients[2].name]
     _when(grid, node_of(2), MASKED_TRAIN, lambda message: None)
     found = masked.run_round(model, Position(0, 1), everyone(masked))
     assert found.participants.size == 0
@@ -338,7 +338,7 @@ def test_a_masked_run_forgets_and_has_the_same_psi_and_says_what_is_assumed(tmp_
     a, b = (sifu.open_run(one.run_folder).plan([name]) for one in (plain, masked))
     assert (a.source_node, a.wanted_node) == (b.source_node, b.wanted_node)
     assert b.level == "conditional"
-    assert any("masked round" in str(one) for one in b.premises)
+    assert any("masked round" in str(premise) for premise in b.premises)
     sifu.open_run(masked.run_folder).request([name], "one")
     masked.grid.sent.clear()
     assert masked.serve() == ["one"]
@@ -370,7 +370,7 @@ def test_a_lost_report_makes_psi_unbounded_for_that_client_alone(tmp_path: Path)
     run = sifu.open_run(fed.run_folder)
     reader = run.reader()
     part = reader.participation()
-    told = [json.loads(one.payload)["incidents"] for one in reader.events() if one.kind == "incidents"]
+    told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
     assert int((part.clients == 4).sum()) == 14
     assert [(one["round"], one["client"]) for many in told for one in many] == [(6, fed.data[4].name)]

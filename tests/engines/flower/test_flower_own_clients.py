@@ -93,7 +93,9 @@ def test_clients_of_any_kind_take_part_forget_and_are_conditional(tmp_path: Path
         expected = sum(w * (expected + 0.5 * (t - expected)) for w, t in zip(weights, TARGETS, strict=True))
     np.testing.assert_allclose(reader.load_model(reader.tip), expected, atol=1e-12)
     # Two of them know nothing of several models at once: all are rehearsed with one by one.
-    assert [one.samples for one in reader.evaluations() if one.subset.startswith(REHEARSED)] == [100] * 3
+    assert [evaluation.samples for evaluation in reader.evaluations() if evaluation.subset.startswith(REHEARSED)] == [
+        100
+    ] * 3
     reader.close()
     run.request(["site-2"], "one")
     assert serve_on_flower(grid, settings, make, HASTY) == ["one"]
@@ -190,7 +192,7 @@ def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.Monke
     assert load(context).name == "client-001"
     assert callable(app)
     assert server is not None
-    for name in [one for one in sys.modules if one.partition(".")[0] == "federation"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "federation"]:
         monkeypatch.delitem(sys.modules, name)
 
 

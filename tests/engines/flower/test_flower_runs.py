@@ -140,8 +140,8 @@ def test_an_automatic_sigma_is_planned_as_on_the_embedded_engine(tmp_path: Path,
         expected.source_node, expected.predicted_rounds, expected.predicted_interval, expected.scratch_rounds,
         expected.level,
     )  # fmt: skip
-    assert [(one.depth, one.predicted_rounds, one.predicted_interval) for one in plan.options] == [
-        (one.depth, one.predicted_rounds, one.predicted_interval) for one in expected.options
+    assert [(option.depth, option.predicted_rounds, option.predicted_interval) for option in plan.options] == [
+        (option.depth, option.predicted_rounds, option.predicted_interval) for option in expected.options
     ]
 
 
@@ -197,9 +197,9 @@ def test_who_does_not_rehearse_rounds_holds_up_nobody(tmp_path: Path, answer: st
 def healed(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
     """Samples, accuracy and loss after rehearsed rounds, by their number and whether there was noise."""
     reader = sifu.open_run(folder).reader()
-    rows = [one for one in reader.evaluations() if one.subset.startswith(HEALED)]
+    rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(HEALED)]
     reader.close()
-    places = [one.subset.removeprefix(HEALED).split(":") for one in rows]
+    places = [row.subset.removeprefix(HEALED).split(":") for row in rows]
     return {
         (rounds, float(sigma) > 0.0): (one.samples, one.accuracy, one.loss)
         for (rounds, sigma), one in zip(places, rows, strict=True)
@@ -209,9 +209,9 @@ def healed(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
 def rehearsed(folder: Path) -> list[tuple[float, float, float, float]]:
     """Sigma, samples, accuracy and loss of the rehearsal."""
     reader = sifu.open_run(folder).reader()
-    rows = [one for one in reader.evaluations() if one.subset.startswith(REHEARSED)]
+    rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(REHEARSED)]
     reader.close()
-    return [(float(one.subset.removeprefix(REHEARSED)), one.samples, one.accuracy, one.loss) for one in rows]
+    return [(float(row.subset.removeprefix(REHEARSED)), row.samples, row.accuracy, row.loss) for row in rows]
 
 
 @pytest.mark.parametrize("answer", ["silence", "nonsense", "too few", "not a number"])
@@ -236,7 +236,7 @@ def test_who_does_not_rehearse_holds_up_nobody(tmp_path: Path, answer: str) -> N
     flower.serve()
     assert [one[1] for one in rehearsed(flower.run_folder)] == [11 * 12] * 3
     reader = sifu.open_run(flower.run_folder).reader()
-    told = [json.loads(one.payload)["incidents"] for one in reader.events() if one.kind == "incidents"]
+    told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
     assert [one["client"] for many in told for one in many] == [flower.data[2].name]
     # If nobody rehearses, training is done all the same; plans then rest on the law.
@@ -272,8 +272,8 @@ def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_
     assert done[0] == "first"
     run = sifu.open_run(fed.run_folder)
     outcomes = run.outcomes()
-    assert [one.clients for one in outcomes] == [(names[2],), (names[5],)]
-    assert {one.level for one in outcomes} <= {"proven", "exact", "conditional"}
+    assert [outcome.clients for outcome in outcomes] == [(names[2],), (names[5],)]
+    assert {outcome.level for outcome in outcomes} <= {"proven", "exact", "conditional"}
     assert run.verify().problems == []
     assert not list((fed.run_folder / "inbox").iterdir())
     for path in (fed.run_folder / "certificates").iterdir():
@@ -346,7 +346,7 @@ def test_certified_runs_refuse_without_keys_and_demos_are_capped(tmp_path: Path)
     for method in ("sifu", "scratch"):
         plan = run.plan([name], method=method)
         assert plan.level == "conditional"
-        assert any(one.name == "identity" and one.status == "assumed" for one in plan.premises)
+        assert any(premise.name == "identity" and premise.status == "assumed" for premise in plan.premises)
     with pytest.raises(InputError, match="sifu clients add"):
         serve_on_flower(fed.grid, strict, patience=HASTY)
 
@@ -386,7 +386,7 @@ def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
         ask_for_change(fed.run_folder, {"do": "add", "name": names[0], "key": key})
     fed.serve()
     assert not (fed.run_folder / "clients.json").exists()
-    assert [one.name for one in listed_clients(fed.run_folder)] == names
+    assert [client.name for client in listed_clients(fed.run_folder)] == names
     sifu.open_run(fed.run_folder).request([names[1]], "one")
     with pytest.raises(InputError, match="asked to be forgotten"):
         ask_for_change(fed.run_folder, {"do": "replace", "name": names[1], "key": key})
@@ -432,7 +432,7 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
     fed, late = joined_federation(tmp_path, "retraining early", forget_first)
     run = sifu.open_run(fed.run_folder)
     reader = run.reader()
-    assert [one.name for one in reader.clients()] == [one.name for one in fed.data]
+    assert [client.name for client in reader.clients()] == [one.name for one in fed.data]
     assert len(reader.joined()) == 1
     part = reader.participation()
     took_part = set(part.nodes[part.clients == 11].tolist())
@@ -488,11 +488,11 @@ def test_a_newcomer_that_would_lower_what_is_proven_is_refused_and_recorded(
     monkeypatch.setattr(ReadyClient, "profile", steep)
     fed, late = joined_federation(tmp_path)
     reader = sifu.open_run(fed.run_folder).reader()
-    refused = [json.loads(one.payload) for one in reader.events() if one.kind == "client refused"]
+    refused = [json.loads(event.payload) for event in reader.events() if event.kind == "client refused"]
     assert [(one["client"], "smoothness" in one["reason"]) for one in refused] == [(late, True)]
     assert len(reader.clients()) == 11
     reader.close()
-    assert late not in {one.name for one in listed_clients(fed.run_folder)}
+    assert late not in {client.name for client in listed_clients(fed.run_folder)}
     assert sifu.open_run(fed.run_folder).verify().problems == []
 
 
@@ -506,7 +506,7 @@ def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) ->
     fed.grid.add(gone, app, key)
     fed.serve({("training", 6): lambda: fed.grid.apps.pop(gone)})
     reader = sifu.open_run(fed.run_folder).reader()
-    told = [json.loads(one.payload)["incidents"] for one in reader.events() if one.kind == "incidents"]
+    told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
     # Eight rounds, and the one that is rehearsed with three models.
     assert [one["round"] for many in told for one in many] == [*range(6, 14), 14, 14, 14]
@@ -564,7 +564,7 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
     assert run.request_signed(good) == "own"
     reader = run.reader()
     kinds = [event.kind for event in reader.events()]
-    assert [one.clients for one in reader.requests()] == [(names[6],)]
+    assert [request.clients for request in reader.requests()] == [(names[6],)]
     reader.close()
     assert kinds.count("letter refused") == 5
     assert [refusal.what for refusal in run.status().refused] == [

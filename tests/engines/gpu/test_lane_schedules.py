@@ -22,7 +22,7 @@ SIZES = np.array([[6, 5, 3, 6, 2, 4, 6], [1, 2, 3, 4, 5, 6, 6]])
 
 def tables(seeds: tuple[int, ...] = (3, 9)) -> LaneTables:
     def keys(purpose: str) -> torch.Tensor:
-        return torch.from_numpy(np.array([base_key(one, purpose) for one in seeds], dtype=np.uint64).view(np.int64))
+        return torch.from_numpy(np.array([base_key(seed, purpose) for seed in seeds], dtype=np.uint64).view(np.int64))
 
     rows = np.arange(2 * CLIENTS).reshape(2, CLIENTS, 1) * MOST + np.arange(MOST)
     rows = np.where(np.arange(MOST) < SIZES[..., None], rows, -1)

@@ -56,7 +56,7 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
     """Lanes of one group against each federation by itself."""
     engines = lane_engines(federations, data, DEVICE)
     active = np.arange(len(federations[0].clients))[1:]
-    start = [one.initial_model(0).astype(np.float64) for one in federations]
+    start = [federation.initial_model(0).astype(np.float64) for federation in federations]
     stop = StopSpec(0.0, 0, rounds, 2)
 
     def work(place: int) -> Callable[[], Rounds]:

@@ -138,7 +138,7 @@ def test_gradients_are_autograds(network):
     x = torch.randn((6, *network.input_shape), dtype=torch.float64, generator=generator)
     y = torch.randint(0, network.outputs, (6,), generator=generator)
     nn.functional.cross_entropy(module(x), y).backward()
-    expected = nn.utils.parameters_to_vector(one.grad for one in module.parameters())
+    expected = nn.utils.parameters_to_vector(parameter.grad for parameter in module.parameters())
     order = pass_order(network)
     assert torch.equal(order.sort().values, torch.arange(network.parameters))
     parameters = parameter_views(

@@ -102,5 +102,5 @@ def test_it_is_an_engine(make_federation):
     facts = engine.facts
     assert (facts.local_rate, facts.momentum, facts.weight_decay) == (0.1, 0.5, 0.1)
     assert (facts.batch_size, facts.server_rate, facts.dtype) == (4, 0.5, "float64")
-    assert [one.name for one in engine.clients] == [f"client-{i}" for i in range(5)]
-    assert all(one.local_steps == 5 for one in engine.clients)
+    assert [client.name for client in engine.clients] == [f"client-{i}" for i in range(5)]
+    assert all(client.local_steps == 5 for client in engine.clients)

@@ -71,7 +71,7 @@ def random_problem(seed: int, make_clients):
     }
     model = LinearModel(kind, features, outputs)
     probe = SimulatedFederation(clients, model, LocalTraining(1.0, **options))
-    beta = max(one.smoothness for one in probe.clients)
+    beta = max(client.smoothness for client in probe.clients)
     rate = 1.99 / beta * float(generator.choice([1.0, 1.0, 0.1]))
     training = LocalTraining(rate, weight_decay=float(generator.choice([0.0, 1e-3 * beta])), **options)
     server_rate = float(generator.choice([0.5, 1.0, 1.7]))

@@ -94,10 +94,10 @@ def test_beta_bounds_the_true_hessian(kind):
 
 def test_the_engine_reports_curvature_of_linear_models_only(make_federation):
     linear = make_federation(weight_decay=0.2)
-    assert all(one.curvature == 0.2 and one.smoothness > 0.2 for one in linear.clients)
+    assert all(client.curvature == 0.2 and client.smoothness > 0.2 for client in linear.clients)
     assert linear.facts.smooth_model
     network = make_federation(model="mlp")
-    assert all(one.curvature is None and one.smoothness is None for one in network.clients)
+    assert all(client.curvature is None and client.smoothness is None for client in network.clients)
     assert not network.facts.smooth_model
 
 
