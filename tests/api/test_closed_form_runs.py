@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import independent_verifier
 import sifu
 from forged_runs import rebuild_chain
 from run_tools import copy_run, query, run_cli, spec_for, state
@@ -80,6 +81,33 @@ def test_forgetting_leaves_the_very_bits_of_a_run_that_never_had_the_client(
     assert kept_sum(folder / "forgot").digest() == kept_sum(folder / "never").digest()
     np.testing.assert_array_equal(head_of(folder / "forgot"), head_of(folder / "never"))
     assert run.verify().problems == never.verify().problems == []
+
+
+@pytest.mark.parametrize("keep", ["clients", "sum"])
+def test_joining_and_leaving_in_any_order_gives_the_bits_of_those_who_are_there(tmp_path: Path, keep: str) -> None:
+    clients, spec = table_clients(9), TABLE | {"keep": {"statistics": keep}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients[:6])
+    run.forget(["c1"])
+    assert sifu.open_run(tmp_path / "run", clients=clients[:8]).join() == ["c6", "c7"]
+    run = sifu.open_run(tmp_path / "run", clients=clients[:8])
+    assert run.verify().problems == []
+    run.request(["c4"], "waits")
+    run.forget(["c7", "c0"], "now")
+    run = sifu.open_run(tmp_path / "run", clients=clients)
+    assert run.join() == ["c8"]
+    assert run.join() == []
+    assert query(tmp_path / "run", "SELECT COUNT(*) FROM nodes WHERE kind = 'round'") == [(5,)]
+    run.forget()
+    assert run.verify().problems == []
+    assert independent_verifier.verify(tmp_path / "run") == []
+    sifu.train(spec, run=tmp_path / "never", clients=[clients[k] for k in (2, 3, 5, 6, 8)])
+    assert kept_sum(tmp_path / "run").digest() == kept_sum(tmp_path / "never").digest()
+
+
+def test_nobody_joins_a_model_trained_in_rounds_this_way(tmp_path: Path) -> None:
+    run = sifu.train({"data": {"clients": 4}, "stop": {"max_rounds": 1}}, run=tmp_path / "run")
+    with pytest.raises(InputError, match="softmax"):
+        run.join()
 
 
 def test_float64_sums_are_not_the_same_bits() -> None:

@@ -11,13 +11,19 @@ from sifu.api.backups import back_up
 from sifu.api.key_rotation import rotate_key, vouch
 from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
+from sifu.core.identity import check_names
+from sifu.core.spec import RIDGE
 from sifu.errors import InputError, RunDamagedError
 from sifu.launch.federation import way_to_go_on
+from sifu.record.closed_form import RecordedSolve
+from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import ProgressCallback
+from sifu.record.run_view import RunView
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.worker import Worker
 from sifu.store import keys
 from sifu.store.files import model_bytes, write_atomically
+from sifu.store.reader import JOINED
 from sifu.verify.anchor import anchor_of
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.operator_keys import keys_of
@@ -66,6 +72,33 @@ class Run(RunRequests):
             if writer.phase != "ready":
                 raise InputError(f"the run is still {writer.phase}: finish it first, then rebuild its groups")
             return Worker(writer, engine, progress).rebuild_groups()
+
+    def join(self, progress: ProgressCallback | None = None) -> list[str]:
+        """Let the clients join that follow the known ones; a head in closed form is solved again with them.
+
+        Open the run with everyone: `sifu.open_run(folder, clients=[*known, *new]).join()`. Each newcomer sends its
+        statistics once. Returns their names; after an interruption the same call continues.
+        """
+        spec = self.spec
+        if spec.model.kind != RIDGE:
+            raise InputError(
+                f"clients join a head in closed form (model.kind = {RIDGE!r}) this way; this run has "
+                f"{spec.model.kind!r}. On Flower clients join while the server runs"
+            )
+        engine = self.engine(newcomers=True)
+        with self.writer() as writer:
+            check_integrity(writer)
+            if writer.phase != "ready":
+                raise InputError(f"the run is still {writer.phase}: finish it first, then let clients join")
+            new = engine.clients[len(writer.clients()) :]
+            check_names([profile.name for profile in new])
+            for profile in new:
+                with uninterrupted():
+                    writer.record(JOINED, {"client": profile.name}, joined=profile)
+            solve = RecordedSolve(engine, writer, RunView(writer))
+            solve.run("joining", progress)
+            solve.note_standing()
+        return [profile.name for profile in new]
 
     def status(self) -> RunStatus:
         """Clients, rounds, Psi, kept models and requests."""

@@ -70,18 +70,18 @@ class RunFolder:
         with self.reader() as reader:
             return Spec.from_mapping(reader.spec)
 
-    def engine(self) -> Engine:
-        """The engine of this run, built when it is first needed."""
+    def engine(self, *, newcomers: bool = False) -> Engine:
+        """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows."""
         if self._engine is None:
             spec = self.spec
             if self._make_engine is None:
                 self._engine, _ = engine_from_spec(spec, clients_from_spec(spec))
             else:
                 self._engine = self._make_engine(spec)
-            self._check_engine(self._engine)
+            self._check_engine(self._engine, newcomers)
         return self._engine
 
-    def _check_engine(self, engine: Engine) -> None:
+    def _check_engine(self, engine: Engine, newcomers: bool) -> None:
         with self.reader() as reader:
             recorded, layout, facts = reader.clients(), reader.layout, reader.facts
         strange = [name for name in engine.facts.outside if name not in facts.get("outside", ())]
@@ -101,7 +101,8 @@ class RunFolder:
                 f"{engine.layout.shapes}, recorded {layout.names} of {layout.shapes}"
             )
         different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if not _same_client(a, b)]
-        if different or len(recorded) != len(engine.clients):
+        more = len(engine.clients) - len(recorded)
+        if different or more < 0 or (more > 0 and not newcomers):
             raise InputError(
                 f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
                 f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
