@@ -32,6 +32,26 @@ def test_unit_and_standard_are_the_published_formulas():
     np.testing.assert_allclose(standard, (unit - mean) / deviation, rtol=1e-15, atol=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("name", "means", "deviations"),
+    [
+        ("fashion_mnist", (0.5,), (0.5,)),
+        ("cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("cifar100", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("mnist", (0.1307,), (0.3081,)),
+    ],
+)
+def test_the_authors_scaling_is_the_one_in_their_code(name, means, deviations):
+    """Black, grey and white by hand; for FashionMNIST -1, 51/127.5 - 1 and 1."""
+    images = np.array([0, 51, 255], dtype=np.uint8).reshape(3, 1, 1, 1).repeat(len(means), axis=3)
+    scaled = scale_features(name, images, flat=True, normalise="authors")
+    for channel, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
+        expected = [-mean / deviation, (0.2 - mean) / deviation, (1 - mean) / deviation]
+        np.testing.assert_allclose(scaled[:, channel], expected, rtol=1e-14)
+    other = scale_features(name, images, flat=True, normalise="standard")
+    assert np.allclose(scaled, other) == (name == "mnist")  # where theirs differ from the published ones, it shows
+
+
 def test_flat_is_the_torch_order_of_channels_first_images():
     images = np.random.default_rng(0).integers(0, 256, (3, 5, 4, 3), dtype=np.uint8)
     kept = scale_features("celeba", images, flat=False, dtype="float32")

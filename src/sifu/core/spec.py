@@ -46,8 +46,8 @@ class DataSpec:
         "iid", "iid, one_class, dirichlet (see alpha), identity (whole people), given (client ids in an npz)"
     )
     alpha: float = _key(0.1, "concentration of the dirichlet partition; small is unequal")
-    normalise: Literal["unit", "standard"] = _key(
-        "unit", "unit scales to [0, 1]; standard also centres, by fixed published constants"
+    normalise: Literal["unit", "standard", "authors"] = _key(
+        "unit", "unit scales to [0, 1]; standard also centres, by published constants; authors by those of their code"
     )
     folder: str = _key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
     file: str = _key("", "the file of name = npz")
@@ -71,12 +71,16 @@ class ModelSpec:
         "cnn_cifar10",
         "cnn_cifar100",
         "cnn_celeba",
+        "authors_cifar10",
+        "authors_cifar100",
+        "authors_celeba",
         "ridge",
         "python",
     ] = _key(
         "softmax",
         "softmax, logistic, least_squares (can be proven); ridge (in closed form: exact, one round, see [ridge]); mlp, "
-        "cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, cnn_cifar100, cnn_celeba (conditional at best)",
+        "cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, cnn_cifar100, cnn_celeba, as its authors' code has them "
+        "authors_cifar10, authors_cifar100, authors_celeba (conditional at best)",
     )
     outputs: int = _key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = _key("zeros", "zeros or random; linear models only")
@@ -150,6 +154,9 @@ class StopSpec:
     min_rounds: int = _key(1, "never stop before this many rounds")
     max_rounds: int = _key(2000, "always stop after this many rounds")
     evaluate_every: int = _key(1, "rounds between evaluations")
+    evaluation: Literal["fixed", "authors"] = _key(
+        "fixed", "fixed: every evaluate_every rounds; authors: every 20, and more often close to the target"
+    )
 
 
 @dataclass(frozen=True)

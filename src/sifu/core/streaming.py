@@ -8,7 +8,7 @@ streamed round by round. What comes out is the same; a consumer that has enough 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -30,9 +30,34 @@ def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
     return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)
 
 
-def is_evaluated(stop: StopSpec, rounds: int) -> bool:
-    """Whether the model after `rounds` rounds is evaluated."""
-    return rounds % stop.evaluate_every == 0 or rounds >= stop.max_rounds
+AUTHORS_INTERVALS = ((0.005, 1), (0.01, 2), (0.025, 5), (0.05, 10))
+"""The rule in the code of the paper's authors: within so much of the target, so many rounds between evaluations."""
+AUTHORS_LONGEST_INTERVAL = 20
+
+
+def evaluation_interval(stop: StopSpec, accuracy: float | None) -> int:
+    """Rounds between evaluations; `accuracy` is the latest that was found, None for none.
+
+    >>> rule = StopSpec(target=0.9, evaluation="authors")
+    >>> [evaluation_interval(rule, accuracy) for accuracy in (None, 0.5, 0.86, 0.88, 0.892, 0.897, 0.95)]
+    [20, 20, 10, 5, 2, 1, 1]
+    """
+    if stop.evaluation == "fixed":
+        return stop.evaluate_every
+    if accuracy is None or stop.target == 0.0:
+        return AUTHORS_LONGEST_INTERVAL
+    missing = round(stop.target - accuracy, 12)  # 0.9 - 0.89 is a little less than 0.01
+    return next((rounds for within, rounds in AUTHORS_INTERVALS if missing <= within), AUTHORS_LONGEST_INTERVAL)
+
+
+def is_evaluated(stop: StopSpec, rounds: int, accuracy: float | None = None) -> bool:
+    """Whether the model after `rounds` rounds is evaluated, where `accuracy` is the latest that was found."""
+    return rounds % evaluation_interval(stop, accuracy) == 0 or rounds >= stop.max_rounds
+
+
+def may_be_evaluated(stop: StopSpec, rounds: int) -> bool:
+    """Whether the model after `rounds` rounds is evaluated for some accuracy: what an engine that runs ahead needs."""
+    return stop.evaluation != "fixed" or is_evaluated(stop, rounds)
 
 
 @dataclass(frozen=True)
@@ -40,13 +65,15 @@ class RoundsWanted:
     """What a stream brings along.
 
     `origin` is the model distances are measured from. Client updates come with every round that starts at a
-    position divisible by `updates_every` (0: never), Gram matrices with every round if `want_gram`.
+    position divisible by `updates_every` (0: never), Gram matrices with every round if `want_gram`. `accuracy` is the
+    latest that was found before the first round.
     """
 
     stop: StopSpec
     origin: Floats
     want_gram: bool = False
     updates_every: int = 0
+    accuracy: float | None = None
 
     def wants_updates(self, position: int) -> bool:
         """Whether the round that starts at `position` brings its clients' updates."""
@@ -89,8 +116,22 @@ def stream_rounds(
 ) -> Iterator[StreamedRound]:
     """Rounds of any engine from `model`, each checked to be finite."""
     if isinstance(engine, StreamingEngine):
-        return engine.run_rounds(model, position, active, wanted)
+        rounds = engine.run_rounds(model, position, active, wanted)
+        return rounds if wanted.stop.evaluation == "fixed" else _evaluated_as_due(rounds, position.round, wanted)
     return rounds_one_by_one(engine, model, position, active, wanted, engine.evaluate)
+
+
+def _evaluated_as_due(rounds: Iterator[StreamedRound], start: int, wanted: RoundsWanted) -> Iterator[StreamedRound]:
+    """Rounds of an engine that ran ahead, without the evaluations that the stop rule turned out not to look at."""
+    accuracy = wanted.accuracy
+    for number, streamed in enumerate(rounds, start + 1):
+        if streamed.evaluation is None:
+            yield streamed
+        elif is_evaluated(wanted.stop, number, accuracy):
+            accuracy = streamed.evaluation.accuracy
+            yield streamed
+        else:
+            yield replace(streamed, evaluation=None)
 
 
 def rounds_one_by_one(
@@ -104,6 +145,7 @@ def rounds_one_by_one(
     """Rounds of an engine that runs each when it is taken; `evaluate` may find that nobody answers (None)."""
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on it from round to round
+    accuracy = wanted.accuracy
     for start in range(position.round, wanted.stop.max_rounds):
         result = engine.run_round(
             model,
@@ -118,6 +160,8 @@ def rounds_one_by_one(
                 f"round {start + 1} made a model with NaN or Inf and was rejected: "
                 "lower local.rate; the last good state stays"
             )
+        evaluation = evaluate(model, active) if is_evaluated(wanted.stop, start + 1, accuracy) else None
+        accuracy = accuracy if evaluation is None else evaluation.accuracy
         yield StreamedRound(
             result.participants,
             result.samples,
@@ -126,7 +170,7 @@ def rounds_one_by_one(
             result.rounding,
             norm(model.astype(np.float64) - wanted.origin),
             lambda model=model: model,  # type: ignore[misc]
-            evaluate(model, active) if is_evaluated(wanted.stop, start + 1) else None,
+            evaluation,
             result.gram,
             result.updates,
             result.rejections,

@@ -18,10 +18,10 @@ import numpy as np
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
 
-Normalise = Literal["unit", "standard"]
+Normalise = Literal["unit", "standard", "authors"]
 Split = Literal["train", "test"]
 
-NORMALISATIONS: tuple[Normalise, ...] = ("unit", "standard")
+NORMALISATIONS: tuple[Normalise, ...] = ("unit", "standard", "authors")
 FEATURE_TYPES = ("float32", "float64")
 
 
@@ -50,6 +50,12 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
     }
 )
 """The constants of every named data set; a user's own file has none but the 255 of its bytes."""
+
+_AUTHORS_CIFAR = Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+AUTHORS_SCALES: Mapping[str, Scale] = MappingProxyType(
+    {**SCALES, "fashion_mnist": Scale(255.0, (0.5,), (0.5,)), "cifar10": _AUTHORS_CIFAR, "cifar100": _AUTHORS_CIFAR}
+)
+"""The constants in the code of the paper's authors where they differ from ours, elsewhere ours."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,8 @@ def scale_features(
     """Stored samples as model inputs, by the constants of data set `name` and nothing else.
 
     `unit` divides by the largest value that can be stored (255, or 16 for digits); `standard` then takes
-    away the published mean and divides by the published deviation, channel by channel. Bytes under a name
+    away the published mean and divides by the published deviation, channel by channel; `authors` does so
+    with the constants in the code of the paper's authors. Bytes under a name
     without constants are divided by 255, and floats are left alone. Images come out as (N, C, H, W), or
     flattened in that order, as torch flattens them.
 
@@ -135,11 +142,11 @@ def scale_features(
         raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
     if normalise not in NORMALISATIONS:
         raise InputError(
-            f"normalisation {normalise!r} is not known: write unit (x / largest) or standard (published "
-            "mean and deviation)"
+            f"normalisation {normalise!r} is not known: write unit (x / largest), standard (published "
+            "mean and deviation) or authors (those in the code of the paper's authors)"
         )
-    scale = SCALES.get(name)
-    if scale is None and normalise == "standard":
+    scale = (AUTHORS_SCALES if normalise == "authors" else SCALES).get(name)
+    if scale is None and normalise != "unit":
         raise InputError(
             f"data set {name!r} has no published mean and deviation, so it cannot be standardised without "
             "fitting on clients' data; write normalise = unit, or standardise it beforehand by constants"

@@ -27,6 +27,7 @@ from functools import cached_property
 import numpy as np
 
 from sifu.core.request_terms import RequestTerms
+from sifu.core.streaming import evaluation_interval
 from sifu.planning.first_training import FirstTraining
 from sifu.planning.measure import Measure, measure_of
 from sifu.planning.prediction import Prediction
@@ -141,7 +142,8 @@ class Forecast:
     def _as_evaluated(self, times: Floats) -> Floats:
         """The first round at or after each time at which the stop rule looks."""
         stop = self.view.spec.stop
-        return np.ceil(np.maximum(times, stop.min_rounds) / stop.evaluate_every) * stop.evaluate_every
+        every = evaluation_interval(stop, stop.target)  # by then the accuracy is close to the target
+        return np.ceil(np.maximum(times, stop.min_rounds) / every) * every
 
     def scratch(self) -> Prediction | None:
         """Rounds of Scratch: what the first training took."""

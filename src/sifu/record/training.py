@@ -100,8 +100,12 @@ class RecordedTraining:
         # recomputed from those of the groups.
         self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
         self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
-        on_tip = [row for row in writer.evaluations() if row.node == self._tip.node and row.subset == ACTIVE]
-        self._accuracy: float | None = on_tip[-1].accuracy if on_tip else None
+        here = {row.node.node for row in view.rows if row.node.branch == self._tip.branch}
+        evaluated = [row for row in writer.evaluations() if row.node in here and row.subset == ACTIVE]
+        self._latest_accuracy = evaluated[-1].accuracy if evaluated else None
+        """The latest of this branch, by which the authors' rule says when to look again."""
+        on_tip = bool(evaluated) and evaluated[-1].node == self._tip.node
+        self._accuracy: float | None = self._latest_accuracy if on_tip else None
         self._evaluation: tuple[int, Evaluation] | None = None
         self._pending = _Pending()
         self._committed = time.monotonic()
@@ -123,7 +127,7 @@ class RecordedTraining:
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
         stop = self._stop
-        if self._accuracy is None and is_evaluated(stop, self._tip.position):
+        if self._accuracy is None and is_evaluated(stop, self._tip.position, self._latest_accuracy):
             self._record_evaluation(self.engine.evaluate(self.model, self.active))
         if should_stop(stop, self._tip.position, self._accuracy):
             return True
@@ -149,7 +153,7 @@ class RecordedTraining:
             self.model,
             Position(self._tip.branch, self._tip.position),
             self.active,
-            RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every),
+            RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every, self._latest_accuracy),
         )
 
     @property
@@ -256,6 +260,7 @@ class RecordedTraining:
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
         self._accuracy, self._evaluation = row.accuracy, (self._tip.node, evaluation)
+        self._latest_accuracy = row.accuracy
         self._pending.evaluations.append(row)
 
     def commit(self) -> None:

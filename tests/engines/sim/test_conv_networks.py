@@ -27,9 +27,15 @@ SHAPES = {  # the smallest images that leave something, with odd sizes where a r
     "cnn_cifar10": (3, 19, 18),
     "cnn_cifar100": (3, 20, 21),
     "cnn_celeba": (3, 11, 16),
+    "authors_cifar10": (3, 19, 18),
+    "authors_cifar100": (3, 20, 21),
+    "authors_celeba": (3, 11, 16),
 }
 PAPER = {"cnn_fashion_mnist": (1, 28, 28), "cnn_cifar10": (3, 32, 32), "cnn_cifar100": (3, 32, 32)} | {
-    "cnn_celeba": (3, 64, 64)
+    "cnn_celeba": (3, 64, 64),
+    "authors_cifar10": (3, 32, 32),
+    "authors_cifar100": (3, 32, 32),
+    "authors_celeba": (3, 64, 64),
 }
 MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
@@ -106,9 +112,86 @@ def test_the_papers_parameters():
         "cnn_cifar10": (10, 896 + 18496 + 36928 + 1024 * 64 + 64 + 650),
         "cnn_cifar100": (100, 896 + 18496 + 36928 + 1024 * 256 + 256 + 25700),
         "cnn_celeba": (2, 224 + 1168 + 4640 + 2048 * 2 + 2),
+        "authors_cifar10": (10, 896 + 18496 + 36928 + 1024 * 64 + 64 + 650),
+        "authors_cifar100": (100, 896 + 18496 + 36928 + 1024 * 256 + 256 + 25700),
+        "authors_celeba": (2, 224 + 1168 + 4640 + 2048 * 2 + 2),
     }
     for name, (outputs, parameters) in counted.items():
         assert CONV_NETS[name](PAPER[name], outputs).parameters == parameters
+
+
+def convolved(images: np.ndarray, weight: np.ndarray, bias: np.ndarray, padding: int) -> np.ndarray:
+    """A 3x3 convolution by its definition: out[o, r, c] = bias[o] + sum_ijk w[o, k, i, j] x[k, r + i, c + j]."""
+    x = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    height, width = x.shape[2] - 2, x.shape[3] - 2
+    out = np.zeros((len(x), len(weight), height, width)) + bias[:, None, None]
+    for i, j in itertools.product(range(3), range(3)):
+        out += np.einsum("ok,nkrc->norc", weight[:, :, i, j], x[:, :, i : i + height, j : j + width])
+    return out
+
+
+def pooled(x: np.ndarray) -> np.ndarray:
+    """The maximum of each square of 2x2; an odd last row or column is left out."""
+    height, width = x.shape[2] // 2, x.shape[3] // 2
+    return np.max([x[:, :, i : 2 * height : 2, j : 2 * width : 2] for i in (0, 1) for j in (0, 1)], axis=0)
+
+
+def rectified(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0.0)
+
+
+def by_hand(name: str, x: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
+    """The authors' networks, layer by layer."""
+
+    def conv(x: np.ndarray, number: int, padding: int = 0) -> np.ndarray:
+        return convolved(x, given[f"conv{number}.weight"], given[f"conv{number}.bias"], padding)
+
+    def linear(x: np.ndarray, number: int) -> np.ndarray:
+        return x @ given[f"fc{number}.weight"].T + given[f"fc{number}.bias"]
+
+    if name == "authors_celeba":
+        x = pooled(conv(pooled(conv(pooled(conv(x, 1, 1)), 2, 1)), 3, 1))
+        return linear(x.reshape(len(x), -1), 1)
+    x = pooled(rectified(conv(pooled(rectified(conv(x, 1))), 2)))
+    x = conv(x, 3).reshape(len(x), -1)
+    return linear(rectified(linear(x, 1)), 2)
+
+
+@pytest.mark.parametrize("name", ["authors_cifar10", "authors_cifar100", "authors_celeba"])
+def test_the_authors_networks_are_their_definitions(name):
+    """Scores by hand, by torch and by the passes; the paper's network with all its ReLUs has others (the control)."""
+    network = CONV_NETS[name](PAPER[name], 5)
+    x = np.random.default_rng(2).standard_normal((4, *PAPER[name]))
+    torch.manual_seed(1)
+    module = network().double()
+    given = {key: value.detach().numpy() for key, value in module.named_parameters()}
+    expected = by_hand(name, x, given)
+    np.testing.assert_allclose(module(torch.tensor(x)).detach().numpy(), expected, rtol=0, atol=1e-12)
+
+    flat = nn.utils.parameters_to_vector(module.parameters()).detach()[pass_order(network)]
+    parameters = parameter_views(network, flat)
+    conv_pass = ConvPass(network, 4, torch.float64)
+    conv_pass.forward(
+        padded_images(network, torch.tensor(x)), torch.arange(4), parameters, prepare(network, parameters)
+    )
+    np.testing.assert_allclose(conv_pass.scores.numpy(), expected, rtol=0, atol=1e-12)
+
+    other = CONV_NETS[name.replace("authors", "cnn")](PAPER[name], 5)().double()
+    other.load_state_dict(module.state_dict())
+    assert np.abs(other(torch.tensor(x)).detach().numpy() - expected).max() > 1e-3
+
+
+def test_celebas_last_layer_has_2048_inputs():
+    assert CONV_NETS["authors_celeba"]((3, 64, 64), 2).linear_layers[0].features_in == 2048
+
+
+def test_lanes_refuse_networks_without_relu():
+    from sifu.engines.sim.lanes import lane_engines
+
+    clients = images((3, 16, 16))
+    engine = federation("authors_celeba", clients, "auto", "float32")
+    with pytest.raises(InputError, match="ReLU after every convolution, which the authors' networks do not have"):
+        lane_engines([engine], [clients], "cpu")
 
 
 def test_initial_weights_are_torchs_own():

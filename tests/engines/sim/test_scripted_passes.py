@@ -19,6 +19,8 @@ from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
 
 NETWORKS = [
     CONV_NETS["cnn_cifar10"]((3, 19, 18), 4),
+    CONV_NETS["authors_cifar10"]((3, 19, 18), 4),
+    CONV_NETS["authors_celeba"]((3, 17, 16), 4),
     CONV_NETS["cnn_fashion_mnist"]((1, 7, 8), 4),
     ConvNet((17, 5, 5), (Convolution(4, 1, True), Convolution(20, 1, False)), (5, 6), 4, dropout=0.3),
     ConvNet((2, 6, 7), (Convolution(5, 1, False),), (), 3),

@@ -208,6 +208,11 @@ def slots_for(participation: Participation, clients: int) -> int:
 def _network(federation: SimulatedFederation) -> ConvNet:
     model = federation.model
     if isinstance(model, ModuleModel) and isinstance(model.factory, ConvNet):
+        if not all(layer.relu for layer in model.factory.convolutions):
+            raise InputError(
+                "lanes on a GPU train networks with a ReLU after every convolution, which the authors' networks do not "
+                "have: use device cpu, or the paper's networks (cnn_cifar10, cnn_cifar100, cnn_celeba)"
+            )
         return model.factory
     raise InputError(
         "lanes on a GPU train linear models and the convolutional networks a spec can name; use device cpu for others"

@@ -21,11 +21,12 @@ from sifu.errors import InputError
 
 @dataclass(frozen=True)
 class Convolution:
-    """A 3x3 convolution of stride 1, then ReLU, then 2x2 max pooling if `pool`."""
+    """A 3x3 convolution of stride 1, then ReLU if `relu`, then 2x2 max pooling if `pool`."""
 
     channels_out: int
     padding: int = 0
     pool: bool = True
+    relu: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class ConvLayer:
     padding: int
     pool: bool
     weight_at: int
+    relu: bool = True
 
     @property
     def height(self) -> int:
@@ -154,7 +156,14 @@ class ConvNet:
                     f"{convolution.channels_out} channels and padding {convolution.padding}"
                 )
             layer = ConvLayer(
-                channels, convolution.channels_out, height, width, convolution.padding, convolution.pool, at
+                channels,
+                convolution.channels_out,
+                height,
+                width,
+                convolution.padding,
+                convolution.pool,
+                at,
+                convolution.relu,
             )
             if min(layer.height_out, layer.width_out) < 1:
                 raise InputError(
@@ -207,7 +216,9 @@ class ConvNetModule(nn.Module):
         """Class scores of a batch of images."""
         values = images.unsqueeze(1) if images.dim() == 3 else images
         for number, convolution in enumerate(self._network.convolution_layers, 1):
-            values = functional.relu(self.get_submodule(f"conv{number}")(values))
+            values = self.get_submodule(f"conv{number}")(values)
+            if convolution.relu:
+                values = functional.relu(values)
             if convolution.pool:
                 values = functional.max_pool2d(values, 2)
         values = torch.flatten(values, 1)
@@ -238,6 +249,8 @@ def mlp(input_shape: tuple[int, ...], outputs: int, hidden: int) -> nn.Module:
 
 
 _CIFAR = (Convolution(32), Convolution(64), Convolution(64, pool=False))
+_AUTHORS_CIFAR = (Convolution(32), Convolution(64), Convolution(64, pool=False, relu=False))
+_AUTHORS_CELEBA = tuple(Convolution(channels, 1, relu=False) for channels in (8, 16, 32))
 
 CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
     "cnn": lambda shape, outputs: ConvNet(shape, (Convolution(16, 1), Convolution(32, 1)), (64,), outputs),
@@ -249,8 +262,15 @@ CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
     "cnn_celeba": lambda shape, outputs: ConvNet(
         shape, (Convolution(8, 1), Convolution(16, 1), Convolution(32, 1)), (), outputs
     ),
+    "authors_cifar10": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (64,), outputs),
+    "authors_cifar100": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (256,), outputs),
+    "authors_celeba": lambda shape, outputs: ConvNet(shape, _AUTHORS_CELEBA, (), outputs),
 }
-"""Convolutional networks by their name in a spec: a small one, and those of the paper; they adapt to the images."""
+"""Convolutional networks by their name in a spec: a small one, and those of the paper; they adapt to the images.
+
+In `cnn_...` a ReLU follows every convolution. The code of the paper's authors leaves it out after the third convolution
+for CIFAR-10 and CIFAR-100, and everywhere for CelebA: `authors_...`.
+"""
 
 
 class LinearScores(nn.Module):

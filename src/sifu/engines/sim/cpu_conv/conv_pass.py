@@ -179,7 +179,7 @@ class _Stage(nn.Module):
 
 
 class _Pooled(nn.Module):
-    """Bias, ReLU and the maximum of each tile, from `planes` into `target`.
+    """Bias, ReLU (where there is one) and the maximum of each tile, from `planes` into `target`.
 
     Bias comes after the maximum: adding a number changes no order, and a quarter is left to add it to. The maximum is
     a tournament in which the earlier place wins a tie, as torch's first maximum does; played again backward, it sends
@@ -188,6 +188,7 @@ class _Pooled(nn.Module):
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
         super().__init__()
+        self._relu = layer.relu
         self._target, self._target_gradient = target, target_gradient
         self._left, self._right = planes[:, 0], planes[:, 1]
         self._pairs = torch.empty_like(planes[0])
@@ -198,10 +199,16 @@ class _Pooled(nn.Module):
     def forward(self, bias: Tensor) -> None:
         torch.maximum(self._left, self._right, out=self._pairs)
         torch.maximum(self._upper, self._lower, out=self._top)
-        torch.clamp_min(self._top.add_(bias), 0.0, out=self._target)
+        if self._relu:
+            torch.clamp_min(self._top.add_(bias), 0.0, out=self._target)
+        else:
+            torch.add(self._top, bias, out=self._target)
 
     def backward(self, bias_gradient: Tensor) -> None:
-        torch.ops.aten.threshold_backward(self._target_gradient, self._top, 0.0, grad_input=self._top)
+        if self._relu:
+            torch.ops.aten.threshold_backward(self._target_gradient, self._top, 0.0, grad_input=self._top)
+        else:
+            self._top.copy_(self._target_gradient)
         torch.sum(self._top_rows, 0, out=bias_gradient)
         self._upper.ge_(self._lower).mul_(self._top)
         torch.sub(self._top, self._upper, out=self._lower)
@@ -210,10 +217,14 @@ class _Pooled(nn.Module):
 
 
 class _Plain(nn.Module):
-    """Bias and ReLU without pooling, from `planes` into `target`; what sticks out of the image is left out."""
+    """Bias and ReLU (where there is one) without pooling, from `planes` into `target`.
+
+    What sticks out of the image is left out.
+    """
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
         super().__init__()
+        self._relu = layer.relu
         self._planes, self._target, self._target_gradient = planes, target, target_gradient
         rows, columns = tiles_of(layer)
         samples, outputs = planes.shape[2], layer.channels_out
@@ -224,10 +235,16 @@ class _Plain(nn.Module):
 
     def forward(self, bias: Tensor) -> None:
         torch.add(self._planes, bias, out=self._by_plane)
-        torch.clamp_min(self._inner, 0.0, out=self._target)
+        if self._relu:
+            torch.clamp_min(self._inner, 0.0, out=self._target)
+        else:
+            self._target.copy_(self._inner)
 
     def backward(self, bias_gradient: Tensor) -> None:
-        torch.ops.aten.threshold_backward(self._target_gradient, self._inner, 0.0, grad_input=self._inner)
+        if self._relu:
+            torch.ops.aten.threshold_backward(self._target_gradient, self._inner, 0.0, grad_input=self._inner)
+        else:
+            self._inner.copy_(self._target_gradient)
         for outer in self._outer:
             outer.zero_()
         torch.sum(self._image.flatten(0, 2), 0, out=bias_gradient)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import is_evaluated
+from sifu.core.streaming import may_be_evaluated
 from sifu.engines.sim.gpu.queue import DeviceQueue, Mark
 from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, Schedule, ScheduleDrawer, batches_of, scores
 from sifu.theory.draws import base_key
@@ -372,7 +372,7 @@ class LaneGroup:
             looked = [
                 place
                 for place, stream in enumerate(streams)
-                if ahead <= own[place] and is_evaluated(stream.stop, stream.position.round + ahead)
+                if ahead <= own[place] and may_be_evaluated(stream.stop, stream.position.round + ahead)
             ]
             if looked:
                 chosen = history[ahead].index_select(0, self.queue.upload(np.array(looked)))

@@ -1,0 +1,139 @@
+"""When accuracy is looked at: every so many rounds, or by the rule in the code of the paper's authors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import small_spec
+from sifu.core.engine import Position
+from sifu.core.spec import Spec, StopSpec
+from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated, may_be_evaluated, stream_rounds
+from sifu.errors import InputError
+from sifu.record.progress import Progress
+from sifu.store.reader import RunReader
+
+AUTHORS = StopSpec(target=0.9, max_rounds=60, evaluation="authors")
+
+
+def due(accuracies: list[float]) -> list[int]:
+    """The rounds looked at by hand, where accuracies[n] is that after n rounds."""
+    looked, latest = [], None
+    for rounds, accuracy in enumerate(accuracies):
+        missing = 1.0 if latest is None else 0.9 - latest
+        every = 20
+        for within, shorter in ((0.05, 10), (0.025, 5), (0.01, 2), (0.005, 1)):
+            if missing <= within + 1e-9:
+                every = shorter
+        if rounds % every == 0 or rounds == 60:
+            looked.append(rounds)
+            latest = accuracy
+    return looked
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "every"),
+    [
+        (None, 20),
+        (0.84, 20),
+        (0.85, 10),
+        (0.874, 10),
+        (0.875, 5),
+        (0.889, 5),
+        (0.89, 2),
+        (0.894, 2),
+        (0.895, 1),
+        (0.99, 1),
+    ],
+)
+def test_how_often_is_the_authors_rule(accuracy: float | None, every: int) -> None:
+    assert [rounds for rounds in range(1, 60) if is_evaluated(AUTHORS, rounds, accuracy)] == list(
+        range(every, 60, every)
+    )
+    assert is_evaluated(AUTHORS, 60, accuracy)  # the last round always
+
+
+def test_without_a_target_it_is_every_twenty_rounds() -> None:
+    rule = replace(AUTHORS, target=0.0)
+    assert [rounds for rounds in range(60) if is_evaluated(rule, rounds, 0.99)] == [0, 20, 40]
+
+
+def test_the_fixed_rule_does_not_look_at_accuracy() -> None:
+    rule = StopSpec(target=0.9, max_rounds=60, evaluate_every=7)
+    for accuracy in (None, 0.1, 0.899):
+        looked = [rounds for rounds in range(61) if is_evaluated(rule, rounds, accuracy)]
+        assert looked == [0, 7, 14, 21, 28, 35, 42, 49, 56, 60]
+    assert [rounds for rounds in range(61) if may_be_evaluated(rule, rounds)] == looked
+    assert all(may_be_evaluated(AUTHORS, rounds) for rounds in range(61))
+
+
+class RunsAhead:
+    """An engine that evaluates every round that the stop rule might look at, as lanes on a GPU do."""
+
+    def __init__(self, accuracies: list[float]) -> None:
+        self.accuracies = accuracies
+
+    def run_rounds(self, model: Any, position: Position, active: Any, wanted: RoundsWanted) -> Iterator[StreamedRound]:
+        nobody = np.zeros(0)
+        for rounds in range(position.round + 1, wanted.stop.max_rounds + 1):
+            evaluation: Any = SimpleNamespace(accuracy=self.accuracies[rounds])
+            seen = evaluation if may_be_evaluated(wanted.stop, rounds) else None
+            yield StreamedRound(
+                nobody.astype(int), nobody.astype(int), nobody, 0.0, 0.0, 0.0, lambda: model, evaluation=seen
+            )
+
+
+@pytest.mark.parametrize("start", [0, 21, 40])
+def test_an_engine_that_runs_ahead_is_looked_at_when_it_is_due(start: int) -> None:
+    accuracies = [0.9 - 0.3 * 0.93**rounds - 0.0006 * (rounds % 3) for rounds in range(61)]
+    expected = due(accuracies)
+    assert 20 in expected
+    assert len(expected) > 8
+    before = [rounds for rounds in expected if rounds <= start]
+    wanted = RoundsWanted(AUTHORS, np.zeros(1), accuracy=accuracies[before[-1]])
+    engine: Any = RunsAhead(accuracies)
+    stream = stream_rounds(engine, np.zeros(1), Position(0, start), np.arange(1), wanted)
+    looked = [start + number for number, done in enumerate(stream, 1) if done.evaluation is not None]
+    assert looked == [rounds for rounds in expected if rounds > start]
+
+
+def evaluated_rounds(folder: Path) -> tuple[list[int], list[float]]:
+    with RunReader(folder) as reader:
+        places = {row.node.node: row.node for row in reader.nodes_by_number().values()}
+        rows = [row for row in reader.evaluations() if row.subset == "active" and places[row.node].branch == 0]
+        return [places[row.node].position for row in rows], [row.accuracy for row in rows]
+
+
+def test_a_run_follows_the_rule_and_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    spec = small_spec(stop={"target": 0.95, "max_rounds": 60, "evaluation": "authors"})
+    sifu.train(spec, run=tmp_path / "whole")
+    rounds, accuracies = evaluated_rounds(tmp_path / "whole")
+    expected, latest, at = [0], accuracies[0], 0
+    while at < rounds[-1]:
+        at = next(later for later in range(at + 1, 61) if is_evaluated(Spec.from_mapping(spec).stop, later, latest))
+        expected.append(at)
+        latest = accuracies[len(expected) - 1]
+    assert rounds == expected
+    assert accuracies[-1] >= 0.95
+    assert rounds[:5] == [0, 20, 25, 26, 28]
+
+    def interrupt(progress: Progress) -> None:
+        if progress.rounds == 27:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sifu.train(spec, run=tmp_path / "halves", progress=interrupt)
+    sifu.train(spec, run=tmp_path / "halves")
+    assert evaluated_rounds(tmp_path / "halves") == (rounds, accuracies)
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(InputError, match=r"stop\.evaluation must be one of fixed, authors"):
+        Spec.from_mapping({"stop": {"evaluation": "often"}})
