@@ -382,7 +382,7 @@ class Verifier:
     def gaps(self, request: Row) -> bool:
         """Whether the run was restored from what may be an older state before the request was carried out."""
         seq = self.rolled[request["request"]]["seq"]
-        return any(not one["payload"]["complete"] and one["seq"] < seq for one in self.restored)
+        return any(not event["payload"]["complete"] and event["seq"] < seq for event in self.restored)
 
     def rows_digest(self, first: int, last: int) -> str:
         nodes = [n for n in range(first, last + 1) if n in self.nodes]
@@ -453,7 +453,7 @@ class Verifier:
                 low, high = 0.0, self.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
                 if row["kind"] == "heuristic":  # the updates that were replayed are stored as its parts
                     now = {update["file"] for update in self.tables["updates"] if update["node"] == node}
-                    if now != {one["file"] for one in self.written if one["node"] == node}:
+                    if now != {row["file"] for row in self.written if row["node"] == node}:
                         continue  # those of clients that a later request forgot were erased
                     moved = float(np.linalg.norm(vector - start - self.replayed(node, number)))
                     low, high = 0.0, 1e-6 * float(np.linalg.norm(vector))

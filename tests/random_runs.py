@@ -60,8 +60,10 @@ def random_terms(dice: random.Random, strict: bool) -> dict[str, Any]:
 def own_clients(spec: dict[str, Any]) -> list[Any]:
     """The spec's clients with unequal numbers of samples, and two classes."""
     clients = clients_from_spec(Spec.from_mapping(spec))
-    kept = [1 + number % one.samples for number, one in enumerate(clients)]
-    return [replace(one, x=one.x[:rows], y=one.y[:rows] % 2) for one, rows in zip(clients, kept, strict=True)]
+    kept = [1 + number % client.samples for number, client in enumerate(clients)]
+    return [
+        replace(client, x=client.x[:rows], y=client.y[:rows] % 2) for client, rows in zip(clients, kept, strict=True)
+    ]
 
 
 def random_run(seed: int, folder: Path) -> Run:

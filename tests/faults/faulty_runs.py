@@ -167,7 +167,7 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
     if stored(path) != stored(uninterrupted):
         wrong.append("the models, updates or statistics differ")
     wrong += verify_run(path).problems
-    left = [one.name for one in (*path.rglob(".*"), *path.glob("scrub"), *path.glob("operator.key.new-*"))]
+    left = [entry.name for entry in (*path.rglob(".*"), *path.glob("scrub"), *path.glob("operator.key.new-*"))]
     return wrong + [f"{name} was left" for name in left]
 
 
@@ -212,7 +212,7 @@ def main() -> None:
             found += differences(folder, base / "uninterrupted") if again == 0 else [f"it did not go on ({again})"]
             done[fault] = done.get(fault, 0) + 1
             if found:
-                wrong += [f"point {at} ({names[at - 1]}), {fault}: {one}" for one in found]
+                wrong += [f"point {at} ({names[at - 1]}), {fault}: {problem}" for problem in found]
                 print(wrong[-len(found) :], file=sys.stderr, flush=True)
             else:
                 shutil.rmtree(folder)

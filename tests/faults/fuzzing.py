@@ -8,7 +8,7 @@ counts as a failure:
 * code run: a process, an import, a compilation, or a file written outside the folders given (an audit hook watches);
 * a certificate or database that verifies although what it says was changed.
 
-Prints one JSON object a target; a failing input is saved beside the corpus. Exit code 1 if there was any.
+Prints one JSON object per target; a failing input is saved beside the corpus. Exit code 1 if there was any.
 """
 
 from __future__ import annotations
@@ -245,12 +245,12 @@ class Backup(Target):
             listed = changed(listed, rng, rng.choice([None, -1, 0, "", [], {}, "sifu-backup-1", 10**30]))
         if how < 0.8 and isinstance(listed, dict):
             listed["files"] = {
-                one: {"bytes": len(held), "digest": hashlib.sha256(held).hexdigest()} for one, held in members.items()
+                name: {"bytes": len(held), "digest": hashlib.sha256(held).hexdigest()} for name, held in members.items()
             }
         made = io.BytesIO()
         with zipfile.ZipFile(made, "w") as archive:
-            for one, held in members.items():
-                archive.writestr(one, held)
+            for name, held in members.items():
+                archive.writestr(name, held)
             archive.writestr("manifest.json", json.dumps(listed))
         return made.getvalue()
 
@@ -436,15 +436,15 @@ def main() -> int:
     parser.add_argument("--run", type=Path, help="a run with certificates to begin from; made if it is not given")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        run = asked.run or Path(made) / "run"
-        if asked.run is None:
+        run = arguments.run or Path(made) / "run"
+        if arguments.run is None:
             build_run_with_requests(run)
         wrong = 0
-        for name in TARGETS if asked.target == "all" else [asked.target]:
-            corpus = asked.corpus and (asked.corpus / name if asked.target == "all" else asked.corpus)
-            result = fuzz(name, asked.seconds, run, corpus, asked.seed)
+        for name in TARGETS if arguments.target == "all" else [arguments.target]:
+            corpus = arguments.corpus and (arguments.corpus / name if arguments.target == "all" else arguments.corpus)
+            result = fuzz(name, arguments.seconds, run, corpus, arguments.seed)
             print(json.dumps(result, indent=1), flush=True)
             wrong += len(result["problems"])
     return 1 if wrong else 0
