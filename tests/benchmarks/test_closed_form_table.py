@@ -1,0 +1,56 @@
+"""The accuracies on the page about closed-form heads are those of the committed rows."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from closed_form_accuracy import DATASETS
+
+ROOT = Path(__file__).resolve().parents[2]
+TITLES = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "celeba": "CelebA",
+}
+
+
+def rows(file: str, name: str) -> list[dict[str, Any]]:
+    content = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
+    return [row for row in content["rows"] if row["dataset"] == name]
+
+
+def heads(name: str, kind: str = "random_convolutions") -> list[float]:
+    return [row["test_accuracy"] for row in rows("closed_form_accuracy", name) if row["kind"] == kind]
+
+
+def networks(name: str) -> list[float]:
+    return [row["test_accuracy"] for row in rows("network_accuracy", name)]
+
+
+def cell(accuracies: list[float]) -> str:
+    return f"{statistics.mean(accuracies):.1f} ({min(accuracies):.1f} to {max(accuracies):.1f})"
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_table_is_that_of_the_rows(name: str) -> None:
+    page = (ROOT / "docs/closed-form.md").read_text()
+    assert len(heads(name)) == len(networks(name)) == 10
+    rounds = statistics.median(row["rounds"] for row in rows("network_accuracy", name))
+    assert all(row["reached"] for row in rows("network_accuracy", name))
+    assert f"| {TITLES[name]} | {cell(networks(name))} | {rounds:.0f} | {cell(heads(name))} |" in page
+
+
+def test_the_sentences_beside_it_hold() -> None:
+    page = " ".join((ROOT / "docs/closed-form.md").read_text().split())
+    gain = {name: statistics.mean(heads(name)) - statistics.mean(networks(name)) for name in DATASETS}
+    assert "more accurate on four of the five data sets" in page
+    assert [name for name in DATASETS if gain[name] <= 0] == ["celeba"]
+    assert f"On CelebA the network is {-gain['celeba']:.1f} points better" in page
+    assert f"CIFAR-10 reaches {heads('cifar10', 'pretrained')[0]:.1f}" in page
+    assert f"only {heads('celeba', 'pretrained')[0]:.1f}" in page
