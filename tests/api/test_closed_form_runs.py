@@ -327,6 +327,9 @@ def test_backups_hold_statistics(trained: Path, tmp_path: Path) -> None:
     back.forget()
     assert back.verify().problems == []
     assert kept_sum(tmp_path / "again").digest() == kept_sum(folder).digest()
+    remaining = dict(run.purge().remains)
+    assert any("files of statistics" in what for what in remaining)
+    assert any("backup.zip" in what for what in remaining)
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

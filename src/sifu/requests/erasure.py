@@ -152,6 +152,9 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     grams = reader.query("SELECT COUNT(*) FROM grams")[0][0]
     if grams:
         yield f"{grams} Gram matrices in run.db", "joint certificates are recomputed from them; they are the auditor's"
+    statistics = len(reader.statistics())
+    if statistics:
+        yield f"{statistics} files of statistics", "nobody forgotten is in any of them; the head is solved from them"
     yield (
         "the auditor's record: drifts, sample counts and Psi in run.db, certificates/*.auditor.json",
         "certificates are recomputed from it; it is confidential",
@@ -162,12 +165,14 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             "it is evidence, and belongs to the auditor's record; delete it if nobody needs it",
         )
     yield "clients' names in requests and certificates", "they say whose request was carried out"
-    still = set(reader.models())
+    still = {*reader.models(), *reader.statistics()}
     payloads = reader.query("SELECT payload FROM events WHERE kind = 'backup made' ORDER BY seq")
-    old = [backup for backup in (json.loads(payload) for (payload,) in payloads) if set(backup["held_models"]) - still]
+    backups = [json.loads(payload) for (payload,) in payloads]
+    # A run made before there were statistics recorded none.
+    old = [backup for backup in backups if {*backup["held_models"], *backup.get("held_statistics", [])} - still]
     if old:
         yield (
-            f"{len(old)} backups outside this folder that hold models erased since: "
+            f"{len(old)} backups outside this folder that hold models or statistics erased since: "
             + ", ".join(backup["backup"] for backup in old[:5]),
             "sifu cannot reach them; destroy them or make new ones",
         )
