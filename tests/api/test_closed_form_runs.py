@@ -356,6 +356,18 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert exported.code == 0, exported.err
 
 
+def test_an_audit_finds_the_very_model_of_training_without_the_client(trained: Path, tmp_path: Path) -> None:
+    """Hash equality instead of attacks: replayed without the forgotten, the release is the same to the bit."""
+    from sifu.audit import audit_run
+
+    folder = copy_run(trained, tmp_path / "run")
+    sifu.open_run(folder).forget(["client-003", "client-004"])
+    report = audit_run(folder)
+    assert report.contradictions == ()
+    assert report.attacks is not None
+    assert report.attacks.forgetting.distance_to_scratch == 0.0
+
+
 def test_wrong_settings_are_named() -> None:
     for changed, words in (
         ({"server": {"clip": 1.0}}, "server.clip must be 0.0 with model.kind = 'ridge', found 1.0"),
