@@ -84,6 +84,28 @@ def test_the_crash_matrix_of_a_closed_form_head(quick_folder: Path, every: int) 
     assert sum(result["faults"].values()) >= 4
 
 
+GROUPS: dict[str, Any] = {
+    "spec": spec_for(
+        "groups",
+        data={"clients": 6, "samples_per_client": 10},
+        groups={"count": 3, "rounds": 2},
+        privacy={"noise": "seeded"},
+        stop={"target": 0.0, "max_rounds": 3},
+    ),
+    "requests": [
+        {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
+        {"id": "second", "clients": ["client-003"], "terms": {"method": "groups", "retention": "strict"}},
+    ],
+}
+
+
+@pytest.mark.parametrize("every", [157, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_crash_matrix_of_groups(quick_folder: Path, every: int) -> None:
+    """Rounds apart, merges, erased groups and groups built again."""
+    result = matrix(quick_folder, **GROUPS, every=every)
+    assert sum(result["faults"].values()) >= 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(4))
 def test_every_point_of_the_crash_matrix(quick_folder: Path, share: int) -> None:

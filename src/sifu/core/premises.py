@@ -340,7 +340,7 @@ def group_premises(count: int, rounds: int, *, own_model: bool) -> tuple[Premise
         Premise(
             "grouping",
             "met",
-            f"A keyed hash of its name put each client into one of {count} groups; the key was drawn when the run was "
+            f"A keyed hash of its name put each client into one of {count} groups; the key was fixed when the run was "
             "created, and no client's data had a part in it.",
         ),
         Premise(

@@ -32,8 +32,8 @@ from sifu.theory.groups import expected_groups_left
 from sifu.theory.rollback import Exposure
 
 REBUILT = {
-    "now": "built again by their remaining members right after the request",
-    "later": "built again by their remaining members when sifu rebuild is called",
+    "now": "built again by the remaining members right after the request",
+    "later": "built again by the remaining members when sifu rebuild is called",
     "never": "not built again",
 }
 

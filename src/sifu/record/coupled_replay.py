@@ -136,7 +136,7 @@ def _moved(noised: Vector, before: ReplayedNode, key: int) -> Vector:
 
 def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:
     """Psi by (subject, node), for everyone whom noise of a request promised to hide, at every node, cut or not."""
-    nodes = [row.node for row in reader.node_rows()]
+    nodes = [row.node for row in reader.node_rows() if row.node.kind != "group"]
     result = {}
     for leaf in sorted({node.node for node in nodes} - {node.parent for node in nodes if node.parent is not None}):
         view = RunView(reader, tip=leaf)

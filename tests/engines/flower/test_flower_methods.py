@@ -19,11 +19,13 @@ def spec_for(method: str) -> object:
     sections: dict = {"keep": {"updates_every": 2}, "privacy": {"noise": "seeded"}}
     if method == "dp":
         sections = {"server": {"clip": 0.5, "noise": 2.0}, "privacy": {"noise": "seeded"}}
+    if method == "groups":
+        sections["groups"] = {"count": 3, "rounds": 2}
     sections["data"] = {"preprocessing": "fixed"}
     return small_spec(stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3}, **sections)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"closed_form"}))  # whose heads are solved, not trained
 def test_a_request_ends_as_on_the_embedded_engine(tmp_path: Path, method: str) -> None:
     spec = spec_for(method)
     fed = Federation(tmp_path, spec)  # type: ignore[arg-type]
