@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from run_tools import copy_run, query, small_spec
 from sifu.core.engine import Engine, Position
 from sifu.errors import InputError
 from sifu.record.progress import Progress
+from sifu.store.reader import JOINED
+from sifu.store.writer import RunWriter
 from sifu.theory.groups import members_by_group, merge
 
 COUNT, APART, COMMON = 4, 3, 5
@@ -252,6 +255,24 @@ def test_rebuilding_later_is_a_command_of_its_own(tmp_path: Path) -> None:
     assert run.rebuild() == 1
     assert query(run.folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'group' AND branch < 0") == [(1,)]
     assert run.rebuild() == 0
+    assert run.verify().problems == []
+
+
+def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) -> None:
+    """It takes part in common rounds at once, and in its group's model when that is next built."""
+    everyone = some_clients(13)
+    founders = {name: everyone[name] for name in list(everyone)[:12]}
+    newcomer = sifu.train(own_spec(), run=tmp_path / "all", clients=everyone).engine().clients[12]
+    sifu.train(own_spec(), run=tmp_path / "run", clients=founders)
+    with RunWriter.open(tmp_path / "run") as writer:
+        writer.record(JOINED, {"client": newcomer.name}, joined=newcomer)
+    run = sifu.open_run(tmp_path / "run", clients=everyone)
+    group = groups_of(run, list(everyone))
+    leaver = next(name for name in founders if group[name] == group[newcomer.name])
+    (outcome,) = run.forget([leaver], method="groups")
+    assert outcome.level == "exact"
+    (members,) = query(run.folder, "SELECT members FROM group_models ORDER BY node DESC LIMIT 1")[0]
+    assert 12 in json.loads(members)
     assert run.verify().problems == []
 
 
