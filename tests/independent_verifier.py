@@ -32,7 +32,8 @@ REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"
             "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
             "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
-                "rounds", "erased_nodes", "remaining_nodes", "confidential", "solve"}  # fmt: skip
+                "rounds", "erased_nodes", "remaining_nodes", "confidential", "solve",
+                "delta_reached"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "closed_form": "noise", "groups": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
               "fed_accum": "nothing"}  # fmt: skip
@@ -379,10 +380,9 @@ class Verifier:
             self.check(said["backup_head"] in hashes, f"{at}: the chain does not hold the head it names")
             self.check(not said["complete"] or said["anchor"] == said["backup_head"], f"{at}: it is not complete")
 
-    def gaps(self, request: Row) -> bool:
-        """Whether the run was restored from what may be an older state before the request was carried out."""
-        seq = self.rolled[request["request"]]["seq"]
-        return any(not event["payload"]["complete"] and event["seq"] < seq for event in self.restored)
+    def restored_before(self, request: Row) -> bool:
+        """Whether the run was restored from a backup before the request was certified."""
+        return any(event["seq"] < self.done[request["request"]]["seq"] for event in self.restored)
 
     def rows_digest(self, first: int, last: int) -> str:
         nodes = [n for n in range(first, last + 1) if n in self.nodes]
@@ -776,7 +776,8 @@ class Verifier:
         self.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if pays else [])
         self.check_updates_of_request(request, active, hidden)
         self.check_statistics_of_request(request)
-        untouched = source is None or not (heuristic or any(h[source] for h in hidden.values()))
+        untouched = source is None or not (heuristic or any(h[source] for h in hidden.values())
+                                           or self.left_out(request, json.loads(request["clients"])))  # fmt: skip
         if request["method"] != "sifu":
             fresh = request["method"] in ("scratch", "noisy_scratch", "closed_form") or noise["kind"] == "initial"
             start = None if fresh else active[0] if heuristic or noise["kind"] == "merge" else active[-1]
@@ -805,14 +806,21 @@ class Verifier:
         if name in self.done:
             noise = self.training_noise(request, own) if request["method"] == "dp" else None
             self.agree(f"{at}: level", request["level"], self.level(request, highest, untouched, noise))
-            reached = delta_of(multiplier(request), request["epsilon"])
+            most = delta_of(multiplier(request), request["epsilon"])
             if noise is not None:
-                reached = noise.pop("delta")
+                most = noise.pop("delta")
+                noise.pop("counted")
+            mine = [charge_of(float(p["psi"]), sigma) for i, p in people.items() if self.owner[i] is request]
+            spent_now = max(mine) if pays else 0.0
+            reached = most if noise is not None else 1.0
+            if pays:
+                reached = max(delta_of(1 / math.sqrt(spent_now), request["epsilon"]), 1e-9) if spent_now else 0.0
             body = {
                 "untouched": untouched,
                 "protection": PROTECTION[request["method"]],
                 "training_noise": noise,
-                "delta_reached": 1.0 if PROTECTION[request["method"]] == "nothing" else 0.0 if untouched else reached,
+                "delta_at_most": 1.0 if PROTECTION[request["method"]] == "nothing" else 0.0 if untouched else most,
+                "delta_reached": reached,
                 "erased_nodes": erased,
                 "remaining_nodes": remaining,
                 "solve": self.solve_of(request),
@@ -853,9 +861,10 @@ class Verifier:
 
     def training_noise(self, request: Row, subjects: list[list[int]]) -> Row:
         """Section 4a."""
-        z, delta, ratios = self.facts["noise"], request["delta"], []
+        z, delta, ratios, counted = self.facts["noise"], request["delta"], [], 0
         for clients in subjects:
             squares = 0.0
+            counted += sum(any(c in here for c in clients) for here in self.rounds.values())
             for here in self.rounds.values():
                 mine, everyone = (sum(here[c]["samples"] for c in who if c in here) for who in (clients, list(here)))
                 if any(c in here for c in clients):
@@ -867,36 +876,40 @@ class Verifier:
             once = math.sqrt(2 * math.log(1.25 / delta)) / z
         composed, reached = epsilon_of(mu, delta), delta_of(1 / mu, request["epsilon"]) if mu else 0.0
         return {"clip": self.facts["clip"], "noise": z, "epsilon_one_round": once, "epsilon_composed": composed,
-                "delta": reached}  # fmt: skip
+                "delta": reached, "counted": counted}  # fmt: skip
 
     def level(self, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
         facts, privacy, classical = self.facts, self.spec["privacy"], request["calibration"] == "classical"
-        fixed_constants = facts["preprocessing"] in ("fixed constants", "declared fixed by the operator")
         if PROTECTION[request["method"]] == "nothing":
             return "none"
+        fresh = request["source_node"] is None or request["method"] == "groups"
+        before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
+                  facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
+                  facts["identity"] not in ("in process", "node keys"), self.rate_depends(request))  # fmt: skip
+        couples = ("a minimum of", "dropping a masked round in which one client fails")
+        rounds = (facts["participation"].startswith("fixed"), self.left_out(request), self.restored_before(request),
+                  any(one.startswith(couples) for one in facts["outside"]))  # fmt: skip
         if untouched:
-            return "exact" if fixed_constants and not self.rate_depends(request) else "conditional"
-        seeded = privacy["noise"] != "system"
+            chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
+            return "conditional" if any((*before, chosen, not fresh and any(rounds))) else "exact"
+        seeded = (privacy["noise"] if noise is None else facts["noise_source"]) != "system"
         if noise is not None:
             replayed = any(self.nodes[n]["kind"] == "heuristic" for n in self.path(request["noise_node"]))
             if replayed or seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
                 return "none"
-            doubts = (facts["participation"].startswith("fixed"), not fixed_constants, self.rate_depends(request),
-                      self.left_out(request), self.gaps(request))  # fmt: skip
-            return "conditional" if any(doubts) else "proven"
+            return "conditional" if any((*before, *rounds, noise["counted"] > 0)) else "proven"
         if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
             return "none"
         doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
-                  facts["participation"].startswith("fixed"), classical, facts["dtype"] != "float64",
-                  not facts["rounding_bounded"], highest > 1000, not fixed_constants,
-                  self.rate_depends(request), self.left_out(request), self.gaps(request))  # fmt: skip
-        return "conditional" if any(doubts) else "proven"
+                  classical, facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000)  # fmt: skip
+        return "conditional" if any((*before, *rounds, *doubts)) else "proven"
 
-    def left_out(self, request: Row) -> bool:
-        """Whether a reply was refused and left out in a round on the path to the source (section 1a)."""
+    def left_out(self, request: Row, names: list[str] | None = None) -> bool:
+        """Whether a reply (of one of these clients) was left out in a round on the path to the source (section 1a)."""
         rounds = {(self.nodes[n]["branch"], self.nodes[n]["position"] - 1) for n in self.path(request["source_node"])
                   if self.nodes[n]["kind"] == "round"}  # fmt: skip
-        return any(row["left_out"] and (row["branch"], row["round"]) in rounds for row in self.tables["rejections"])
+        return any(row["left_out"] and (row["branch"], row["round"]) in rounds
+                   and (names is None or row["client"] in names) for row in self.tables["rejections"])  # fmt: skip
 
     def rate_depends(self, request: Row) -> bool:
         """Whether the automatic local rate would be another one without the clients of the request."""
@@ -909,7 +922,9 @@ class Verifier:
             row["name"]: momentum_limit(row["local_steps"], rho) / row["smoothness"] for row in self.clients.values()
         }
         largest, eta = min(rates.values()), self.facts["local_rate"]
-        if json.loads(self.run["asked"])["local"]["rate"] != "auto" and not math.isclose(eta, largest, rel_tol=1e-4):
+        halved = self.spec["model"]["kind"] in ("least_squares", "python")
+        copied = any(abs(eta / (share * largest) - 1) <= 0.01 for share in ((1.0, 0.5) if halved else (1.0,)))
+        if json.loads(self.run["asked"])["local"]["rate"] != "auto" and not copied:
             return False
         return largest != min(rate for name, rate in rates.items() if name not in names)
 
@@ -929,7 +944,8 @@ class Verifier:
             m["commitment"] = sha256(bytes.fromhex(m["nonce"]), bytes.fromhex(m["digest"]))
         ledger = next(e for e in self.tables["events"] if e["seq"] == done["seq"] - 1)
         body |= {key: request[key] for key in COPIED} | {
-            "accounting": self.spec["privacy"]["accounting"], "noise_source": self.spec["privacy"]["noise"],
+            "accounting": self.spec["privacy"]["accounting"], "noise_source":
+                self.facts["noise_source"] if request["method"] == "dp" else self.spec["privacy"]["noise"],
             "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
             "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-2",
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
@@ -957,7 +973,11 @@ class Verifier:
             hidden = CONFIDENTIAL if form == "public" else set()
             self.check(not hidden & certificate["body"].keys(), f"{at}: holds what only the auditor may see")
             for field, value in (body | {"form": form}).items():
-                if field not in hidden:
+                if field == "delta_reached" and form == "auditor":  # rounded up to four digits
+                    said = certificate["body"]["delta_reached"]
+                    good = value * (1 - 1e-6) <= said <= value * 1.002 + 1e-15
+                    self.check(good, f"{at}: delta_reached is {said}, not {value}")
+                elif field not in hidden:
                     self.agree(f"{at}: {field}", certificate["body"].get(field), value)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sifu.choices import Level
 from sifu.core.premises import MeasuredRegularity, Premise, collect_premises, level_of, preprocessing_premise
-from sifu.theory.facts import TrainingFacts
+from sifu.theory.facts import DRAWN_FROM_SEED, FIXED_CONSTANTS, IN_PROCESS, TrainingFacts
 from sifu.theory.participation import Participation
 
 BEST_FACTS = TrainingFacts(
@@ -26,6 +26,10 @@ BEST_FACTS = TrainingFacts(
     dtype="float64",
     smooth_model=True,
     rounding_bounded=True,
+    preprocessing=FIXED_CONSTANTS,
+    noise_source="system",
+    identity=IN_PROCESS,
+    initial=DRAWN_FROM_SEED,
 )
 MEASURED = MeasuredRegularity("convex", 3.0, 1.0, 0.1, 0.66)
 BEST: dict[str, Any] = {
@@ -46,6 +50,9 @@ CAPS_AT_CONDITIONAL = {
     "dropout": {"outside": ("dropout",)},
     "batch norm and clipping": {"outside": ("batch norm", "gradient clipping")},
     "preprocessing from data": {"preprocessing": "mean of all clients' data"},
+    "an initial model from anywhere": {"initial": "not known"},
+    "clients told apart somehow": {"identity": "not known"},
+    "a minimum of answers": {"outside": ("a minimum of 3 answers a round",)},
 }
 CAPS_AT_NONE = {
     "population accounting": {"accounting": "population"},

@@ -176,7 +176,7 @@ def request() -> Digest:
         plan = run.plan(["client-003"], sigma=0.1)
         scalars.add(plan.source_depth, plan.noise_std)
         (outcome,) = run.forget(["client-003"], "the-request", sigma=0.1, min_level="none")
-        scalars.add(outcome.psi, outcome.psi_star, outcome.rollback_to, outcome.rounds, outcome.delta_reached)
+        scalars.add(outcome.psi, outcome.psi_star, outcome.rollback_to, outcome.rounds, outcome.delta_at_most)
         models.add(np.frombuffer(run.export(exported).read_bytes(), np.uint8))
         for row in query(
             run.folder,

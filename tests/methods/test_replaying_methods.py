@@ -251,7 +251,7 @@ def test_noise_of_training_does_not_cover_a_replay(tmp_path: Path, monkeypatch: 
     """Its size was counted for whole rounds; a replay takes the noised updates of others out of them."""
     run = sifu.train(spec_for("dp"), run=tmp_path / "run")
     (outcome,) = run.forget(["client-000"], "promised", method="dp")
-    assert outcome.level == "proven"
+    assert outcome.level == "conditional"
     # Noise that was sized for another client does not cover this one either.
     run.forget(["client-002"], sigma=500.0, min_level="none")
     for ask in (run.plan, run.request, run.forget):
@@ -270,7 +270,7 @@ def test_noise_of_training_does_not_cover_a_replay(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("method", REPLAYING)
 def test_what_other_methods_may_say_after_a_replay(tmp_path: Path, method: str) -> None:
     run = sifu.train(spec_for("dp"), run=tmp_path / "run")
-    assert run.plan(["client-001"], method="dp").level == "proven"
+    assert run.plan(["client-001"], method="dp").level == "conditional"
     run.forget(["client-000"], method=method)
     with pytest.raises(NotCertifiableError, match="not bounded"):
         run.plan(["client-001"], method="last")
@@ -285,7 +285,7 @@ def test_what_other_methods_may_say_after_a_replay(tmp_path: Path, method: str) 
         assert run.verify().problems == []
     (outcome,) = run.forget(["client-003"], method="noisy_scratch", sigma=0.2)
     assert outcome.level == "exact"
-    assert run.plan(["client-004"], method="dp").level == "proven"
+    assert run.plan(["client-004"], method="dp").level == "conditional"
 
 
 # -- nothing of a forgotten client stays ----------------------------------------------------------------------

@@ -131,7 +131,9 @@ class TestNoisyScratch:
         run = sifu.open_run(own_trained)
         expected = run.plan(["client-001"]).noise_std
         plan = run.plan(["client-001"], method="noisy_scratch")
-        assert (plan.level, plan.noise_std, plan.delta_reached) == ("exact", expected, 0.0)
+        # The forgotten client's influence decided the noise, and the noise shows in the model.
+        assert (plan.level, plan.noise_std, plan.delta_reached) == ("conditional", expected, 0.0)
+        assert [one.name for one in plan.premises if one.status == "assumed"] == ["noise size"]
         (outcome,) = run.forget(["client-001"], method="noisy_scratch", sigma=0.4)
         assert (outcome.level, outcome.sigma, outcome.rollback_to) == ("exact", 0.4, 0)
         node = query(own_trained, "SELECT noise_node FROM requests")[0][0]
@@ -164,7 +166,9 @@ class TestDp:
             assert found["epsilon_one_round"] == pytest.approx(one_round_epsilon(3.0, 0.01, "exact"), rel=1e-9)
             assert found["epsilon_composed"] != found["epsilon_one_round"]
             assert body["protection"] == "training noise"
-            assert body["level"] == outcome.level == "proven"
+            assert body["level"] == outcome.level == "conditional"
+            assumed = [one["name"] for one in body["premises"] if one["status"] == "assumed"]
+            assert assumed == ["training noise"]
             assert "noise added to every update" in body["guarantee"]
             assert verify_certificate(folder / "certificates" / f"r1.{form}.json").problems == []
         assert outcome.training_noise is not None
@@ -198,10 +202,10 @@ class TestDp:
         assert second.epsilon_composed > first.epsilon_composed
 
     def test_levels(self, tmp_path: Path) -> None:
-        """A network can be proven; fixed-size sampling cannot, and seeded noise certifies nothing."""
+        """The size of the noise is always assumed, whatever the model; seeded noise certifies nothing."""
         network = {"model": {"kind": "mlp"}, "local": {"steps": 2, "rate": 0.1}, "regularity": {"kind": "assumed"}}
         cases: dict[str, tuple[dict[str, Any], str]] = {
-            "network": (network, "proven"),
+            "network": (network, "conditional"),
             "fixed": ({"server": {"participation": "fixed(6)"}}, "conditional"),
             "seeded": ({"privacy": {"noise": "seeded"}}, "none"),
         }

@@ -163,7 +163,7 @@ def test_rounds_that_did_not_reach_the_target_are_never_compared(busy: ReportDat
 
 def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
     one = busy.requests[0]
-    assert "at most 71 in 100" in attacker_words(one)
+    assert "at most 70.2 %" in attacker_words(one)
     assert "weak promise" in attacker_words(one)
     assert promise(replace(one, level="none")).startswith("Nothing is promised")
     assert attacker_words(replace(one, level="none")) == ""

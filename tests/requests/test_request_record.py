@@ -135,9 +135,9 @@ def test_the_public_record_holds_no_personal_data(own_trained: Path, cli: Comman
 
 def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -> None:
     for request, words in (
-        ("to-the-middle", "at most 71 times in a hundred"),
-        ("from-scratch", "never reached"),
-        ("strictly", "Every kept model that held the client's part was erased"),
+        ("to-the-middle", "is right about at most 70.2 % of those"),
+        ("from-scratch", "A new model was made and trained without this participant"),
+        ("strictly", "Any kept model that held the client's part was erased"),
     ):
         answer = cli("certificate", "show", own_run, request, "--public")
         assert answer.code == 0, answer.err

@@ -22,7 +22,7 @@ from sifu.core.spec import Spec
 from sifu.engines.sim import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
-from sifu.theory.facts import ClientProfile
+from sifu.theory.facts import FIXED_CONSTANTS, ClientProfile
 
 VICTIM, FORGOTTEN = 3, 0
 Corruption = Callable[[Reply], list[Reply]]
@@ -130,7 +130,9 @@ def federation(kind: type[SimulatedFederation], rules: ReplyRules, **more: Any) 
     spec = Spec.from_mapping(small_spec())
     clients = clients_from_spec(spec)
     model = engine_from_spec(spec, clients)[0]
-    return kind(clients, model.model, model.training, seed=spec.seed, replies=rules, **more)
+    return kind(
+        clients, model.model, model.training, seed=spec.seed, replies=rules, preprocessing=FIXED_CONSTANTS, **more
+    )
 
 
 def hostile(corrupt: Corruption, rule: Any = "reply") -> Any:

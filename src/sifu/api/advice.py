@@ -134,7 +134,12 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     if level == "none":
         verdict = "Nothing could be certified as the spec stands; see what to change."
     elif pays:
-        verdict = "It pays: the noise that hides any client is small against what was learned."
+        verdict = (
+            "It pays: the noise that hides any client is small against what was learned."
+            if worst <= LARGEST_NOISE_TO_SIGNAL
+            else f"It may pay: the noise is not small against what was learned, but a request is predicted to take "
+            f"{predicted} rounds where Scratch takes {scratch}."
+        )
     elif excess <= 3.0:
         verdict = "Borderline: requests will go back a good part of the way, and save some of the rounds."
     else:

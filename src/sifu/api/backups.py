@@ -53,7 +53,7 @@ def back_up(writer: RunWriter, file: Path) -> str:
 class Restoration:
     """A run folder made from a backup.
 
-    `complete` says that the anchor shows it to be the latest state. `requests` were brought back by certificates
+    `complete` says that the anchor that was given is its last event. `requests` were brought back by certificates
     issued since, and the models of the nodes in `erased` went, since they held a part of their clients.
     """
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sifu.api.engine_check import check_continues
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
-from sifu.errors import InputError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.record.run_view import RunView
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
-from sifu.theory.facts import ClientProfile
 from sifu.verify.integrity import blaming_damage
 
 
@@ -83,30 +81,7 @@ class RunFolder:
 
     def _check_engine(self, engine: Engine, newcomers: bool) -> None:
         with self.reader() as reader:
-            recorded, layout, facts = reader.clients(), reader.layout, reader.facts
-        strange = [name for name in engine.facts.outside if name not in facts.get("outside", ())]
-        if strange:  # certificates name what was recorded when the run was begun
-            raise InputError(
-                f"{self.folder} was not begun with {', '.join(strange)}, and its certificates would not say so: "
-                "continue as it was begun"
-            )
-        if engine.facts.features != facts.get("features", ""):
-            raise InputError(
-                f"{self.folder} was begun with the feature map {facts.get('features', '')[:16] or 'none'}, this one is "
-                f"{engine.facts.features[:16] or 'none'}: the spec, the network's weights or the samples' shape changed"
-            )
-        if layout != engine.layout:
-            raise InputError(
-                f"the model is not the one the run was made with: its parameters are {engine.layout.names} of shapes "
-                f"{engine.layout.shapes}, recorded {layout.names} of {layout.shapes}"
-            )
-        different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if not _same_client(a, b)]
-        more = len(engine.clients) - len(recorded)
-        if different or more < 0 or (more > 0 and not newcomers):
-            raise InputError(
-                f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
-                f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
-            )
+            check_continues(self.folder, reader, engine, newcomers)
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -115,12 +90,3 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except OSError:
         return None
-
-
-def _same_client(recorded: ClientProfile, present: ClientProfile) -> bool:
-    """The same client with the same data, as far as it shows; smoothness may differ in its last digits."""
-    plain = all(getattr(recorded, name) == getattr(present, name) for name in ("name", "samples", "local_steps"))
-    pairs = ((recorded.smoothness, present.smoothness), (recorded.curvature, present.curvature))
-    return plain and all(
-        a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs
-    )

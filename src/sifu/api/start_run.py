@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sifu.api.engine_check import check_as_specified
 from sifu.api.run import Run
 from sifu.choices import Device, Precision
 from sifu.core.engine import Engine
@@ -39,8 +40,8 @@ def open_run(
 ) -> Run:
     """An existing run. `model` and `clients` are needed to go on with one that was made from Python.
 
-    `engine` is used instead of building one; it must be of the same model and clients. `device` and `precision` are
-    those of `train`.
+    `engine` is used instead of building one; it must be of the same model, clients and training. `device` and
+    `precision` are those of `train`.
     """
     check_choice(device, precision)
 
@@ -72,8 +73,9 @@ def train(
 
     `spec` is a Spec, a mapping, or the path of a TOML file. Python users may bring their own: `model` a
     function that makes a torch module (or a `sifu.engines.sim` model), `clients` a mapping from names to (x, y)
-    arrays or to torch data sets. `engine` is used instead of building one from the spec. `device` is auto, cpu or
-    cuda (`sifu.launch.devices`); `precision` is that of networks on a GPU: float32, tf32 or tf32x3.
+    arrays or to torch data sets. `engine` is used instead of building one from the spec, with which it must agree.
+    `device` is auto, cpu or cuda (`sifu.launch.devices`); `precision` is that of networks on a GPU: float32, tf32 or
+    tf32x3.
     """
     check_choice(device, precision)
     if spec is None:
@@ -110,6 +112,7 @@ def train(
         engine, resolved = engine_from_spec(spec, data, as_model(model))
         engine = on_device(engine, data, resolved, device, precision)
     else:
+        check_as_specified(spec, engine.facts)
         resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
     # Remember where the data lay, so that a later command finds them from wherever it is called.
     place, file = data_folder or resolved.data.folder, resolved.data.file

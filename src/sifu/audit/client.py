@@ -8,7 +8,6 @@ its data. It cannot tell from one model whether it was forgotten: the statements
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from sifu.audit.scoring import Samples, Scorer
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.wording import attacker_words, exact_words
 from sifu.errors import InputError
 from sifu.verify.certificate_file import verify_certificate
 
@@ -155,13 +155,10 @@ def _promise(body: dict[str, Any]) -> str:
     rate = body.get("attacker_true_positive_rate_at_1_percent")
     if body["level"] == "none" or not isinstance(rate, float):
         return "The certificate promises nothing (level none)."
+    words = attacker_words(body["level"], rate, body["scope"])
     if body["level"] == "exact":
-        return "The certificate says that the model training went on from never saw your data."
-    assumed = ", provided that the premises marked assumed hold" if body["level"] == "conditional" else ""
-    return (
-        f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}){assumed}: whoever accepts 1 % false "
-        f"alarms spots from the releases that you were there in at most {math.ceil(100 * rate - 1e-9)} % of cases."
-    )
+        return f"The certificate says: {exact_words('you')}. {words}"
+    return f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}). {words}"
 
 
 def _read(path: str | Path) -> dict[str, np.ndarray]:

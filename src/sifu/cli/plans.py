@@ -17,7 +17,8 @@ from sifu.cli.output import level_text, names_text, number, out, percent, print_
 from sifu.core.certificate import attacker_rate
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM
-from sifu.core.premises import BEFORE_TRAINING
+from sifu.core.premises import premises_that_count
+from sifu.core.wording import attacker_words
 from sifu.errors import InputError
 from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.forward_forgetting import ForwardForgetting
@@ -36,6 +37,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "level": plan.level,
         "epsilon": plan.terms.epsilon,
         "delta": plan.terms.delta,
+        "delta_at_most": plan.delta_at_most,
         "delta_reached": plan.delta_reached,
         "sigma": plan.noise_std,
         "psi": finite_or_text(plan.psi),
@@ -271,10 +273,12 @@ def print_plan(plan: Plan) -> None:
         facts.add_row("start from", "a fresh initial model")
     else:
         undone = f", {back} undone" if back else ", nothing undone"
-        facts.add_row("go back to", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}")
+        facts.add_row(
+            "go back to" if back else "go on from", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}"
+        )
     noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
     without = {
-        "noise": "none: the clients never touched that model",
+        "noise": "none: the clients have no part in that model",
         "training noise": "none: every update was noised in training",
         "nothing": "none",
     }
@@ -291,29 +295,23 @@ def print_plan(plan: Plan) -> None:
     facts.add_row("covers", "nothing" if plan.level == "none" else covers)
     facts.add_row("level", level_text(plan.level))
     if not plan.untouched and plan.level != "none":
-        facts.add_row("delta at most", number(plan.delta_reached, 5))
+        later = "with all later releases" if terms.scope == "all" else "in any one later release"
+        reached = f"{number(plan.delta_reached, 5)} by this release"
+        facts.add_row("delta", f"{reached}; at most {number(plan.delta_at_most, 5)} {later}")
     rate = attacker_rate(plan.level, plan.multiplier)
     if rate is None:
         meaning = "nothing is guaranteed"
     else:
-        assumed = ", if the assumptions hold" if plan.level == "conditional" else ""
-        meaning = f"allowed 1 % false alarms, an attacker spots at most {_percent_up(rate)} %{assumed}"
+        meaning = attacker_words(plan.level, rate, terms.scope)
     facts.add_row("what it means", meaning)
     if terms.retention == "strict":
         facts.add_row("erased", "every model that holds their part, also from before that round")
     out.print(facts)
-    exact = plan.untouched
-    for premise in plan.premises:
-        if premise.status in ("assumed", "failed") and not (exact and premise.name not in BEFORE_TRAINING):
+    for premise in premises_that_count(plan.premises, exact=plan.untouched, fresh=plan.source_node is None):
+        if premise.status in ("assumed", "failed"):
             out.print(f"[yellow]{premise.status}[/] {premise.name}: {escape(premise.statement)}")
     others = [charge for charge in plan.charges if charge.subject.order != plan.order]
     if others:
         out.print(f"It also uses up budget of {len(others)} subject(s) forgotten earlier.")
     for note in plan.notes:
         out.print(f"Note: {escape(note)}")
-
-
-def _percent_up(rate: float) -> str:
-    """A rate as a percentage, rounded up: a bound must not be rounded down."""
-    percents = rate * 100
-    return f"{math.ceil(percents - 1e-9)}" if percents >= 2 else f"{math.ceil(percents * 100 - 1e-7) / 100:g}"

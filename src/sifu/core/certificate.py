@@ -8,19 +8,20 @@ and has salted commitments instead of hashes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.ledger import finite_or_text
-from sifu.core.noise import NoiseSource
 from sifu.core.premises import Premise
-from sifu.theory.calibration import delta_reached, true_positive_rate
+from sifu.theory.calibration import delta_reached, delta_reached_up, true_positive_rate
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.history import Accounting
 
 FORMAT = "sifu-certificate-2"
+SMALLEST_DELTA = 1e-9
+"""Below this the delta that was reached is not told apart from it."""
 
 GUARANTEE = (
     "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "
@@ -35,22 +36,27 @@ TRAINING_NOISE_GUARANTEE = (
 )
 SCOPE_WORDS = {
     "all": "in all models from that moment on",
-    "latest": "in the latest model (earlier releases are not counted)",
+    "latest": "in the latest model alone",
 }
 NOT_COVERED = (
-    "What the plan itself reveals is not covered: when and from where training went back, and how long it took.",
+    "What the plan itself reveals is not covered: which model training went on from, and how long it took. When to "
+    "stop is decided by the accuracy on every active client, whether it takes part in rounds or not.",
     "Models seen before this request was carried out are not covered.",
     "The other participants and the operator, who hold more than the released models, are not covered.",
     "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
     "Noise is drawn in floating point; attacks on the last bits of such noise are not covered.",
     "This is evidence for the operator's file, not a statement of legal compliance.",
 )
+SEVERAL_RELEASES = (
+    "Only the latest model is covered (scope latest): whoever keeps several of the models released since this request "
+    "learns more, and nothing bounds how much.",
+)
 EACH_BY_ITSELF = (
     "Each of the clients is covered by itself; what they reveal together is not (unit joint would cover it).",
 )
 EXACT_GUARANTEE = (
-    "The model training went on from was never touched by the client's data, so the models released from it are "
-    "those of training without the client under the same plan."
+    "The client's data has no part in the model training went on from, so the models released from it are those of "
+    "training without the client under the same plan."
 )
 CLOSED_FORM_GUARANTEE = (
     "The model was solved from a sum of whole numbers over the clients that stay, which is bit for bit the sum of a "
@@ -67,7 +73,7 @@ NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no
 
 COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "level", "protection", "untouched", "unit", "scope", "epsilon",
-    "delta", "delta_reached", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
+    "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
     "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "counterfactual", "retention",
     "guarantee", "not_covered", "commitments", "ledger", "received", "carried_out", "issued", "versions", "form",
     "premises",
@@ -75,7 +81,7 @@ COMMON_FIELDS = frozenset((
 FIELDS = {
     "public": COMMON_FIELDS | {"erased", "remains"},
     "auditor": COMMON_FIELDS | {
-        "confidential", "psi", "psi_star", "node", "noise_node", "final_node", "rounds", "subjects",
+        "confidential", "delta_reached", "psi", "psi_star", "node", "noise_node", "final_node", "rounds", "subjects",
         "earlier_subjects", "models", "erased_nodes", "remaining_nodes", "solve",
     },
 }  # fmt: skip
@@ -123,13 +129,14 @@ class CertificateFacts:
     scope: Scope
     epsilon: float
     delta: float
+    delta_at_most: float
     delta_reached: float
     calibration: Calibration
     multiplier: float
     accounting: Accounting
     participation: str
     retention: Retention
-    noise: NoiseSource
+    noise: str
     noise_std: float
     psi_star: float
     psi: float
@@ -171,14 +178,14 @@ class CertificateFacts:
         return self.statistics is not None
 
 
-def budget_reached(
+def delta_of_budget(
     epsilon: float, multiplier: float, untouched: bool, protection: Protection, training_noise: TrainingNoise | None
 ) -> float:
-    """The delta really reached at epsilon: 0 where nothing needs hiding, 1 where nothing is hidden.
+    """The delta at epsilon once the budget is used up whole: 0 where nothing needs hiding, 1 where nothing is hidden.
 
-    >>> budget_reached(10.0, 0.31075, False, "nothing", None)
+    >>> delta_of_budget(10.0, 0.31075, False, "nothing", None)
     1.0
-    >>> round(budget_reached(10.0, 0.31075, False, "noise", None), 5)
+    >>> round(delta_of_budget(10.0, 0.31075, False, "noise", None), 5)
     0.04058
     """
     if protection == "nothing":
@@ -186,6 +193,29 @@ def budget_reached(
     if untouched:
         return 0.0
     return delta_reached(epsilon, multiplier) if training_noise is None else training_noise.delta_composed
+
+
+def delta_of_charges(
+    epsilon: float, charges: Iterable[float], protection: Protection, training_noise: TrainingNoise | None
+) -> float:
+    """The delta at epsilon that the release of this request reached: what was spent, not what may be.
+
+    `charges` are those of the request's own subjects. Rounded up to four digits, and never between 0 and 1e-9. It tells
+    Psi, so it stands in the auditor's copy alone.
+
+    >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
+    (0.04059, 0.0)
+    """
+    if protection == "nothing":
+        return 1.0
+    if training_noise is not None:
+        return training_noise.delta_composed
+    largest = max(charges, default=0.0)
+    if largest == 0.0:
+        return 0.0
+    delta = max(delta_reached_up(epsilon, 1.0 / math.sqrt(largest)), SMALLEST_DELTA)
+    scale = 10.0 ** (3 - math.floor(math.log10(delta)))
+    return min(1.0, math.ceil(delta * scale - 1e-6) / scale)
 
 
 def attacker_rate(level: Level, multiplier: float) -> float | None:
@@ -216,11 +246,13 @@ def guarantee_of(level: Level, protection: Protection, scope: Scope, *, solved: 
     return guarantee
 
 
-def not_covered_by(unit: Unit, clients: int, *, solved: bool = False) -> list[str]:
+def not_covered_by(unit: Unit, clients: int, scope: Scope, level: Level, *, solved: bool = False) -> list[str]:
     """The sentences that say what is not promised; a head in closed form forgets clients together anyway."""
     if solved:
         return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED]
-    return [*NOT_COVERED, *(EACH_BY_ITSELF if unit == "client" and clients > 1 else ())]
+    latest = scope == "latest" and level in ("proven", "conditional")
+    together = unit == "client" and clients > 1
+    return [*NOT_COVERED, *(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ())]
 
 
 def what_was_erased(
@@ -234,7 +266,7 @@ def what_was_erased(
 ) -> tuple[str, str]:
     """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
     if replayed:
-        erased = "Every model after the initial one was erased."
+        erased = "Any model after the initial one was erased."
         remains = "The initial model remains. What was made from stored updates may still hold the client's part."
     elif merged:
         erased = "Every model after the initial one was erased, and the model of every group that held the client."
@@ -242,16 +274,16 @@ def what_was_erased(
     elif fresh:
         erased, remains = "Every model of the history was erased.", "No model from before this request remains."
     elif retention == "strict":
-        erased = "Every kept model that held the client's part was erased."
+        erased = "Any kept model that held the client's part was erased."
         remains = "No model that holds the client's part without noise remains."
     else:
-        erased = "Every kept model after the point training went back to was erased."
+        erased = "Any kept model after the one training went on from was erased."
         remains = (
-            "Models up to that point stay with the operator, unreleased and without noise, for later requests; they "
+            "Models up to that one stay with the operator, unreleased and without noise, for later requests; they "
             "may hold the client's part."
         )
     if keeps_updates:
-        erased += " Every stored update of the client was erased."
+        erased += " Any stored update of the client was erased."
         remains += " Updates of other clients are stored with the operator, unreleased."
     if statistics is not None:
         erased += " The client's statistics, and every sum with them, were erased."
@@ -274,7 +306,7 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "scope": facts.scope,
         "epsilon": facts.epsilon,
         "delta": facts.delta,
-        "delta_reached": facts.delta_reached,
+        "delta_at_most": facts.delta_at_most,
         "calibration": facts.calibration,
         "noise_multiplier": facts.multiplier,
         "noise_source": facts.noise,
@@ -286,7 +318,7 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "counterfactual": COUNTERFACTUAL,
         "retention": facts.retention,
         "guarantee": guarantee_of(facts.level, facts.protection, facts.scope, solved=facts.solved),
-        "not_covered": not_covered_by(facts.unit, len(facts.clients), solved=facts.solved),
+        "not_covered": not_covered_by(facts.unit, len(facts.clients), facts.scope, facts.level, solved=facts.solved),
         "commitments": {
             "source_model": facts.source_model.commitment,
             "noised_model": facts.noised_model.commitment,
@@ -328,6 +360,7 @@ def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
     return _common(facts) | {
         "form": "auditor",
         "confidential": CONFIDENTIAL,
+        "delta_reached": facts.delta_reached,
         "premises": [asdict(one) for one in facts.premises],
         "psi": finite_or_text(facts.psi),
         "psi_star": facts.psi_star,

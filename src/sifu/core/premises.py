@@ -9,7 +9,7 @@ write a level down.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,25 +18,34 @@ from sifu.core.noise import NoiseSource
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.facts import (
     AUTHENTICATED,
+    CLAIMED,
     DECLARED_FIXED,
+    DRAWN_FROM_SEED,
     FIXED_CONSTANTS,
     IN_PROCESS,
+    MADE_BY_OPERATOR,
     ROUNDING_HOLDS_UP_TO,
     TrainingFacts,
+    decides_rounds,
 )
 from sifu.theory.history import Accounting
 from sifu.theory.regularity import RegularityClass
 
 Status = Literal["met", "trusted", "assumed", "failed"]
-RateSource = Literal["given", "others", "forgotten"]
-"""Whether the local rate was given, or found from clients' data without or with the forgotten ones deciding it."""
+RateSource = Literal["given", "near", "others", "forgotten"]
+"""Whether the local rate was given, given near what clients' data would have set, or set by clients' data without or
+with the forgotten ones deciding it."""
 
 
-BEFORE_TRAINING = (
+FRESH_START = (
     "preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart", "initial model",
+    "noise size",
 )  # fmt: skip
-"""The premises that matter even where no noise was needed: what came before training, whether the method proves
-anything at all, and whether a client is who it says it is."""
+"""The premises that matter even for a fresh model: what came before training, what it starts from, whether the method
+proves anything at all, and whether a client is who it says it is."""
+ON_THE_PATH = ("counterfactual", "replies", "schedule", "record")
+"""The premises that matter for a model that was trained before, even if the client has no part in it: without the
+client other rounds might have counted."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,18 @@ class MeasuredRegularity:
     local_rate: float
     largest_certified_rate: float | None
     assumed_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Restorations:
+    """How often the run was restored from a backup before a certificate: one that ends with the anchor that was kept
+    elsewhere (`complete`), or one that may be older than the run was."""
+
+    complete: int = 0
+    older: int = 0
+
+
+NEVER_RESTORED = Restorations()
 
 
 def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Premise:
@@ -105,34 +126,24 @@ def collect_premises(
     largest_psi: float,
     rate_source: RateSource,
     left_out: int = 0,
-    gaps: int = 0,
+    restorations: Restorations = NEVER_RESTORED,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
     `largest_psi` is the largest Psi that any subject reached on the way to the noised node, `left_out` how many
-    clients' replies were refused on that way, `gaps` how often the run was restored from an older state before.
+    clients' replies were refused on that way.
     """
     return (
         regularity_premise(facts, measured),
-        *(
-            Premise(
-                "outside the theory",
-                "assumed",
-                f"{what[0].upper()}{what[1:]} is outside the theorem and assumed harmless.",
-            )
-            for what in facts.outside
-        ),
+        *outside_premises(facts),
         accounting_premise(accounting),
         counterfactual_premise(facts.participation.independent),
         *replies_premise(left_out),
-        *record_premise(gaps),
+        *record_premise(restorations),
         calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
         noise_premise(noise),
-        preprocessing_premise(facts),
-        *features_premise(facts),
-        hyper_parameters_premise(rate_source, facts.shape_from_labels),
-        *identity_premises(facts),
+        *before_training_premises(facts, rate_source),
         Premise(
             "honest reports",
             "trusted",
@@ -171,11 +182,10 @@ def training_noise_premises(
     promised: TrainingNoise,
     *,
     epsilon: float,
-    noise: NoiseSource,
     rate_source: RateSource,
     replayed: bool = False,
     left_out: int = 0,
-    gaps: int = 0,
+    restorations: Restorations = NEVER_RESTORED,
 ) -> tuple[Premise, ...]:
     """Every premise of what noise in training promises (`sifu.theory.composition`), in a fixed order.
 
@@ -188,9 +198,9 @@ def training_noise_premises(
             "clipping",
             "met",
             f"Every client's update was scaled to a norm of at most {facts.clip:g} and noise of {facts.noise:g} times "
-            "that was added to it, in float64, in every round; this bounds a client's part whatever the model is. "
-            "Without the client the noise has the same size.",
+            "that was added to it, in float64, in every round; this bounds a client's part whatever the model is.",
         ),
+        training_noise_size_premise(promised.counted_rounds),
         Premise(
             "history",
             "failed" if replayed else "met",
@@ -205,13 +215,11 @@ def training_noise_premises(
             + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
         ),
         counterfactual_premise(facts.participation.independent),
+        *(one for one in outside_premises(facts) if one.name == "schedule"),
         *replies_premise(left_out),
-        *record_premise(gaps),
-        noise_premise(noise),
-        preprocessing_premise(facts),
-        *features_premise(facts),
-        hyper_parameters_premise(rate_source, facts.shape_from_labels),
-        *identity_premises(facts),
+        *record_premise(restorations),
+        noise_premise(facts.noise_source),
+        *before_training_premises(facts, rate_source),
         Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),
     )
 
@@ -271,26 +279,106 @@ def replies_premise(left_out: int) -> tuple[Premise, ...]:
     )
 
 
-def record_premise(gaps: int) -> tuple[Premise, ...]:
-    """Releases that an older state knows nothing of are charged to nobody; said only where there may be some."""
-    if gaps == 0:
-        return ()
-    return (
-        Premise(
-            "record",
-            "assumed",
+def record_premise(restorations: Restorations) -> tuple[Premise, ...]:
+    """Releases that this record knows nothing of are charged to nobody; said wherever there may be some.
+
+    That a backup ends with an anchor shows that nothing is missing up to there. It cannot show that the run it was made
+    of did not go on: both would then spend the same budget.
+    """
+    if restorations.older:
+        statement = (
             "The run was restored from a backup that may not have been its latest state; models released in between "
-            "are not counted.",
-        ),
+            "are not counted."
+        )
+    elif restorations.complete:
+        statement = (
+            "The run was restored from a backup; it is assumed that the run it was made of released nothing more, "
+            "since that would not be counted here."
+        )
+    else:
+        return ()
+    return (Premise("record", "assumed", statement),)
+
+
+def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
+    """What the theorems do not speak of, item by item; what decides whether a round counts has a name of its own."""
+    for what in facts.outside:
+        capitalised = f"{what[0].upper()}{what[1:]}"
+        if decides_rounds(what):
+            yield Premise(
+                "schedule",
+                "assumed",
+                f"{capitalised} lets one client decide whether a round counts; the certificate compares with a world "
+                "in which the same rounds counted.",
+            )
+        else:
+            yield Premise(
+                "outside the theory", "assumed", f"{capitalised} is outside the theorem and assumed harmless."
+            )
+
+
+def training_noise_size_premise(counted_rounds: int) -> Premise:
+    """Without a client the average of a round would have noise of another size (docs/theory.md, section 10)."""
+    if counted_rounds == 0:
+        return Premise("training noise", "met", "The clients took part in no round, so no noise depends on them.")
+    return Premise(
+        "training noise",
+        "assumed",
+        "The noise of an average depends on who took part. The certificate compares with a world in which it has the "
+        "size it had; without the client it would have a slightly different one, and what that size reveals is assumed "
+        "not to matter.",
     )
 
 
-def noise_premise(noise: NoiseSource) -> Premise:
-    """Whether nobody can draw the noise again."""
+def chosen_noise_premise(chosen: bool) -> Premise:
+    """Whether noise on a fresh model was sized by what the forgotten clients had done to another one."""
+    if chosen:
+        return Premise(
+            "noise size",
+            "assumed",
+            "The size of the noise was chosen from the influence of the forgotten clients (sigma auto); what it "
+            "reveals of them is assumed not to matter.",
+        )
+    return Premise("noise size", "met", "The size of the noise was given; no client's data decided it.")
+
+
+def initial_model_premise(facts: TrainingFacts) -> Premise:
+    """Whether clients' data can have shaped the model that training starts from."""
+    if facts.initial == DRAWN_FROM_SEED:
+        return Premise("initial model", "met", "The initial model is drawn from the seed; no client's data shaped it.")
+    if facts.initial == MADE_BY_OPERATOR:
+        return Premise(
+            "initial model",
+            "trusted",
+            "The operator's own program makes the initial model; that no client's data shaped it is trusted.",
+        )
+    return Premise(
+        "initial model",
+        "assumed",
+        "Where the initial model comes from is not known; it is assumed that no client's data shaped it.",
+    )
+
+
+def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
+    """What came before any round; these premises matter to every method and level."""
+    return (
+        initial_model_premise(facts),
+        preprocessing_premise(facts),
+        *features_premise(facts),
+        hyper_parameters_premise(rate_source, facts.shape_from_labels),
+        *identity_premises(facts),
+    )
+
+
+def noise_premise(noise: str) -> Premise:
+    """Whether nobody can draw the noise again; noise of an unknown source may be noise that somebody knows."""
     if noise == "system":
         statement = "The noise was drawn from the operating system's entropy and added in float64."
         return Premise("noise", "met", statement)
-    return Premise("noise", "failed", "The noise came from a seeded generator, so whoever has the seed can remove it.")
+    if noise == "seeded":
+        statement = "The noise came from a seeded generator, so whoever has the seed can remove it."
+        return Premise("noise", "failed", statement)
+    return Premise("noise", "failed", "Where the noise came from is not known.")
 
 
 def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -> Premise:
@@ -304,12 +392,15 @@ def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -
         )
     statements = {
         "given": "Hyper-parameters were given by the operator; the local rate is not the one that clients' data set.",
+        "near": "Hyper-parameters were given by the operator; the local rate is near a simple multiple of the one that "
+        "clients' data would have set, and that it was not taken from there is trusted.",
         "others": "The local rate is the one clients' smoothness bounds set; without the forgotten clients it would be "
         "the same.",
         "forgotten": "The local rate is the one clients' smoothness bounds set and would be another one without the "
         "forgotten clients; what it reveals of them is assumed not to matter.",
     }
-    return Premise("hyper-parameters", "assumed" if rate_source == "forgotten" else "met", statements[rate_source])
+    status: dict[RateSource, Status] = {"given": "met", "near": "trusted", "others": "met", "forgotten": "assumed"}
+    return Premise("hyper-parameters", status[rate_source], statements[rate_source])
 
 
 def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
@@ -324,17 +415,19 @@ def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
                 "Clients are known by the public keys of their nodes; the operator's list says whose key is whose.",
             ),
         )
+    claimed = facts.identity == CLAIMED
+    known = "Clients were known by the names they claimed" if claimed else "How clients were told apart is not known"
     return (
         Premise(
             "identity",
             "assumed",
-            "Clients were known by the names they claimed; it is assumed that each was who it said it was, and that no "
-            "forgotten client came back under another name.",
+            f"{known}; it is assumed that each was who it said it was, and that no forgotten client came back under "
+            "another name.",
         ),
     )
 
 
-def group_premises(count: int, rounds: int, *, own_model: bool) -> tuple[Premise, ...]:
+def group_premises(count: int, rounds: int) -> tuple[Premise, ...]:
     """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
     return (
         Premise(
@@ -348,14 +441,6 @@ def group_premises(count: int, rounds: int, *, own_model: bool) -> tuple[Premise
             "met",
             f"Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw a "
             "common round.",
-        ),
-        Premise(
-            "initial model",
-            "trusted" if own_model else "met",
-            "The operator's own function made the fresh model that groups start from; it is trusted to use no client's "
-            "data."
-            if own_model
-            else "Groups start from a fresh model that no client's data shaped.",
         ),
     )
 
@@ -423,15 +508,21 @@ def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
     )
 
 
-def level_of(premises: Sequence[Premise], *, exact: bool) -> Level:
+def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool) -> list[Premise]:
+    """The premises that a level rests on: all of them, unless no forgotten client has a part in the model."""
+    if not exact:
+        return list(premises)
+    names = FRESH_START if fresh else FRESH_START + ON_THE_PATH
+    return [premise for premise in premises if premise.name in names]
+
+
+def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -> Level:
     """The level that the premises allow.
 
-    `exact` says that no forgotten client ever touched the released model; then only what was drawn from the
-    data before training matters: preprocessing and hyper-parameters.
+    `exact` says that no forgotten client has a part in the model training goes on from. `fresh` says that it is a new
+    initial model; one that was trained before also rests on which rounds counted (docs/theory.md, section 12.2).
     """
-    if exact:
-        premises = [one for one in premises if one.name in BEFORE_TRAINING]
-    statuses = {one.status for one in premises}
+    statuses = {premise.status for premise in premises_that_count(premises, exact=exact, fresh=fresh)}
     if "failed" in statuses:
         return "none"
     if "assumed" in statuses:

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import MethodInfo
-from sifu.core.premises import (
-    Premise,
-    features_premise,
-    heuristic_premise,
-    hyper_parameters_premise,
-    identity_premises,
-    preprocessing_premise,
-)
+from sifu.core.premises import Premise, before_training_premises, heuristic_premise
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.noised import noised_premises
 from sifu.planning.plan import Plan
@@ -86,13 +79,7 @@ class Method(Protocol):
         """
         if self.info.certifies:
             return noised_premises(view, clients, exposures, depth, terms)
-        return (
-            heuristic_premise(self.info.name),
-            preprocessing_premise(view.facts),
-            *features_premise(view.facts),
-            hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
-            *identity_premises(view.facts),
-        )
+        return (heuristic_premise(self.info.name), *before_training_premises(view.facts, view.rate_source(clients)))
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
         """What noise in training promises the subjects; None for methods that do not rest on it."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, closed_form_premises, level_of
+from sifu.core.premises import Premise, closed_form_premises, level_of, record_premise
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
 from sifu.methods.plans import plan_from
@@ -35,7 +35,7 @@ class ClosedForm(Method):
             plan,
             psi_star=0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier),
             charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
-            level=level_of(plan.premises, exact=True),
+            level=level_of(plan.premises, exact=True, fresh=True),
             predicted_rounds=self._rounds(view),
             scratch_rounds=1,
             notes=(self._note(view, len(terms.clients)),),
@@ -65,7 +65,7 @@ class ClosedForm(Method):
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """What came before the sum, and that clients sent what they had."""
-        return closed_form_premises(view.facts)
+        return (*record_premise(view.restorations), *closed_form_premises(view.facts))
 
     def bytes_kept(self, view: RunView) -> int:
         """The kept statistics."""

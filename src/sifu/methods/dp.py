@@ -85,11 +85,10 @@ class Dp(Method):
             view.facts,
             self.training_noise(view, subjects, terms),
             epsilon=terms.epsilon,
-            noise=view.spec.privacy.noise,
             rate_source=view.rate_source(clients),
             replayed=view.path.unbounded_from <= depth,
             left_out=view.replies_left_out(depth),
-            gaps=view.gaps,
+            restorations=view.restorations,
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

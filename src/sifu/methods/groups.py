@@ -13,14 +13,7 @@ from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import (
-    Premise,
-    group_premises,
-    hyper_parameters_premise,
-    identity_premises,
-    level_of,
-    preprocessing_premise,
-)
+from sifu.core.premises import Premise, before_training_premises, group_premises, level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Method, Start
@@ -89,10 +82,8 @@ class Groups(Method):
         """Nobody forgotten touched what was merged, so only what came before training matters, and the grouping."""
         groups = view.spec.groups
         return (
-            *group_premises(groups.count, groups.rounds, own_model=view.spec.model.kind == "python"),
-            preprocessing_premise(view.facts),
-            hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
-            *identity_premises(view.facts),
+            *group_premises(groups.count, groups.rounds),
+            *before_training_premises(view.facts, view.rate_source(clients)),
         )
 
     def bytes_kept(self, view: RunView) -> int:

@@ -46,7 +46,8 @@ class Last(Method):
                 "scratch; where the earlier requests have scope latest, their budgets are not used up"
             )
         premises = self.premises(view, view.indices(terms.clients), exposures, tip, terms)
-        certified = level_of(premises, exact=needed == 0.0) != "none"
+        untouched = needed == 0.0 and not view.were_refused(terms.clients, tip)
+        certified = level_of(premises, exact=untouched) != "none"
         noise_std = on_ladder(needed) if certified else needed
         if needed > 0.0 and terms.sigma != "auto":
             noise_std = terms.sigma

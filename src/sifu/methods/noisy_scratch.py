@@ -1,16 +1,19 @@
 """Noisy Scratch: a fresh initial model plus the noise that sifu would have used.
 
 A control: what sifu gains over it comes from the history, what it gains over Scratch comes from a larger initial
-scale. Nobody's data touched the model it starts from, so it is exact like Scratch; noise cannot hurt.
+scale. Nobody's data touched the model it starts from, so with noise of a given size it is exact like Scratch. With
+sigma auto the forgotten clients' influence decides the size, which shows in the model: then it is conditional.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
+from sifu.core.premises import Premise, chosen_noise_premise
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Start
 from sifu.methods.noised import noised_model
@@ -19,6 +22,7 @@ from sifu.methods.sifu import Sifu
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.rollback import Exposure
 
 
 class NoisyScratch(Scratch):
@@ -31,6 +35,20 @@ class NoisyScratch(Scratch):
         noise_std = Sifu().plan(view, terms).noise_std if terms.sigma == "auto" else terms.sigma
         star = hidden_sensitivity(noise_std, terms.multiplier)
         return replace(super().plan(view, terms), noise_std=noise_std, psi_star=star)
+
+    def premises(
+        self,
+        view: RunView,
+        clients: Sequence[int],
+        exposures: Sequence[Exposure],
+        depth: int,
+        terms: RequestTerms,
+    ) -> tuple[Premise, ...]:
+        """Those of Scratch, and who decided the size of the noise."""
+        return (
+            chosen_noise_premise(terms.sigma == "auto"),
+            *super().premises(view, clients, exposures, depth, terms),
+        )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """A fresh model of this branch plus N(0, sigma^2 I)."""

@@ -51,7 +51,8 @@ def plan_in_place(method: Method, view: RunView, terms: RequestTerms, noise_std:
     tip = view.path.tip
     plan = plan_from(method, view, terms, tip)
     exposures = view.exposures([*plan.subjects, *view.earlier_subjects()])
-    untouched = all(exposure.psi_to_hide(tip) == 0.0 for exposure in exposures)
+    hidden = any(exposure.psi_to_hide(tip) > 0.0 for exposure in exposures)
+    untouched = not hidden and not view.were_refused(terms.clients, tip)
     charged = method.info.protection == "noise"
     return replace(
         plan,

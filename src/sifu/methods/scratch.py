@@ -8,14 +8,7 @@ from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import (
-    Premise,
-    features_premise,
-    hyper_parameters_premise,
-    identity_premises,
-    level_of,
-    preprocessing_premise,
-)
+from sifu.core.premises import Premise, before_training_premises, level_of, record_premise
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
 from sifu.methods.plans import plan_from
@@ -37,7 +30,7 @@ class Scratch(Method):
             plan,
             psi_star=0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier),
             charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
-            level=level_of(plan.premises, exact=True),
+            level=level_of(plan.premises, exact=True, fresh=True),
             predicted_rounds=plan.scratch_rounds,
             untouched=True,
         )
@@ -50,12 +43,10 @@ class Scratch(Method):
         depth: int,
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
-        """Nobody's data touched the fresh model, so only what came before training matters."""
+        """Nobody's data touched the fresh model, so only what came before training matters to its level."""
         return (
-            preprocessing_premise(view.facts),
-            *features_premise(view.facts),
-            hyper_parameters_premise(view.rate_source(clients), view.facts.shape_from_labels),
-            *identity_premises(view.facts),
+            *record_premise(view.restorations),
+            *before_training_premises(view.facts, view.rate_source(clients)),
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

@@ -45,6 +45,7 @@ class Sifu(Method):
         options = noise_options(view, exposures, order, forecast, anywhere)
         choice = choose_noise(options, forecast) if terms.sigma == "auto" else NoiseChoice(terms.sigma)
         node = choose_node(exposures, view.kept, choice.noise_std, order)
+        untouched = node.exact and not view.were_refused(terms.clients, node.depth)
         predicted = forecast.predict(node.depth, node.noise_std)
         plan = plan_from(self, view, terms, node.depth)
         return replace(
@@ -54,12 +55,12 @@ class Sifu(Method):
             psi=largest_psi(new, node.depth),
             psi_star=hidden_sensitivity(choice.noise_std, terms.multiplier),
             charges=planned_charges(exposures, plan.subjects, node.depth, choice.noise_std),
-            level=level_of(plan.premises, exact=node.exact),
+            level=level_of(plan.premises, exact=untouched),
             predicted_rounds=predicted_rounds(predicted),
             predicted_interval=predicted.interval if predicted else None,
             options=options,
             notes=(*choice.notes, *_notes(view, terms, node, predicted, plan.scratch_rounds)),
-            untouched=node.exact,
+            untouched=untouched,
             units=both_units(view, terms, choice.noise_std, earlier),
             budgets=budget_lines(view, earlier, node.depth, node.noise_std),
             outlook=outlook(view, node.depth, node.noise_std, terms, clients),

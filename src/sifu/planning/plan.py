@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sifu.choices import Level
-from sifu.core.certificate import Protection, budget_reached
+from sifu.core.certificate import Protection, delta_of_budget, delta_of_charges
 from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.budgets import BudgetLine, Outlook
@@ -82,6 +82,14 @@ class Plan:
     forward: ForwardForgetting | None = None
 
     @property
+    def delta_at_most(self) -> float:
+        """The delta at the request's epsilon once the budget is used up whole."""
+        return delta_of_budget(
+            self.terms.epsilon, self.multiplier, self.untouched, self.protection, self.training_noise
+        )
+
+    @property
     def delta_reached(self) -> float:
-        """The delta really reached at the request's epsilon."""
-        return budget_reached(self.terms.epsilon, self.multiplier, self.untouched, self.protection, self.training_noise)
+        """The delta at the request's epsilon that this release would reach by itself."""
+        own = [one.charge for one in self.charges if one.subject.order == self.order]
+        return delta_of_charges(self.terms.epsilon, own, self.protection, self.training_noise)

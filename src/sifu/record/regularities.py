@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,8 @@ from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.regularity import (
     certified_rates,
     classify,
+    is_copied_rate,
+    is_near_rate,
     largest_certified_rate,
     largest_rate_within,
     local_regularities,
@@ -48,7 +49,7 @@ class Regularities:
         return Regularities(factors, averagedness, measured, rates)
 
     def rate_source(
-        self, founders: Sequence[ClientProfile], facts: TrainingFacts, given: bool, leaving: Iterable[int]
+        self, founders: Sequence[ClientProfile], facts: TrainingFacts, model: str, given: bool, leaving: Iterable[int]
     ) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are `leaving`.
 
@@ -60,13 +61,15 @@ class Regularities:
             largest_certified_rate(founders, facts.momentum) if rates is None else largest_rate_within(rates[:count])
         )
         # A rate copied by hand from what a plan printed tells as much as an automatic one.
-        copied = largest is not None and math.isclose(facts.local_rate, largest, rel_tol=1e-4)
+        copied = largest is not None and is_copied_rate(facts.local_rate, largest, model)
         if given and not copied:
-            return "given"
+            return "near" if largest is not None and is_near_rate(facts.local_rate, largest) else "given"
         gone = sorted(client for client in set(leaving) if client < count)
         if rates is None:
             rest = [founder for client, founder in enumerate(founders) if client not in gone]
             same = largest_certified_rate(rest, facts.momentum) == largest
         else:
             same = largest_rate_within(np.delete(rates[:count], gone)) == largest
-        return "others" if same else "forgotten"
+        if not same:
+            return "forgotten"
+        return "near" if given else "others"

@@ -12,7 +12,7 @@ import numpy as np
 
 from sifu.core.certificate import Protection
 from sifu.core.method_info import method_info
-from sifu.core.premises import RateSource
+from sifu.core.premises import RateSource, Restorations
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError
@@ -40,11 +40,14 @@ def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
 class RunView:
     """A run at one instant: its path, its clients, everyone forgotten, and the stored models.
 
-    With `tip` the history is that of another node, with `before` the clients are those known before an event.
+    With `tip` the history is that of another node, with `before` the clients are those known before an event, and
+    with `certified` the restorations are those before an event.
     """
 
-    def __init__(self, reader: RunReader, tip: int | None = None, before: int | None = None) -> None:
-        self.reader, self._now = reader, tip is None
+    def __init__(
+        self, reader: RunReader, tip: int | None = None, before: int | None = None, certified: int | None = None
+    ) -> None:
+        self.reader, self._certified = reader, certified
         self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
             self.spec: Spec = reader.constant("spec", lambda: Spec.from_mapping(reader.spec))
@@ -67,7 +70,9 @@ class RunView:
     def rate_source(self, leaving: Iterable[int]) -> RateSource:
         """Whether the local rate was given, and if not, whether it would be the same without those who are leaving."""
         given = self.reader.asked["local"]["rate"] != "auto"
-        return self.regularities.rate_source(self.clients[: self.founders], self.facts, given, leaving)
+        return self.regularities.rate_source(
+            self.clients[: self.founders], self.facts, self.spec.model.kind, given, leaving
+        )
 
     @cached_property
     def parameters(self) -> int:
@@ -125,20 +130,29 @@ class RunView:
         left_out = [rejection for rejection in self.reader.rejections() if rejection.left_out]
         if not left_out:
             return 0
-        rounds = {(node.branch, node.position - 1) for node in self.path.nodes[: depth + 1] if node.kind == "round"}
+        rounds = self._rounds_until(depth)
         return sum(1 for rejection in left_out if (rejection.branch, rejection.round) in rounds)
 
+    def were_refused(self, clients: Iterable[str], depth: int) -> bool:
+        """Whether one of `clients` was asked on the way to the model at `depth`, and its reply refused.
+
+        It has no part in the model, but may have kept a round from counting.
+        """
+        names = set(clients)
+        refused = {(row.branch, row.round) for row in self.reader.rejections() if row.left_out and row.client in names}
+        return bool(refused) and not refused.isdisjoint(self._rounds_until(depth))
+
+    def _rounds_until(self, depth: int) -> set[tuple[int, int]]:
+        """Branch and number of every round on the way to the model at `depth`."""
+        return {(node.branch, node.position - 1) for node in self.path.nodes[: depth + 1] if node.kind == "round"}
+
     @cached_property
-    def gaps(self) -> int:
-        """How often the run was restored, before this history, from what may not have been its latest state."""
-        branch = self.path.nodes[-1].branch
-        payloads = self.reader.query("SELECT payload FROM events WHERE kind = 'restored'")
-        restored = [json.loads(payload) for (payload,) in payloads]
-        return sum(
-            1
-            for event in restored
-            if not event["complete"] and (event["branch"] < branch or (self._now and event["branch"] == branch))
-        )
+    def restorations(self) -> Restorations:
+        """How often the run was restored so far, or before the event this view is of."""
+        last = 2**62 if self._certified is None else self._certified
+        rows = self.reader.query("SELECT payload FROM events WHERE kind = 'restored' AND seq < ?", (last,))
+        complete = [bool(json.loads(payload)["complete"]) for (payload,) in rows]
+        return Restorations(complete=sum(complete), older=len(complete) - sum(complete))
 
     @cached_property
     def kept(self) -> dict[int, ModelRow]:

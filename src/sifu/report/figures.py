@@ -44,9 +44,9 @@ FIGURES: tuple[FigureKind, ...] = (
         "history",
         draw_history,
         history_message,
-        "Each lane is one stretch of training, from left to right. To forget clients, the operator goes back to an "
-        "earlier model, adds random noise (dotted arrow), and trains on without them; what came after that model is "
-        "cut off and erased.",
+        "Each lane is one stretch of training, from left to right. To forget clients, the operator goes on from a "
+        "kept model, the current one or an earlier one, adds random noise where something needs hiding (dotted arrow), "
+        "and trains on without them; what came after that model is cut off and erased.",
     ),
     FigureKind(
         "psi",
@@ -77,6 +77,6 @@ FIGURES: tuple[FigureKind, ...] = (
         draw_accuracy,
         accuracy_message,
         "How often the model is right on the data of the clients that take part, round after round. Dotted lines mark "
-        "the requests, where noise was added.",
+        "the requests.",
     ),
 )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
+from sifu.core import wording
+from sifu.core.wording import EXACT_LIMIT, exact_words
 from sifu.plots.rounds import fewer
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted
 
 LEVEL_WORDS = {
-    "exact": "Exact: the model training went on from had never been touched by these clients' data.",
+    "exact": "Exact: these clients' data has no part in the model training went on from.",
     "proven": "Proven: every premise of the theorem is met; what clients report about themselves is trusted.",
     "conditional": "Conditional: the guarantee holds if what is marked as assumed is true.",
     "none": "No guarantee: at least one premise does not hold.",
@@ -86,11 +87,7 @@ def promise(request: Request) -> str:
             "hold, so nobody can say how much of them the model still shows."
         )
     if request.level == "exact":
-        return (
-            "The models released from this request on are those of training without the "
-            f"{'clients' if len(request.clients) > 1 else 'client'}: there is nothing of "
-            f"{'theirs' if len(request.clients) > 1 else 'its data'} in them to find."
-        )
+        return f"{exact_words('the clients' if len(request.clients) > 1 else 'the client')}; {EXACT_LIMIT}."
     seen = "every model released after this request" if request.scope == "all" else "the latest released model"
     whom = "the group as a whole" if request.unit == "joint" else "each of these clients by itself"
     if len(request.clients) == 1:
@@ -103,24 +100,20 @@ def promise(request: Request) -> str:
 
 def attacker_words(request: Request) -> str:
     """What a budget lets an attacker do."""
-    if request.level == "none":
+    if request.level is None or request.level == "none":
         return ""
+    words = wording.attacker_words(request.level, request.attacker, request.scope)
     if request.level == "exact":
-        return "An attacker can do no better than guess."
-    most = math.ceil(100 * request.attacker - 1e-9)  # a bound must not be rounded down
-    assumed = "If the assumptions below hold: an" if request.level == "conditional" else "In practice: an"
-    return (
-        f"{assumed} attacker who allows themselves to be wrong about 1 in 100 clients that never took part "
-        f"could recognise at most {most} in 100 of those that did (guessing blindly: 1 in 100; no protection: up "
-        f"to 100). This is a {strength(request.attacker)} promise."
-    )
+        return words
+    promise = f"This is a {strength(request.attacker)} promise."
+    return f"{words} (Guessing blindly: 1 %. No protection: up to 100 %.) {promise}"
 
 
 def status_words(request: Request) -> str:
     """Where a request stands that is not done."""
     if request.status == "running":
         return (
-            f"This request is being carried out: {counted(request.rounds, 'round')} since noise was added. "
+            f"This request is being carried out: {counted(request.rounds, 'round')} since it was begun. "
             "Nothing is certified yet."
         )
     if request.status in ("refused", "withdrawn"):

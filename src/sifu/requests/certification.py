@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from sifu.choices import Retention
-from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, budget_reached
+from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, delta_of_budget, delta_of_charges
 from sifu.core.ledger import NONCE_BYTES, Event
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import Premise, level_of
@@ -111,7 +111,9 @@ class RecordedRequest:
         self.noise_std: float = request.noise_std or 0.0
         # Clients that joined after it are no part of what it says.
         before = reader.steps()["rolled back", request.request] if reader.joined() else None
-        self.view = RunView(reader, tip=request.noise_node, before=before)
+        # What it rests on is looked at when it is certified: a restoration after the rollback counts, too.
+        certified = reader.steps().get(("request done", request.request))
+        self.view = RunView(reader, tip=request.noise_node, before=before, certified=certified)
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"
@@ -155,8 +157,10 @@ class RecordedRequest:
 
     @cached_property
     def untouched(self) -> bool:
-        """Whether nobody who had to be hidden ever touched the source."""
-        return all(self.psi(exposure) == 0.0 for exposure in [*self.new_exposures, *self.earlier_exposures])
+        """Whether nobody who had to be hidden has a part in the source, or was asked for one and refused."""
+        hidden = any(self.psi(exposure) > 0.0 for exposure in [*self.new_exposures, *self.earlier_exposures])
+        fresh = self.request.source_node is None
+        return not hidden and (fresh or not self.view.were_refused(self.request.clients, self.source_depth))
 
     @cached_property
     def training_noise(self) -> TrainingNoise | None:
@@ -164,11 +168,17 @@ class RecordedRequest:
         return self.method.training_noise(self.view, [exposure.subject for exposure in self.new_exposures], self.terms)
 
     @property
-    def delta_reached(self) -> float:
-        """The delta really reached at the request's epsilon."""
-        return budget_reached(
+    def delta_at_most(self) -> float:
+        """The delta at the request's epsilon once the budget is used up whole."""
+        return delta_of_budget(
             self.request.epsilon, self.multiplier, self.untouched, self.method.info.protection, self.training_noise
         )
+
+    @property
+    def delta_reached(self) -> float:
+        """The delta at the request's epsilon that its release reached by itself."""
+        charges = [self.statement(one).charge or 0.0 for one in self.new_exposures]
+        return delta_of_charges(self.request.epsilon, charges, self.method.info.protection, self.training_noise)
 
     @property
     def gone(self) -> set[int]:
@@ -213,6 +223,7 @@ class RecordedRequest:
             scope=request.scope,
             epsilon=request.epsilon,
             delta=request.delta,
+            delta_at_most=self.delta_at_most,
             delta_reached=self.delta_reached,
             calibration=request.calibration,
             multiplier=self.multiplier,
@@ -222,7 +233,7 @@ class RecordedRequest:
             replayed=self.replayed,
             merged=self.merged,
             keeps_updates=view.spec.keep.updates_every > 0,
-            noise=view.spec.privacy.noise,
+            noise=view.facts.noise_source if self.training_noise is not None else view.spec.privacy.noise,
             noise_std=self.noise_std,
             psi_star=hidden_sensitivity(self.noise_std, self.multiplier),
             psi=max((statement.psi for statement in new), default=0.0),
@@ -233,7 +244,7 @@ class RecordedRequest:
             subjects=tuple(new),
             earlier=tuple(earlier),
             premises=premises,
-            level=level_of(premises, exact=untouched),
+            level=level_of(premises, exact=untouched, fresh=request.source_node is None),
             source_model=model_commitment(models["source"]),
             noised_model=model_commitment(models["noised"]),
             final_model=model_commitment(models["final"]),

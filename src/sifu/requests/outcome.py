@@ -20,7 +20,8 @@ class Outcome:
     `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
     it took (FedEraser's calibration included), `scratch_rounds` those of training from scratch where it was
     compared. `accuracy` is on the training data of the active clients, and `target` what it should have reached (0:
-    no target). `cost` is what the request took, `training_noise` what noise in training promises (method dp).
+    no target). `delta_reached` is what this release spent, `delta_at_most` what the budget gives once it is used up.
+    `cost` is what the request took, `training_noise` what noise in training promises (method dp).
     """
 
     request: str
@@ -29,6 +30,7 @@ class Outcome:
     level: str
     epsilon: float
     delta: float
+    delta_at_most: float
     delta_reached: float
     sigma: float
     psi: float
@@ -69,6 +71,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         level=row.level or "none",
         epsilon=row.epsilon,
         delta=row.delta,
+        delta_at_most=recorded.delta_at_most,
         delta_reached=recorded.delta_reached,
         sigma=recorded.noise_std,
         psi=max((statement.psi for statement in statements), default=0.0),

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
+from sifu.core.method_info import method_info
+from sifu.core.wording import attacker_words, exact_words, start_of, what_was_done
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
 from sifu.store.actor import actor_name
@@ -165,34 +166,25 @@ def _request_of(kind: str, content: dict[str, Any]) -> str:
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
     """What a client is told, in plain words, from the public certificate."""
-    many = len(body["clients"]) > 1
-    level = body["level"]
+    many, level, sigma = len(body["clients"]) > 1, body["level"], float(body["sigma"])
+    start = start_of(body["protection"], method_info(body["method"]).starts_from, sigma)
     lines = [
         f"The request {body['request']} to forget {', '.join(body['clients'])}, received on {body['received'][:10]}, "
-        f"was carried out on {body['carried_out'][:10]}."
+        f"was carried out on {body['carried_out'][:10]}.",
+        what_was_done(start, sigma, many),
     ]
-    whose = "these participants'" if many else "this participant's"
     if level == "exact":
-        lines.append(f"The model in use was trained again from a point that {whose} data never reached.")
-    elif level == "none":
+        lines.append(f"{exact_words('these participants' if many else 'this participant')}.")
+    if level == "none":
+        whose = "these participants'" if many else "this participant's"
         lines.append(
             f"Nothing is guaranteed ({body['method']}): nobody can say how much of {whose} data is still in the model."
         )
     else:
-        rate = body["attacker_true_positive_rate_at_1_percent"]
-        lines.append(
-            "Training went back, random noise was added, and training went on without "
-            f"{'them' if many else 'the participant'}."
-            if body["protection"] == "noise"
-            else "Random noise was added to every contribution during training, and training went on without it."
-        )
-        lines.append(
-            "Somebody who tries to tell from the models released since whether the data was ever used, and who may be "
-            f"wrong about one in a hundred others, is right at most {math.ceil(100 * rate - 1e-9)} times in a hundred."
-        )
-        if level == "conditional":
-            lines.append("This holds if these assumptions hold, which nobody has proven:")
-            lines += [f"- {premise['statement']}" for premise in body["premises"] if premise["status"] == "assumed"]
+        lines.append(attacker_words(level, body["attacker_true_positive_rate_at_1_percent"], body["scope"]))
+    if level == "conditional":
+        lines.append("The assumptions, which nobody has proven:")
+        lines += [f"- {premise['statement']}" for premise in body["premises"] if premise["status"] == "assumed"]
     lines += [f"Erased: {body['erased']}", f"Kept: {body['remains']}", "Not covered:"]
     lines += [f"- {sentence}" for sentence in body["not_covered"]]
     return lines

@@ -9,11 +9,33 @@ from sifu.theory.participation import Participation
 AUTHENTICATED = "node keys"
 CLAIMED = "claimed names"
 IN_PROCESS = "in process"
-"""How clients are known to the engine, `TrainingFacts.identity`: only the second leaves a doubt."""
+"""How clients are known to the engine, `TrainingFacts.identity`; the second, or any other value, leaves a doubt."""
 
 FIXED_CONSTANTS = "fixed constants"
 DECLARED_FIXED = "declared fixed by the operator"
 """Two values of `TrainingFacts.preprocessing`; any other means that nothing is known of it."""
+
+DRAWN_FROM_SEED = "drawn from the seed"
+MADE_BY_OPERATOR = "made by the operator's program"
+"""Two values of `TrainingFacts.initial`; any other means that nothing is known of it."""
+
+UNKNOWN = "not known"
+"""What an engine that does not say has for preprocessing, identity, initial models and source of noise."""
+NO_NOISE = "none"
+"""`TrainingFacts.noise_source` of a training that adds no noise."""
+
+MINIMUM_OF_ANSWERS = "a minimum of"
+DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
+
+
+def decides_rounds(what: str) -> bool:
+    """Whether an item of `TrainingFacts.outside` lets one client decide whether a round counts at all.
+
+    >>> decides_rounds("a minimum of 3 answers a round"), decides_rounds("dropout")
+    (True, False)
+    """
+    return what.startswith((MINIMUM_OF_ANSWERS, DROPPED_MASKED_ROUND))
+
 
 ROUNDING_HOLDS_UP_TO = 1000.0
 """`RoundResult.rounding` must cover every other world whose model is at most this far away: Psi beyond it has
@@ -55,10 +77,11 @@ class TrainingFacts:
     `rounding_bounded` says that `RoundResult.rounding` is a proven allowance (float64 linear models).
     `outside` lists what lies outside the theory (dropout, batch norm, clipping...), in words.
     `shape_from_labels` says that the number of outputs was counted from all clients' labels. `clip` bounds the norm
-    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`. `identity`
-    says how clients are known (`sifu.core.identity`). `local_clip` bounds the norm of the gradient of every local step
-    (0: it does not). `features` is the digest of the public feature map that samples
-    go through first ("" where there is none); `features_declared` says that it is not drawn from a seed, so that the
+    of every client's update (0: it does not), `noise` is the noise added to each, as a multiple of `clip`, and
+    `noise_source` where that noise comes from. `identity` says how clients are known (`sifu.core.identity`), `initial`
+    where initial models come from. What an engine does not say is not known. `local_clip` bounds the norm of the
+    gradient of every local step (0: it does not). `features` is the digest of the public feature map that samples go
+    through first ("" where there is none); `features_declared` says that it is not drawn from a seed, so that the
     operator must declare that no client's data shaped it.
     """
 
@@ -73,11 +96,13 @@ class TrainingFacts:
     smooth_model: bool
     rounding_bounded: bool
     outside: tuple[str, ...] = ()
-    preprocessing: str = FIXED_CONSTANTS
+    preprocessing: str = UNKNOWN
     shape_from_labels: bool = False
     clip: float = 0.0
     noise: float = 0.0
-    identity: str = IN_PROCESS
+    noise_source: str = UNKNOWN
+    identity: str = UNKNOWN
+    initial: str = UNKNOWN
     local_clip: float = 0.0
     features: str = ""
     features_declared: bool = False

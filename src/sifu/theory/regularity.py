@@ -302,3 +302,30 @@ def largest_rate_within(rates: Floats | None) -> float | None:
     if rates is None or not np.isfinite(smallest := rates.min(initial=np.inf)):
         return None
     return math.nextafter(float(smallest), 0.0)
+
+
+COPIED_WITHIN = 0.01
+"""A rate written down with three digits is off by at most half of this."""
+LARGEST_NUMERATOR, LARGEST_DENOMINATOR = 10, 20
+
+
+def is_copied_rate(rate: float, largest: float, model: str) -> bool:
+    """Whether a given rate is the one that `local.rate = "auto"` would have been: the largest certified one.
+
+    For least squares it is half of that; of a model that was handed over nobody knows which, so both count.
+
+    >>> is_copied_rate(0.333, 1 / 3, "softmax"), is_copied_rate(0.167, 1 / 3, "least_squares")
+    (True, True)
+    """
+    multiples = (1.0, 0.5) if model in ("least_squares", "python") else (1.0,)
+    return any(abs(rate / (multiple * largest) - 1.0) <= COPIED_WITHIN for multiple in multiples)
+
+
+def is_near_rate(rate: float, largest: float) -> bool:
+    """Whether a given rate is near a simple multiple of the largest certified one: a/b, a up to 10, b up to 20.
+
+    >>> is_near_rate(0.5, 2.0), is_near_rate(0.537, 2.0)
+    (True, False)
+    """
+    numerators, denominators = range(1, LARGEST_NUMERATOR + 1), range(1, LARGEST_DENOMINATOR + 1)
+    return any(abs(rate * b / (a * largest) - 1.0) <= COPIED_WITHIN for a in numerators for b in denominators)

@@ -15,7 +15,8 @@ from sifu.core.certificate import (
     FORMAT,
     SOLVE_FIELDS,
     attacker_rate,
-    budget_reached,
+    delta_of_budget,
+    delta_of_charges,
     guarantee_of,
     not_covered_by,
     what_was_erased,
@@ -107,10 +108,11 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
     if protection == "training noise":
         yield from _check_training_noise(body)
     else:
-        reached = budget_reached(body["epsilon"], multiplier, exact, protection, None)
-        if not agree(body["delta_reached"], reached):
-            yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
-    if protection == "noise" and not exact and not body["sigma"] > 0.0:
+        most = delta_of_budget(body["epsilon"], multiplier, exact, protection, None)
+        if not agree(body["delta_at_most"], most):
+            yield f"delta_at_most says {body['delta_at_most']!r}, recomputed {most!r}"
+    refused = any(premise["name"] == "replies" and premise["status"] == "assumed" for premise in body["premises"])
+    if protection == "noise" and not exact and not body["sigma"] > 0.0 and not refused:
         yield "no noise was added, although the model was touched by somebody who had to be hidden"
     yield from _check_premises(body)
     yield from _check_sentences(body, multiplier)
@@ -139,18 +141,20 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
         stated = by_name.get(wanted.name, wanted)
         if (stated.status, stated.statement) != (wanted.status, wanted.statement):
             yield f"premise {wanted.name} says {stated.status!r}, its other fields make it {wanted.status!r}"
-    level = level_of(premises, exact=body["untouched"])
+    level = level_of(premises, exact=body["untouched"], fresh=method_info(body["method"]).starts_from == "fresh")
     if body["level"] != level:
         yield f"level says {body['level']!r}, the premises allow {level!r}"
 
 
 def _names_of_premises(body: dict[str, Any]) -> set[str]:
     """What a certificate by this method rests on at least."""
-    always = {"preprocessing", "hyper-parameters"}
+    always = {"preprocessing", "hyper-parameters", *(() if body["method"] == CLOSED_FORM else ("initial model",))}
     if body["protection"] == "nothing":
         return always | {"method"}
     if body["protection"] == "training noise":
-        return always | {"clipping", "history", "budget", "counterfactual", "noise", "honest reports"}
+        return always | {"clipping", "training noise", "history", "budget", "counterfactual", "noise", "honest reports"}
+    if body["method"] == "noisy_scratch":
+        return always | {"noise size"}
     if body["method"] == CLOSED_FORM:
         return always | {"features", "statistics"}
     start = method_info(body["method"]).starts_from
@@ -169,7 +173,7 @@ def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     wanted = {
         "attacker_true_positive_rate_at_1_percent": rate,
         "guarantee": guarantee_of(body["level"], body["protection"], body["scope"], solved=solved),
-        "not_covered": not_covered_by(body["unit"], len(body["clients"]), solved=solved),
+        "not_covered": not_covered_by(body["unit"], len(body["clients"]), body["scope"], body["level"], solved=solved),
         "counterfactual": COUNTERFACTUAL,
     }
     for name, expected in wanted.items():
@@ -222,6 +226,11 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
             yield f"the budget of {', '.join(subject['clients'])} says {subject['budget']!r}, recomputed {budget!r}"
         if cost > budget * (1.0 + TOLERANCE):
             yield f"the charge of {', '.join(subject['clients'])} is above its budget"
+    if protection != "training noise":
+        costs = [charge(float(subject["psi"]), body["sigma"]) for subject in body["subjects"]]
+        reached = delta_of_charges(body["epsilon"], costs, protection, None)
+        if not agree(body["delta_reached"], reached):
+            yield f"delta_reached says {body['delta_reached']!r}, recomputed {reached!r}"
     if protection == "noise" and float(body["psi"]) > psi_star * (1.0 + TOLERANCE):
         yield f"psi {body['psi']!r} is above psi_star {psi_star!r}"
 
@@ -233,5 +242,5 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
     if not agree(stated["epsilon_one_round"], one_round):
         yield f"epsilon_one_round says {stated['epsilon_one_round']!r}, recomputed {one_round!r}"
     within = stated["epsilon_composed"] <= body["epsilon"]
-    if body["level"] != "none" and not (within and body["delta_reached"] <= body["delta"] * (1.0 + TOLERANCE)):
+    if body["level"] != "none" and not (within and body["delta_at_most"] <= body["delta"] * (1.0 + TOLERANCE)):
         yield f"training reached epsilon {stated['epsilon_composed']!r}, more than the {body['epsilon']!r} certified"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
 from sifu.engines.sim.clipping import Clipping
-from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.facts import MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
 
 
@@ -53,4 +53,4 @@ def with_minimum(facts: TrainingFacts, patience: Patience) -> TrainingFacts:
     """The facts of a training whose rounds need several answers: without one client a round might not have counted."""
     if patience.min_replies <= 1:
         return facts
-    return replace(facts, outside=(*facts.outside, f"a minimum of {patience.min_replies} answers a round"))
+    return replace(facts, outside=(*facts.outside, f"{MINIMUM_OF_ANSWERS} {patience.min_replies} answers a round"))

@@ -32,13 +32,14 @@ from sifu.engines.flower.wire import (
 )
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Words
+from sifu.theory.facts import DROPPED_MASKED_ROUND
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm_up, up
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
 
-OUTSIDE = "dropping a masked round in which one client fails"
+OUTSIDE = DROPPED_MASKED_ROUND
 """Without that client the round would have counted, so clients are coupled: certificates name it as assumed."""
 ATTEMPTS = 3
 """How often a client is asked for its drift."""

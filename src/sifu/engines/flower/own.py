@@ -12,7 +12,7 @@ from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import Blueprint
 from sifu.engines.flower.wire import Arrays, WireProfile
 from sifu.errors import InputError
-from sifu.theory.facts import TrainingFacts
+from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, TrainingFacts
 from sifu.theory.participation import Participation
 
 
@@ -56,7 +56,9 @@ def own_blueprint(
         rounding_bounded=False,
         preprocessing=preprocessing,
         outside=rules.outside,
+        noise_source=NO_NOISE,
         identity=identity,
+        initial=MADE_BY_OPERATOR,
     )
     clients = tuple(profile.client for profile in profiles)
     several = all(profile.several for profile in profiles)

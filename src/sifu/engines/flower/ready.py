@@ -23,7 +23,7 @@ from sifu.engines.sim.clipping import OUTSIDE, Clipping
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.errors import InputError
-from sifu.theory.facts import TrainingFacts, clipped_profile
+from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, TrainingFacts, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import largest_certified_rate
 
@@ -165,7 +165,9 @@ def blueprint(
         shape_from_labels=not spec.model.outputs and not linear_values,
         clip=clipping.clip if clipping else 0.0,
         noise=clipping.noise if clipping else 0.0,
+        noise_source=clipping.source if clipping and clipping.noise > 0.0 else NO_NOISE,
         identity=identity,
+        initial=DRAWN_FROM_SEED,
         local_clip=training.clip,
     )
 

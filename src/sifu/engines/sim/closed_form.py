@@ -20,7 +20,7 @@ from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, total
 from sifu.theory.closed_form.statistics import statistics_of_chunks
 from sifu.theory.closed_form.statistics_check import HostileStatisticsError
-from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.facts import DRAWN_FROM_SEED, IN_PROCESS, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.rounding import norm_up
 
@@ -79,6 +79,9 @@ class ClosedFormFederation:
             shape_from_labels=from_labels,
             features=features.digest(),
             features_declared=declared,
+            noise_source=NO_NOISE,
+            identity=IN_PROCESS,
+            initial=DRAWN_FROM_SEED,
         )
 
     @property

@@ -30,14 +30,22 @@ from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.loop import LoopTrainer
-from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, make_model
+from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model
 from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.engines.sim.smoothness import linear_curvature
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
 from sifu.theory.draws import Places, base_key
-from sifu.theory.facts import ClientProfile, TrainingFacts, clipped_profile
+from sifu.theory.facts import (
+    IN_PROCESS,
+    MADE_BY_OPERATOR,
+    NO_NOISE,
+    UNKNOWN,
+    ClientProfile,
+    TrainingFacts,
+    clipped_profile,
+)
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.rounding import norm_up
 
@@ -84,7 +92,7 @@ class SimulatedFederation:
         dtype: Literal["float64", "float32"] = "float64",
         seed: int = 0,
         strategy: Strategy = "auto",
-        preprocessing: str = "fixed constants",
+        preprocessing: str = UNKNOWN,
         shape_from_labels: bool = False,
         features: str = "",
         features_declared: bool = False,
@@ -102,6 +110,7 @@ class SimulatedFederation:
         if isinstance(model, str):
             kind = model if model in OBJECTIVES else "softmax"
             model = make_model(model, shape, count_outputs(clients, OBJECTIVES[kind]))
+            shape_from_labels = kind == "softmax"
         linear = model if isinstance(model, LinearModel) else None
         if linear and linear.features != math.prod(shape):
             raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
@@ -167,6 +176,9 @@ class SimulatedFederation:
             shape_from_labels=shape_from_labels,
             clip=clipping.clip if clipping else 0.0,
             noise=clipping.noise if clipping else 0.0,
+            noise_source=clipping.source if clipping and clipping.noise > 0.0 else NO_NOISE,
+            identity=IN_PROCESS,
+            initial=model.initial_source if type(model) in (LinearModel, ModuleModel) else MADE_BY_OPERATOR,
             local_clip=training.clip,
             features=features,
             features_declared=features_declared,

@@ -7,6 +7,7 @@ bias-extended problem: `vector.reshape(features + 1, outputs)`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import threading
@@ -24,6 +25,7 @@ from sifu.core.randomness import keyed_generator
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, image_shape, mlp
 from sifu.engines.sim.objectives import OBJECTIVES, Objective, ObjectiveName
 from sifu.errors import InputError
+from sifu.theory.facts import DRAWN_FROM_SEED, MADE_BY_OPERATOR
 
 _SEEDING = threading.Lock()
 
@@ -40,6 +42,7 @@ class LinearModel:
     outputs: int
     init: Literal["zeros", "random"] = "zeros"
     smooth = True
+    initial_source = DRAWN_FROM_SEED
     outside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,22 +87,31 @@ class ModuleModel:
 
     `loss(outputs, targets)` is a mean over the samples of a batch. Only parameters are averaged between
     clients; buffers (batch normalisation's running statistics) restart from their initial values for every
-    client and round, and evaluation normalises with the statistics of the data it looks at.
+    client and round, and evaluation normalises with the statistics of the data it looks at. What the factory makes is
+    copied before anything is done to it. A factory whose modules share parameters is refused: whoever trains one of
+    them trains all, and none is fresh any more.
     """
 
     factory: Callable[[], nn.Module]
     kind: ObjectiveName = "softmax"
     custom_loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    initial_source: str = MADE_BY_OPERATOR
     smooth = False
     outside: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
             raise InputError(f"targets are read as one of {sorted(OBJECTIVES)}, found kind {self.kind!r}")
-        module = self._seeded(0)
+        module = self._made(0)
         if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
             raise InputError(
                 f"the factory must make a torch.nn.Module with parameters, it made {type(module).__name__}"
+            )
+        shared = _shared_storage(module, self._made(1))
+        if shared:
+            raise InputError(
+                f"the factory makes modules that share their parameters ({shared}): a model that is trained would "
+                "change the fresh ones. Make a new module in every call, or return copy.deepcopy(module)"
             )
         object.__setattr__(self, "outside", _outside_the_theory(module))
 
@@ -134,6 +146,10 @@ class ModuleModel:
         return nn.utils.parameters_to_vector(module.parameters()).detach().numpy().copy()
 
     def _seeded(self, seed: int) -> nn.Module:
+        """A copy of what the factory makes: nothing that is done to it reaches what the factory may have kept."""
+        return copy.deepcopy(self._made(seed))
+
+    def _made(self, seed: int) -> nn.Module:
         # torch's generator belongs to the whole process: two threads must not make models at once.
         with _SEEDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -158,17 +174,29 @@ def make_model(
     if name in OBJECTIVES:
         return LinearModel(name, math.prod(input_shape), outputs, init)  # type: ignore[arg-type]
     if name in CONV_NETS:
-        return ModuleModel(CONV_NETS[name](image_shape(name, tuple(input_shape)), outputs))
+        network = CONV_NETS[name](image_shape(name, tuple(input_shape)), outputs)
+        return ModuleModel(network, initial_source=DRAWN_FROM_SEED)
     if name != "mlp":
         raise InputError(f"no model is called {name!r}; there are {', '.join([*OBJECTIVES, 'mlp', *CONV_NETS])}")
     if hidden < 1:
         raise InputError(f"a network needs at least 1 hidden unit, found {hidden}")
-    return ModuleModel(functools.partial(mlp, tuple(input_shape), outputs, hidden))
+    return ModuleModel(functools.partial(mlp, tuple(input_shape), outputs, hidden), initial_source=DRAWN_FROM_SEED)
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
     """A seed for torch's generator, keyed like every other stream."""
     return int(keyed_generator(seed, purpose, *key).integers(2**63))
+
+
+def _shared_storage(first: nn.Module, second: nn.Module) -> str:
+    """A parameter or buffer of one module whose memory the other uses too; empty if there is none."""
+    if first is second:
+        return "it returns the same module again"
+    held = {one.untyped_storage().data_ptr() for one in (*first.parameters(), *first.buffers()) if one.numel()}
+    for name, one in (*second.named_parameters(), *second.named_buffers()):
+        if one.numel() and one.untyped_storage().data_ptr() in held:
+            return name
+    return ""
 
 
 def _outside_the_theory(module: nn.Module) -> tuple[str, ...]:

@@ -1,0 +1,117 @@
+"""Whether an engine is the one a run was begun with: certificates speak of the training that was recorded.
+
+Every fact of the training is compared (docs/theory.md, section 12.1). An engine may do better than what was recorded,
+since certificates then claim less than they could; it may never do worse, or something else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from sifu.core.engine import Engine
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.store.reader import RunReader
+from sifu.theory.facts import UNKNOWN, ClientProfile, TrainingFacts
+
+MEANING = {
+    "local_rate": "local.rate",
+    "momentum": "local.momentum",
+    "nesterov": "local.nesterov",
+    "weight_decay": "local.weight_decay",
+    "batch_size": "local.batch",
+    "server_rate": "server.rate",
+    "participation": "server.participation",
+    "dtype": "model.dtype",
+    "clip": "server.clip",
+    "noise": "server.noise",
+    "noise_source": "privacy.noise",
+    "local_clip": "local.clip",
+}
+"""What a fact is called in a spec, where it has another name."""
+
+
+def check_continues(folder: Path, reader: RunReader, engine: Engine, newcomers: bool = False) -> None:
+    """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest."""
+    _check_facts(folder, reader.facts, engine.facts)
+    layout = reader.layout
+    if layout != engine.layout:
+        raise InputError(
+            f"the model is not the one the run was made with: its parameters are {engine.layout.names} of shapes "
+            f"{engine.layout.shapes}, recorded {layout.names} of {layout.shapes}"
+        )
+    recorded = reader.clients()
+    different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if not _same_client(a, b)]
+    more = len(engine.clients) - len(recorded)
+    if different or more < 0 or (more > 0 and not newcomers):
+        raise InputError(
+            f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
+            f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
+        )
+
+
+def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts) -> None:
+    strange = [what for what in facts.outside if what not in recorded["outside"]]
+    if strange:
+        raise InputError(
+            f"{folder} was not begun with {', '.join(strange)}, and its certificates would not say so: "
+            "continue as it was begun"
+        )
+    if facts.features != recorded.get("features", ""):
+        raise InputError(
+            f"{folder} was begun with the feature map {recorded.get('features', '')[:16] or 'none'}, this one is "
+            f"{facts.features[:16] or 'none'}: the spec, the network's weights or the samples' shape changed"
+        )
+    for field in fields(TrainingFacts):
+        name = field.name
+        before, now = recorded.get(name, UNKNOWN), _plain(getattr(facts, name, UNKNOWN))
+        if name == "outside" or before in (now, UNKNOWN) or (name == "rounding_bounded" and not before):
+            continue
+        raise InputError(
+            f"{folder} was begun with {MEANING.get(name, name)} = {before!r}, the engine has {now!r}: certificates "
+            "would speak of another training than the one that was done. Continue as it was begun, or in another folder"
+        )
+
+
+def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
+    """Refuse an engine that does something else than the spec it is handed over with says."""
+    said = {
+        "momentum": spec.local.momentum,
+        "nesterov": spec.local.nesterov,
+        "weight_decay": spec.local.weight_decay,
+        "batch_size": spec.local.batch or None,
+        "server_rate": spec.server.rate,
+        "participation": str(facts.participation.parse(spec.server.participation)),
+        "dtype": spec.model.dtype,
+        "local_clip": spec.local.clip,
+        "clip": spec.server.clip,
+        "noise": spec.server.noise if spec.server.clip > 0.0 else 0.0,
+    }
+    if spec.local.rate != "auto":
+        said["local_rate"] = spec.local.rate
+    if facts.noise > 0.0:
+        said["noise_source"] = spec.privacy.noise
+    for name, wanted in said.items():
+        found = _plain(getattr(facts, name))
+        if found != wanted:
+            raise InputError(
+                f"the spec says {MEANING[name]} = {wanted!r}, the engine has {found!r}: make them agree, so that the "
+                "record of the run is that of its training"
+            )
+
+
+def _plain(value: Any) -> Any:
+    """A fact as it is recorded."""
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _same_client(recorded: ClientProfile, found: ClientProfile) -> bool:
+    """The same client with the same data, as far as it shows; smoothness may differ in its last digits."""
+    plain = all(getattr(recorded, name) == getattr(found, name) for name in ("name", "samples", "local_steps"))
+    pairs = ((recorded.smoothness, found.smoothness), (recorded.curvature, found.curvature))
+    return plain and all(
+        a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs
+    )

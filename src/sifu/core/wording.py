@@ -1,0 +1,74 @@
+"""What people are told of a request, written once: plans, reports, the client's text and its audit all use these words.
+
+Every sentence is true for whoever may read it. A public certificate says neither whether anything was undone nor
+whether a model was erased, so the sentences do not say so either.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Start = Literal["fresh", "untouched", "noised", "training noise", "nothing"]
+"""What training went on from: a new model, one the clients have no part in, one that noise was added to, one that was
+trained with noise, or one of which nothing is known."""
+
+SEEN = {"all": "the models released since", "latest": "the latest model alone"}
+"""What an attacker may look at for the figure to hold."""
+EXACT_LIMIT = "what the plan itself tells, such as how long training took, is not covered"
+
+
+def percent(rate: float) -> str:
+    """An attacker's rate as certificates state it, in per cent: one figure for one risk, everywhere.
+
+    >>> percent(0.702), percent(0.01), percent(0.0375)
+    ('70.2 %', '1 %', '3.75 %')
+    """
+    return f"{100.0 * rate:.4g} %"
+
+
+def start_of(protection: str, starts_from: str, sigma: float) -> Start:
+    """What training went on from, as far as a public certificate says it.
+
+    >>> start_of("noise", "rule", 0.1), start_of("noise", "fresh", 0.1), start_of("noise", "rule", 0.0)
+    ('noised', 'fresh', 'untouched')
+    """
+    if protection == "nothing":
+        return "nothing"
+    if protection == "training noise":
+        return "training noise"
+    if starts_from == "fresh":
+        return "fresh"
+    return "noised" if sigma > 0.0 else "untouched"
+
+
+def what_was_done(start: Start, sigma: float, many: bool) -> str:
+    """What was done for the clients, in one sentence."""
+    whom = "these participants" if many else "this participant"
+    if start == "fresh":
+        noise = ", random noise was added to it," if sigma > 0.0 else ""
+        return f"A new model was made{noise} and trained without {whom}."
+    if start == "untouched":
+        return f"Training went on without {whom}, from a model that their data has no part in."
+    if start == "noised":
+        return f"Random noise was added to a model, and training went on from it without {whom}."
+    if start == "training noise":
+        return f"Random noise was added to every contribution during training, and training went on without {whom}."
+    return f"Training went on without {whom}."
+
+
+def exact_words(whom: str) -> str:
+    """What level `exact` means."""
+    return f"The models released from this request on are those of training without {whom} under the same plan"
+
+
+def attacker_words(level: str, rate: float | None, scope: str) -> str:
+    """What an attacker can do at most, in one sentence."""
+    if rate is None or level == "none":
+        return "Nothing bounds what an attacker can tell."
+    if level == "exact":
+        return f"An attacker who looks at {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
+    assumed = "If the assumptions hold: somebody" if level == "conditional" else "Somebody"
+    return (
+        f"{assumed} who tries to tell from {SEEN[scope]} whether the data was ever used, and who is wrong about 1 % of "
+        f"those whose data was not, is right about at most {percent(rate)} of those whose data was."
+    )

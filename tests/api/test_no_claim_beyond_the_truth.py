@@ -1,0 +1,375 @@
+"""Ways in which a certificate once said more than was true; each was reproduced before it was mended."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sifu
+from independent_verifier import verify
+from run_tools import Command, small_spec
+from sifu.api import verify_certificate
+from sifu.api.backups import restore
+from sifu.audit.client import audit_client
+from sifu.core.engine import Position
+from sifu.core.replies import Reply, ReplyRules
+from sifu.core.round import RoundSetup
+from sifu.core.spec import Spec
+from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
+from sifu.engines.sim.clipping import Clipping
+from sifu.errors import InputError
+from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.theory.calibration import delta_reached
+from sifu.theory.facts import FIXED_CONSTANTS
+
+
+def public_text(cli: Command, folder: Path, request: str) -> str:
+    answer = cli("certificate", "show", folder, request, "--public")
+    assert answer.code == 0, answer.err
+    return " ".join(answer.out.split())
+
+
+def client_text(folder: Path, client: str, request: str) -> str:
+    return " ".join(audit_client(client, folder / "certificates" / f"{request}.public.json").statements)
+
+
+# -- 1: what a client is told --------------------------------------------------------------------------------
+
+
+def test_scope_latest_speaks_of_the_latest_model_alone(own_trained: Path, cli: Command) -> None:
+    run = sifu.open_run(own_trained)
+    run.forget(["client-000"], "latest", sigma=0.5, scope="latest")
+    run.forget(["client-001"], "all", sigma=0.5)
+    for text in (public_text(cli, own_trained, "latest"), client_text(own_trained, "client-000", "latest")):
+        assert "from the latest model alone" in text
+        assert "models released since whether" not in text
+    assert "learns more, and nothing bounds how much" in public_text(cli, own_trained, "latest")
+    assert "from the models released since" in public_text(cli, own_trained, "all")
+    assert "nothing bounds how much" not in public_text(cli, own_trained, "all")
+    plan = cli("plan", own_trained, "--clients", "client-002", "--sigma", "0.5", "--scope", "latest")
+    assert "from the latest model alone" in " ".join(plan.out.replace("│", " ").split())
+
+
+def test_one_number_for_one_risk(own_trained: Path, tmp_path: Path, cli: Command) -> None:
+    """0.702 in the certificate is 70.2 % wherever it is told, never 71."""
+    from sifu.report import write_report
+
+    run = sifu.open_run(own_trained)
+    plan = cli("plan", own_trained, "--clients", "client-000", "--sigma", "0.5")
+    run.forget(["client-000"], "told", sigma=0.5)
+    body = run.certificate("told").body
+    assert body["attacker_true_positive_rate_at_1_percent"] == 0.702
+    write_report(own_trained, tmp_path / "report")
+    report = "".join(path.read_text() for path in (tmp_path / "report").rglob("*.html"))
+    texts = (plan.out, public_text(cli, own_trained, "told"), client_text(own_trained, "client-000", "told"), report)
+    for text in texts:
+        joined = " ".join(text.replace("│", " ").split())
+        assert "70.2 %" in joined
+        assert "71 " not in joined.replace("2026", "") or text is report
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert "70.2 %" in readme
+    assert "71 %" not in readme
+
+
+def test_nothing_is_said_to_have_been_done_that_was_not(tmp_path: Path, cli: Command) -> None:
+    """Nothing undone, nothing erased, no noise: the words are true or neutral."""
+    run = sifu.train(small_spec(server={"participation": "poisson(0.1)"}, stop={"max_rounds": 2}), run=tmp_path / "run")
+    (rows,) = [run.reader().everyone()]
+    idle = next(k for k in range(12) if k not in set(rows.clients.tolist()))
+    (outcome,) = run.forget([f"client-{idle:03d}"], "idle", max_rounds=1)
+    assert (outcome.level, outcome.sigma, outcome.rollback_to) == ("exact", 0.0, 2)
+    text = public_text(cli, tmp_path / "run", "idle")
+    for claim in ("went back", "Every kept model", "noise was added", "nothing of its data"):
+        assert claim not in text
+    # Noise at the current model: something was added, nothing was undone.
+    other = next(k for k in range(12) if k != idle)
+    run.forget([f"client-{other:03d}"], "noised", method="last", max_rounds=1)
+    assert "Random noise was added to a model" in public_text(cli, tmp_path / "run", "noised")
+    assert "went back" not in public_text(cli, tmp_path / "run", "noised")
+
+
+# -- 2: noise in training ------------------------------------------------------------------------------------
+
+
+def test_the_size_of_training_noise_is_assumed(tmp_path: Path) -> None:
+    """Ten equal clients: the noise of an average has variance 0.0250, without one of them 0.0278 (z C = 0.5)."""
+    clipping = Clipping(0.5, 1.0, "seeded", 3)
+    updates, samples = np.zeros((10, 20_000)), np.full(10, 10)
+    everyone = clipping.average(updates, Position(0, 0), np.arange(10), samples, False).step
+    without = clipping.average(updates[1:], Position(0, 1), np.arange(1, 10), samples[1:], False).step
+    assert np.var(everyone) == pytest.approx(0.0250, rel=0.05)
+    assert np.var(without) == pytest.approx(0.0278, rel=0.05)
+    # A test of the variance alone tells the two apart: it never errs on 20,000 numbers.
+    assert np.var(everyone) < 0.0264 < np.var(without)
+    run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
+    (outcome,) = run.forget(["client-001"], "dp", method="dp")
+    assert outcome.level == "conditional"
+    assumed = [one for one in run.certificate("dp").body["premises"] if one["status"] == "assumed"]
+    assert [one["name"] for one in assumed] == ["training noise"]
+    assert run.verify().problems == []
+    assert verify(run.folder) == []
+
+
+# -- 3: exact and replies that were refused ------------------------------------------------------------------
+
+
+class Refused(SimulatedFederation):
+    """Client 2 always answers with NaN."""
+
+    def collect(self, setup: RoundSetup, drawn: Any) -> list[Reply]:
+        replies = self.replies(setup, drawn)
+        return [replace(one, vector=one.vector * np.nan) if one.client == 2 else one for one in replies]
+
+
+@pytest.mark.parametrize("rule", ["round", "reply"])
+def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: Any, cli: Command) -> None:
+    """The server drops every round client 2 is asked in, so without it the model would be another one."""
+    spec = Spec.from_mapping(small_spec(server={"rejected": rule, "participation": "poisson(0.5)"}))
+    clients = clients_from_spec(spec)
+    honest, resolved = engine_from_spec(spec, clients)
+    engine = Refused(
+        clients,
+        honest.model,  # type: ignore[attr-defined]
+        LocalTraining(float(resolved.local.rate), 3),
+        participation=honest.facts.participation,
+        preprocessing=FIXED_CONSTANTS,
+        replies=ReplyRules(rule),
+    )
+    run = sifu.train(spec, run=tmp_path / "run", engine=engine)
+    plan = run.plan(["client-002"])
+    assert plan.psi == 0.0
+    assert (plan.level, plan.untouched) == ("conditional", False)
+    assert "no part in that model" not in cli("plan", run.folder, "--clients", "client-000", "--sigma", "9").out
+    (outcome,) = run.forget(["client-002"], "refused", max_rounds=1)
+    assert outcome.level == "conditional"
+    assert [one["name"] for one in run.certificate("refused").body["premises"] if one["status"] == "assumed"] == [
+        "replies"
+    ]
+    assert verify_certificate(run.folder / "certificates" / "refused.auditor.json").problems == []
+    # Whoever was not refused, but whose rounds others dropped, is no better off; a fresh model is.
+    (outcome,) = run.forget(["client-005"], method="scratch", max_rounds=1)
+    assert outcome.level == "exact"
+    assert run.verify().problems == []
+    assert verify(run.folder) == []
+
+
+def test_a_fixed_number_of_clients_is_not_exact_on_the_path(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(server={"participation": "fixed(2)"}, stop={"max_rounds": 2}), run=tmp_path / "run")
+    present = set(run.reader().everyone().clients.tolist())
+    idle = [f"client-{k:03d}" for k in range(12) if k not in present]
+    (outcome,) = run.forget(idle[:1], max_rounds=1)
+    assert outcome.level == "conditional"
+    (outcome,) = run.forget(idle[1:2], method="scratch", max_rounds=1)
+    assert outcome.level == "exact"
+    assert verify(run.folder) == []
+
+
+# -- 4: fresh models of a user's factory ---------------------------------------------------------------------
+
+
+def test_a_factory_that_returns_its_trained_module_is_refused() -> None:
+    cached = torch.nn.Linear(4, 3)
+    with pytest.raises(InputError, match="share their parameters"):
+        ModuleModel(lambda: cached)
+    shared = torch.nn.Linear(4, 4)
+    with pytest.raises(InputError, match="share their parameters"):
+        ModuleModel(lambda: torch.nn.Sequential(shared, torch.nn.Linear(4, 3)))
+
+
+def test_a_module_that_a_factory_hands_out_again_is_never_trained() -> None:
+    """It looks new when it is checked, and hands out the same one later: what is trained is a copy."""
+    made: list[torch.nn.Module] = []
+
+    def factory() -> torch.nn.Module:
+        if len(made) < 2:
+            made.append(torch.nn.Linear(4, 3))
+        return made[-1]
+
+    model = ModuleModel(factory)
+    rng = np.random.default_rng(0)
+    clients: Any = [
+        type("Client", (), {"name": f"c{k}", "x": rng.random((6, 4)), "y": rng.integers(0, 3, 6)}) for k in range(3)
+    ]
+    engine = SimulatedFederation(clients, model, LocalTraining(0.5, 5))
+    fresh = engine.initial_model(1)
+    engine.run_round(engine.initial_model(0), Position(0, 0), np.arange(3))
+    assert np.array_equal(engine.initial_model(1), fresh)
+
+
+def test_the_initial_model_of_a_users_factory_is_trusted_and_said_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    clients = {f"site {k}": (rng.random((6, 4)), rng.integers(0, 3, 6)) for k in range(5)}
+    spec = {
+        "local": {"steps": 2, "rate": 0.05}, "stop": {"target": 0.0, "max_rounds": 2}, "model": {"outputs": 3},
+        "regularity": {"kind": "assumed"}, "data": {"preprocessing": "fixed"},
+    }  # fmt: skip
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients, model=lambda: torch.nn.Linear(4, 3))
+    run.forget(["site 1"], "own", method="scratch")
+    said = {one["name"]: one["status"] for one in run.certificate("own").body["premises"]}
+    assert said["initial model"] == "trusted"
+    ours = sifu.train(small_spec(), run=tmp_path / "ours")
+    assert {one.name: one.status for one in ours.plan(["client-001"]).premises}["initial model"] == "met"
+
+
+# -- 5: another engine ---------------------------------------------------------------------------------------
+
+
+def other_engines() -> dict[str, tuple[str, dict[str, Any]]]:
+    return {
+        "rate": ("local.rate", {"local": {"rate": 0.051}}),
+        "momentum": ("local.momentum", {"local": {"momentum": 0.1}}),
+        "decay": ("local.weight_decay", {"local": {"weight_decay": 0.01}}),
+        "batch": ("local.batch", {"local": {"batch": 3}}),
+        "server rate": ("server.rate", {"server": {"rate": 0.9}}),
+        "participation": ("server.participation", {"server": {"participation": "fixed(3)"}}),
+        "dtype": ("model.dtype", {"model": {"dtype": "float32"}}),
+        "clip": ("clipping of updates", {"server": {"clip": 0.5}}),
+    }
+
+
+@pytest.mark.parametrize("name", other_engines())
+def test_a_run_goes_on_only_with_the_training_it_was_begun_with(tmp_path: Path, name: str) -> None:
+    named, change = other_engines()[name]
+    base = small_spec(local={"rate": 0.05})
+    sifu.train(base, run=tmp_path / "run")
+    changed = {key: {**base.get(key, {}), **change.get(key, {})} for key in {*base, *change}}
+    spec = Spec.from_mapping(changed)
+    engine, _ = engine_from_spec(spec, clients_from_spec(spec))
+    with pytest.raises(InputError, match=named):
+        sifu.open_run(tmp_path / "run", engine=engine).forget(["client-001"], sigma=1.0)
+    with pytest.raises(InputError, match=named):
+        sifu.train(base, run=tmp_path / "run", engine=engine)
+    if name != "clip":  # a new run is refused too, unless the spec says the same
+        with pytest.raises(InputError, match=named):
+            sifu.train(base, run=tmp_path / "new", engine=engine)
+    sifu.train(changed, run=tmp_path / "agreed", engine=engine)
+
+
+def test_what_an_engine_does_not_say_is_not_known(tmp_path: Path) -> None:
+    spec = Spec.from_mapping(small_spec(local={"rate": 0.05}))
+    clients = clients_from_spec(spec)
+    engine = SimulatedFederation(clients, "softmax", LocalTraining(0.05, 3))
+    run = sifu.train(spec, run=tmp_path / "run", engine=engine)
+    assumed = {one.name for one in run.plan(["client-001"], sigma=9.0).premises if one.status == "assumed"}
+    assert {"preprocessing", "hyper-parameters"} <= assumed
+    # It cannot be continued by an engine that says more than was recorded, and claim that.
+    known, _ = engine_from_spec(spec, clients)
+    with pytest.raises(InputError, match="shape_from_labels"):
+        sifu.open_run(run.folder, engine=known).forget(["client-001"], sigma=9.0)
+
+
+def test_seeded_training_noise_under_a_spec_that_says_system_is_refused(tmp_path: Path) -> None:
+    base = small_spec(server={"clip": 0.3, "noise": 3.0})
+    seeded = Spec.from_mapping(base | {"privacy": {"noise": "seeded"}})
+    engine, _ = engine_from_spec(seeded, clients_from_spec(seeded))
+    with pytest.raises(InputError, match=r"privacy\.noise"):
+        sifu.train(base, run=tmp_path / "run", engine=engine)
+
+
+# -- 6: restored backups -------------------------------------------------------------------------------------
+
+
+def test_two_copies_of_a_run_cannot_both_prove_on_one_budget(own_trained: Path, tmp_path: Path) -> None:
+    run = sifu.open_run(own_trained)
+    anchor = run.backup(tmp_path / "b.zip")
+    (first,) = run.forget(["client-003"], "first", sigma=0.5)
+    assert restore(tmp_path / "b.zip", tmp_path / "back", anchor).complete
+    again = sifu.open_run(tmp_path / "back")
+    (second,) = again.forget(["client-003"], "second", sigma=0.5)
+    assert (first.level, second.level) == ("proven", "conditional")
+    together = math.sqrt(2.0) * first.psi / first.sigma
+    assert delta_reached(10.0, 1.0 / together) > first.delta_reached
+    body = again.certificate("second").body
+    assert [one["name"] for one in body["premises"] if one["status"] == "assumed"] == ["record"]
+    # Every later certificate says so, also of a fresh model, which does not depend on it.
+    (third,) = again.forget(["client-004"], "third", method="scratch")
+    assert third.level == "exact"
+    assert "record" in {one["name"] for one in again.certificate("third").body["premises"]}
+    assert again.verify().problems == []
+    assert verify(tmp_path / "back") == []
+
+
+# -- 7: rates that the data would have set -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["softmax", "least_squares"])
+def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None:
+    base = small_spec(model={"kind": kind})
+    run = sifu.train(base, run=tmp_path / "auto")
+    betas = {one.name: one.smoothness or 0.0 for one in run.engine().clients}
+    decides = max(betas, key=betas.__getitem__)
+    rate = run.spec.local.rate
+    assert isinstance(rate, float)
+    three_digits = float(f"{rate:.3g}")
+    copied = sifu.train(small_spec(model={"kind": kind}, local={"rate": three_digits}), run=tmp_path / "copied")
+    assert copied.plan([decides], method="scratch").level == "conditional"
+    for share in (1 / 2, 1 / 3, 2 / 5, 0.9):
+        near = sifu.train(small_spec(model={"kind": kind}, local={"rate": rate * share}), run=tmp_path / f"{share}")
+        said = {one.name: one.status for one in near.plan([decides], method="scratch").premises}
+        assert said["hyper-parameters"] in ("trusted", "assumed")
+    free = sifu.train(small_spec(model={"kind": kind}, local={"rate": rate * 0.137}), run=tmp_path / "free")
+    said = {one.name: one.status for one in free.plan([decides], method="scratch").premises}
+    assert said["hyper-parameters"] == "met"
+    assert verify(tmp_path / "copied") == []
+
+
+# -- 8 and 9: noise that the forgotten decide; what was spent ------------------------------------------------
+
+
+def test_noisy_scratch_with_automatic_noise_is_not_exact(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    (outcome,) = run.forget(["client-001"], "auto", method="noisy_scratch")
+    assert outcome.level == "conditional"
+    (outcome,) = run.forget(["client-002"], "given", method="noisy_scratch", sigma=0.2)
+    assert outcome.level == "exact"
+    for form in ("auditor", "public"):
+        for name in ("auto", "given"):
+            assert verify_certificate(own_trained / "certificates" / f"{name}.{form}.json").problems == []
+    assert run.verify().problems == []
+    assert verify(own_trained) == []
+
+
+def test_the_stop_rule_is_named_under_not_covered(own_trained: Path, cli: Command) -> None:
+    run = sifu.open_run(own_trained)
+    run.forget(["client-001"], "one", method="scratch")
+    assert "accuracy on every active client, whether it takes part in rounds or not" in public_text(
+        cli, own_trained, "one"
+    )
+
+
+def test_delta_reached_is_what_was_spent(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    plan = run.plan(["client-001"], sigma=50.0)
+    assert plan.delta_at_most == pytest.approx(0.01)
+    assert plan.delta_reached < 1e-6
+    (outcome,) = run.forget(["client-001"], "much", sigma=50.0)
+    assert (outcome.delta_reached, outcome.delta_at_most) == (plan.delta_reached, plan.delta_at_most)
+    spent = run.certificate("much", "auditor").body
+    assert spent["delta_reached"] == outcome.delta_reached
+    # It tells Psi, which is confidential: the public copy has the budget alone.
+    assert "delta_reached" not in run.certificate("much").body
+    changed = copy.deepcopy(spent)
+    changed["delta_reached"] = 0.0
+    path = own_trained / "changed.json"
+    path.write_text(json.dumps({"body": changed, "public_key": "", "signature": ""}))
+    assert any("delta_reached" in one for one in verify_certificate(path).problems)
+
+
+def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once said that the noise is small beside a ratio of 1.2, because few rounds were predicted."""
+    from sifu.api import advice
+
+    spec = Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40}))
+    monkeypatch.setattr(advice, "LARGEST_NOISE_TO_SIGNAL", 1e-9)
+    answer = advice.advise(spec)
+    if answer.pays:
+        assert f"{answer.predicted_rounds} rounds where Scratch takes {answer.scratch_rounds}" in answer.verdict
+    assert "small against" not in answer.verdict.replace("not small against", "")
