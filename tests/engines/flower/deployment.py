@@ -153,7 +153,7 @@ class Deployment:
             FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.2",
             OMP_NUM_THREADS="1",
             PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            PYTHONPATH=os.pathsep.join(one for one in sys.path if one),
+            PYTHONPATH=os.pathsep.join(folder for folder in sys.path if folder),
         )
         (folder / "flwr").mkdir()
         make_certificates(folder)
@@ -166,7 +166,7 @@ class Deployment:
         """A process in the background, its output in a file of its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             made = subprocess.Popen(
-                [str(one) for one in command], stdout=log, stderr=log, env=self.environment, cwd=self.folder,
+                [str(word) for word in command], stdout=log, stderr=log, env=self.environment, cwd=self.folder,
                 start_new_session=True,
             )  # fmt: skip
         self.processes[name] = made
@@ -175,7 +175,7 @@ class Deployment:
     def call(self, *command: object, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """A command in the foreground."""
         return subprocess.run(
-            [str(one) for one in command], env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            [str(word) for word in command], env=self.environment, cwd=self.folder, capture_output=True, text=True,
             timeout=timeout,
         )  # fmt: skip
 

@@ -248,14 +248,14 @@ def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, 
         here = part.between(node, node)
         local = [trained(models[node - 1], int(client)) for client in here.clients]
         models[node] = np.mean(local, axis=0) if local else models[node - 1]
-        expected = [float(np.linalg.norm(one - models[node])) for one in local]
+        expected = [float(np.linalg.norm(model - models[node])) for model in local]
         known = np.isfinite(here.drifts)
         np.testing.assert_allclose(here.drifts[known], np.array(expected)[known], rtol=1e-6)
         assert set(here.clients[~known]) <= {4}
     np.testing.assert_allclose(reader.load_model(3), models[3], atol=1e-12)
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
-    assert {one["client"] for many in told for one in many} <= {"site-4", ""}
+    assert {incident["client"] for many in told for incident in many} <= {"site-4", ""}
     assert told
 
 

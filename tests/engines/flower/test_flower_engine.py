@@ -221,7 +221,7 @@ def test_rounds_that_draw_too_few_are_no_silence_but_rounds_without_answer_are(m
     wanted = RoundsWanted(spec.stop, model.astype(np.float64))
     rounds = list(flower.run_rounds(model, Position(0, 0), everyone(flower), wanted))
     assert len(rounds) == 30
-    assert sum(one.participants.size == 0 for one in rounds) > 20
+    assert sum(done.participants.size == 0 for done in rounds) > 20
     _, flower, grid = both_engines(small_spec(stop={"max_rounds": 30, "evaluate_every": 1000}), masked=masked)
     grid.apps.clear()
     with pytest.raises(NobodyAnsweredError, match="5 rounds in a row"):

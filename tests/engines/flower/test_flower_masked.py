@@ -113,11 +113,12 @@ def test_delta_of_the_client_is_delta_of_the_server(name: str) -> None:
     model, rate = plain.initial_model(0), plain.facts.server_rate
     for number in range(3):
         place = Position(1, number)
-        a, b = (one.run_round(model, place, everyone(one)) for one in (plain, masked))
+        a, b = (federation.run_round(model, place, everyone(federation)) for federation in (plain, masked))
         np.testing.assert_array_equal(a.participants, b.participants)
         np.testing.assert_allclose(a.model, b.model, rtol=0, atol=1e-12 if model.dtype == np.float64 else 1e-6)
         deltas = [
-            client_increments(one.samples, one.drifts, int(one.samples.sum()), one.mean_shift, rate) for one in (a, b)
+            client_increments(result.samples, result.drifts, int(result.samples.sum()), result.mean_shift, rate)
+            for result in (a, b)
         ]
         np.testing.assert_allclose(deltas[0], deltas[1], rtol=0, atol=1e-6)
         np.testing.assert_allclose(deltas[0], deltas[1], rtol=1e-9)
@@ -158,7 +159,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
     model = masked.initial_model(0)
     grid.received.clear()
     masked.run_round(model, Position(0, 0), everyone(masked))
-    kinds = [one.metadata.message_type for one in grid.received]
+    kinds = [message.metadata.message_type for message in grid.received]
     assert {kind: kinds.count(kind) for kind in kinds} == {PREPARE: 8, MASKED_TRAIN: 8, DRIFT_QUERY: 8}
     arrays = list(received_arrays(grid))
     assert all(kind == MASKED_TRAIN and one.dtype == np.uint64 for kind, one in arrays)
@@ -335,7 +336,7 @@ def test_a_masked_run_forgets_and_has_the_same_psi_and_says_what_is_assumed(tmp_
         one.serve()
     np.testing.assert_allclose(psi_of(plain.run_folder), psi_of(masked.run_folder), rtol=0, atol=1e-6)
     name = masked.data[3].name
-    a, b = (sifu.open_run(one.run_folder).plan([name]) for one in (plain, masked))
+    a, b = (sifu.open_run(federation.run_folder).plan([name]) for federation in (plain, masked))
     assert (a.source_node, a.wanted_node) == (b.source_node, b.wanted_node)
     assert b.level == "conditional"
     assert any("masked round" in str(premise) for premise in b.premises)
@@ -373,7 +374,7 @@ def test_a_lost_report_makes_psi_unbounded_for_that_client_alone(tmp_path: Path)
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
     assert int((part.clients == 4).sum()) == 14
-    assert [(one["round"], one["client"]) for many in told for one in many] == [(6, fed.data[4].name)]
+    assert [(incident["round"], incident["client"]) for many in told for incident in many] == [(6, fed.data[4].name)]
     assert "unbounded" in told[0][0]["what"]
     plan = run.plan([fed.data[4].name], sigma=5.0)
     assert plan.source_node <= 6

@@ -39,7 +39,7 @@ def test_a_request_ends_as_on_the_embedded_engine(tmp_path: Path, method: str) -
     done = fed.serve(min_level="none")
     assert done == ["one"]
     assert name not in fed.contacted()
-    found, expected = (sifu.open_run(one) for one in (fed.run_folder, tmp_path / "embedded"))
+    found, expected = (sifu.open_run(folder) for folder in (fed.run_folder, tmp_path / "embedded"))
     assert found.verify().problems == []
     (a,), (b,) = found.outcomes(), expected.outcomes()
     assert (a.rollback_to, a.rounds, a.sigma, a.level) == (b.rollback_to, b.rounds, pytest.approx(b.sigma), b.level)

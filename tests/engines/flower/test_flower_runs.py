@@ -53,7 +53,7 @@ class Federation:
         self.folder, self.run_folder, self.spec = folder, folder / "run", spec
         self.data = list(clients_from_spec(spec))
         self.grid: MemoryGrid = grid_of(self.data)
-        self.nodes = dict(zip([one.name for one in self.data], self.grid.apps, strict=True))
+        self.nodes = dict(zip([client.name for client in self.data], self.grid.apps, strict=True))
         (folder / "spec.toml").write_text(commented_toml(spec))
         if keyed:
             for one in self.data:
@@ -76,7 +76,7 @@ class Federation:
     def contacted(self) -> set[str]:
         """Who was sent anything since the grid's list was last cleared."""
         names = {node: name for name, node in self.nodes.items()}
-        return {names.get(one.metadata.dst_node_id, "stranger") for one in self.grid.sent}
+        return {names.get(message.metadata.dst_node_id, "stranger") for message in self.grid.sent}
 
 
 SPEC = small_spec(data={"clients": 12, "samples_per_client": 12}, stop={"max_rounds": 14, "target": 0.0})
@@ -112,7 +112,7 @@ def test_the_same_problem_gives_the_same_psi_node_and_model(tmp_path: Path, sect
     assert 0 < plan.source_node < 14
     assert plan.level == "proven"
     assert plan.noise_std == pytest.approx(expected.noise_std, rel=1e-9)
-    a, b = (sifu.open_run(one).reader() for one in (flower.run_folder, tmp_path / "embedded"))
+    a, b = (sifu.open_run(folder).reader() for folder in (flower.run_folder, tmp_path / "embedded"))
     for node in (0, plan.source_node, a.tip):
         np.testing.assert_allclose(a.load_model(node), b.load_model(node), rtol=0, atol=1e-11)
     a.close()
@@ -132,7 +132,7 @@ def test_an_automatic_sigma_is_planned_as_on_the_embedded_engine(tmp_path: Path,
     embedded = sifu.train(AUTO, run=tmp_path / "embedded")
     name = flower.data[3].name
     plan, expected = (
-        one.plan([name], method=method, epsilon=30.0) for one in (sifu.open_run(flower.run_folder), embedded)
+        run.plan([name], method=method, epsilon=30.0) for run in (sifu.open_run(flower.run_folder), embedded)
     )
     assert plan.noise_std > 0.0
     assert plan.noise_std == pytest.approx(expected.noise_std, rel=1e-9)
@@ -148,8 +148,8 @@ def test_an_automatic_sigma_is_planned_as_on_the_embedded_engine(tmp_path: Path,
 def test_the_rehearsal_is_one_message_to_each_client_and_says_what_the_embedded_one_says(tmp_path: Path) -> None:
     flower = Federation(tmp_path, AUTO)
     flower.serve()
-    several = [one for one in flower.grid.sent if one.metadata.message_type == EVALUATE_SEVERAL]
-    assert sorted(one.metadata.dst_node_id for one in several) == sorted(flower.nodes.values())
+    several = [message for message in flower.grid.sent if message.metadata.message_type == EVALUATE_SEVERAL]
+    assert sorted(message.metadata.dst_node_id for message in several) == sorted(flower.nodes.values())
     found, expected = rehearsed(flower.run_folder), rehearsed(sifu.train(AUTO, run=tmp_path / "embedded").folder)
     assert len(found) == len(expected) == 3
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -234,11 +234,11 @@ def test_who_does_not_rehearse_holds_up_nobody(tmp_path: Path, answer: str) -> N
 
     flower.grid.trouble[victim] = trouble
     flower.serve()
-    assert [one[1] for one in rehearsed(flower.run_folder)] == [11 * 12] * 3
+    assert [row[1] for row in rehearsed(flower.run_folder)] == [11 * 12] * 3
     reader = sifu.open_run(flower.run_folder).reader()
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
-    assert [one["client"] for many in told for one in many] == [flower.data[2].name]
+    assert [incident["client"] for many in told for incident in many] == [flower.data[2].name]
     # If nobody rehearses, training is done all the same; plans then rest on the law.
     other = Federation(tmp_path / "other", AUTO)
     other.grid.trouble = dict.fromkeys(everybody, trouble)
@@ -250,7 +250,7 @@ def test_who_does_not_rehearse_holds_up_nobody(tmp_path: Path, answer: str) -> N
 
 def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_on(tmp_path: Path) -> None:
     fed = Federation(tmp_path, replace(SPEC, model=replace(SPEC.model, outputs=10)))
-    names = [one.name for one in fed.data]
+    names = [client.name for client in fed.data]
 
     def ask(client: str, id: str | None) -> None:
         fed.grid.sent.clear()
@@ -296,7 +296,7 @@ def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_
 
 def test_a_letter_outlives_its_server_and_counts_once(tmp_path: Path) -> None:
     fed = Federation(tmp_path, SPEC)
-    names = [one.name for one in fed.data]
+    names = [client.name for client in fed.data]
 
     class KilledError(Exception):
         pass
@@ -360,7 +360,7 @@ def test_a_server_without_tls_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_and_blocked_keys_take_no_part(tmp_path: Path) -> None:
     fed = Federation(tmp_path, SPEC)
-    names = [one.name for one in fed.data]
+    names = [client.name for client in fed.data]
     _, stranger = new_key(tmp_path, "stranger")
     fed.grid.add(4321, fed.grid.apps[fed.nodes[names[0]]], stranger)
     fed.serve({("training", 5): lambda: ask_for_change(fed.run_folder, {"do": "block", "name": names[4]})})
@@ -376,7 +376,7 @@ def test_unknown_and_blocked_keys_take_no_part(tmp_path: Path) -> None:
 
 def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
     fed = Federation(tmp_path, SPEC)
-    names = [one.name for one in fed.data]
+    names = [client.name for client in fed.data]
     other, pem = new_key(tmp_path, "other")
     key = fingerprint_of_file(other)
     taken = listed_clients(fed.run_folder)[0].key
@@ -432,7 +432,7 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
     fed, late = joined_federation(tmp_path, "retraining early", forget_first)
     run = sifu.open_run(fed.run_folder)
     reader = run.reader()
-    assert [client.name for client in reader.clients()] == [one.name for one in fed.data]
+    assert [client.name for client in reader.clients()] == [client.name for client in fed.data]
     assert len(reader.joined()) == 1
     part = reader.participation()
     took_part = set(part.nodes[part.clients == 11].tolist())
@@ -465,7 +465,7 @@ def test_psi_of_everyone_is_the_same_as_if_the_newcomer_had_been_absent_before(
     reader = sifu.open_run(fed.run_folder).reader()
     part = reader.participation()
     rounds = [part.between(node, node) for node in range(1, 15)]
-    sizes = [one.clients.size for one in rounds]
+    sizes = [row.clients.size for row in rounds]
     psi = np.zeros(12)
     for one in rounds:
         total = int(one.samples.sum())
@@ -489,7 +489,7 @@ def test_a_newcomer_that_would_lower_what_is_proven_is_refused_and_recorded(
     fed, late = joined_federation(tmp_path)
     reader = sifu.open_run(fed.run_folder).reader()
     refused = [json.loads(event.payload) for event in reader.events() if event.kind == "client refused"]
-    assert [(one["client"], "smoothness" in one["reason"]) for one in refused] == [(late, True)]
+    assert [(incident["client"], "smoothness" in incident["reason"]) for incident in refused] == [(late, True)]
     assert len(reader.clients()) == 11
     reader.close()
     assert late not in {client.name for client in listed_clients(fed.run_folder)}
@@ -509,7 +509,7 @@ def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) ->
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
     # Eight rounds, and the one that is rehearsed with three models.
-    assert [one["round"] for many in told for one in many] == [*range(6, 14), 14, 14, 14]
+    assert [incident["round"] for many in told for incident in many] == [*range(6, 14), 14, 14, 14]
     assert told[0][0]["client"] == fed.data[0].name
     assert sifu.open_run(fed.run_folder).verify().problems == []
 
@@ -536,7 +536,7 @@ def test_a_node_whose_key_names_a_clients_key_too_is_a_stranger(tmp_path: Path) 
 
 def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
     fed = Federation(tmp_path, SPEC)
-    names = [one.name for one in fed.data]
+    names = [client.name for client in fed.data]
     fed.serve()
     for name in ("mine", "strange"):
         make_node_key(tmp_path / name)
@@ -568,6 +568,6 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
     reader.close()
     assert kinds.count("letter refused") == 5
     assert [refusal.what for refusal in run.status().refused] == [
-        f"signed {one}" for one in ("a", "b", "c", "other", "a")
+        f"signed {name}" for name in ("a", "b", "c", "other", "a")
     ]
     assert run.verify().problems == []

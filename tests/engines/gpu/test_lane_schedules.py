@@ -112,6 +112,8 @@ def test_every_parameter_has_one_aligned_place(network: ConvNet) -> None:
     assert np.unique(layout.entries).size == network.parameters == layout.entries.size
     assert layout.entries.min() >= 0
     assert layout.entries.max() < layout.size
-    places = [at for one in (*layout.convolutions, *layout.hidden, layout.last) for at in (one.weight_at, one.bias_at)]
+    places = [
+        at for layer in (*layout.convolutions, *layout.hidden, layout.last) for at in (layer.weight_at, layer.bias_at)
+    ]
     assert all(at % ALIGNMENT == 0 for at in places)
     assert layout.size % ALIGNMENT == 0

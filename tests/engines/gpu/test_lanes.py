@@ -29,7 +29,7 @@ Rounds = list[tuple[StreamedRound, np.ndarray]]
 
 def rounds_of(engine: Any, wanted: RoundsWanted, active: np.ndarray) -> Rounds:
     start = engine.initial_model(0)
-    return [(one, one.fetch_model()) for one in stream_rounds(engine, start, Position(0, 0), active, wanted)]
+    return [(done, done.fetch_model()) for done in stream_rounds(engine, start, Position(0, 0), active, wanted)]
 
 
 def in_threads(works: list[Callable[[], Any]]) -> list[Any]:

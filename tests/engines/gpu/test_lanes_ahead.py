@@ -62,7 +62,7 @@ def everything(engines: list[Any], **wanted: Any) -> list[list[tuple[Any, ...]]]
     def take(place: int) -> None:
         engine = engines[place]
         try:
-            found[place] = [seen(one) for one in stream_of(engine, engine.initial_model(0), 0, ROUNDS, **wanted)]
+            found[place] = [seen(done) for done in stream_of(engine, engine.initial_model(0), 0, ROUNDS, **wanted)]
         finally:
             engine.close()
 
@@ -125,17 +125,17 @@ def test_a_stream_may_be_left_anywhere_and_gone_on_from(make_federation: Any, ta
     stream.close()  # type: ignore[attr-defined]
     assert not engine._group._streams
     rest = list(stream_of(engine, first[-1].fetch_model(), taken, ROUNDS))
-    assert [seen(one) for one in (*first, *rest)] == expected
+    assert [seen(done) for done in (*first, *rest)] == expected
     engine.close()
 
 
 def test_models_of_earlier_chunks_stay_at_hand(make_federation: Any) -> None:
     federation, data = make_federation(LINEAR, clients=3)
     (engine,), (other,) = (lane_engines([federation], [data], DEVICE) for _ in range(2))
-    at_once = [one.fetch_model() for one in stream_of(engine, engine.initial_model(0), 0, ROUNDS)]
-    late = [one.fetch_model() for one in list(stream_of(other, other.initial_model(0), 0, ROUNDS))]
-    assert [one.tobytes() for one in late] == [one.tobytes() for one in at_once]
-    assert len({one.tobytes() for one in late}) == ROUNDS
+    at_once = [done.fetch_model() for done in stream_of(engine, engine.initial_model(0), 0, ROUNDS)]
+    late = [done.fetch_model() for done in list(stream_of(other, other.initial_model(0), 0, ROUNDS))]
+    assert [model.tobytes() for model in late] == [model.tobytes() for model in at_once]
+    assert len({model.tobytes() for model in late}) == ROUNDS
     engine.close()
     other.close()
 
@@ -175,7 +175,7 @@ def test_a_draw_that_does_not_fit_stops_its_own_lane_at_its_own_round(
     made = [make_federation(LINEAR, seed=seed, clients=4, participation="poisson(0.3)") for seed in range(4)]
     engines = lane_engines([one for one, _ in made], [data for _, data in made], DEVICE)
     drawn = [
-        [one.participants.size for one in stream_of(federation, federation.initial_model(0), 0, 12)]
+        [done.participants.size for done in stream_of(federation, federation.initial_model(0), 0, 12)]
         for federation, _ in made
     ]
     good = [next((place for place, size in enumerate(sizes) if size > 2), None) for sizes in drawn]

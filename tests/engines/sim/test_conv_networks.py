@@ -74,7 +74,7 @@ def disagreement(model: Any, clients: list[Client], dtype: str, **options: Any) 
     start, everyone = loop.initial_model(0), np.arange(len(clients))
     found = [0.0]
     for position in (Position(0, 0), Position(2, 5)):
-        expected, other = (one.run_round(start, position, everyone) for one in (loop, fast))
+        expected, other = (engine.run_round(start, position, everyone) for engine in (loop, fast))
         assert other.model.dtype == dtype
         found += [relative(other.model - start, expected.model - start), relative(other.drifts, expected.drifts)]
     return max(found)
@@ -322,7 +322,7 @@ def test_a_wrong_mask_would_be_found_out(monkeypatch):
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_evaluation_agrees_and_keeps_the_order_asked_for(name, dtype):
-    loop, fast = (federation(name, images(SHAPES[name]), one, dtype) for one in ("loop", "auto"))
+    loop, fast = (federation(name, images(SHAPES[name]), strategy, dtype) for strategy in ("loop", "auto"))
     model = loop.initial_model(3)
     for clients in (np.arange(3), np.array([2, 0]), np.arange(0)):
         expected, found = loop.evaluate(model, clients), fast.evaluate(model, clients)
@@ -354,9 +354,9 @@ def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypat
 
 
 def test_fewer_steps_agree_with_the_loop():
-    loop, fast = (federation("cnn_fashion_mnist", images((1, 7, 8)), one) for one in ("loop", "auto"))
+    loop, fast = (federation("cnn_fashion_mnist", images((1, 7, 8)), strategy) for strategy in ("loop", "auto"))
     start = loop.initial_model(0)
-    expected, found = (one.local_updates(start, Position(0, 1), np.array([2, 0]), 2) for one in (loop, fast))
+    expected, found = (engine.local_updates(start, Position(0, 1), np.array([2, 0]), 2) for engine in (loop, fast))
     assert relative(found, expected) < 1e-10
 
 

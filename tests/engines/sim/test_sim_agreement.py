@@ -112,10 +112,10 @@ def test_partial_participation_agrees(make_federation, participation):
 def test_runs_of_clients_between_those_that_are_gone_agree(make_federation):
     loop, fast, start = both(make_federation, "softmax", sizes=(6,) * 100, features=40, rate=0.01)
     active = np.delete(np.arange(100), 50)
-    expected, found = (one.run_round(start, Position(0, 0), active) for one in (loop, fast))
+    expected, found = (engine.run_round(start, Position(0, 0), active) for engine in (loop, fast))
     assert relative(found.model - start, expected.model - start) < 1e-12
     assert relative(found.drifts, expected.drifts) < 1e-10
-    expected, found = (one.evaluate(start, active) for one in (loop, fast))
+    expected, found = (engine.evaluate(start, active) for engine in (loop, fast))
     assert (found.correct == expected.correct).all()
     assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
 

@@ -29,7 +29,7 @@ def part_of(x: list[np.ndarray], outputs: int) -> Part:
 
 def duals(x: list[np.ndarray], generator: np.random.Generator, outputs: int, scale: float) -> np.ndarray:
     """V' (clients, outputs, rows), zero on padding."""
-    found = np.zeros((len(x), outputs, max(len(one) for one in x)))
+    found = np.zeros((len(x), outputs, max(len(rows) for rows in x)))
     for place, one in enumerate(x):
         found[place, :, : len(one)] = generator.standard_normal((outputs, len(one))) * scale
     return found
@@ -43,7 +43,7 @@ def exact_drifts(x: list[np.ndarray], dual: np.ndarray) -> tuple[np.ndarray, np.
             for place, one in enumerate(x)
         ]
     )
-    samples = np.array([len(one) for one in x]).astype(Extended)
+    samples = np.array([len(rows) for rows in x]).astype(Extended)
     mean = (samples[:, None, None] * updates).sum(axis=0) / samples.sum()
     return np.sqrt(((updates - mean) ** 2).sum(axis=(1, 2))), np.sqrt((mean**2).sum())
 
@@ -53,7 +53,7 @@ def found_drifts(x: list[np.ndarray], dual: np.ndarray):
     assert part.gram is not None
     updates = DualUpdates(part, part.gram, torch.tensor(dual), True)
     size = dual.shape[1] * (x[0].shape[1] + 1)
-    return average([updates], np.zeros(size), 0.0, np.array([len(one) for one in x]), False)
+    return average([updates], np.zeros(size), 0.0, np.array([len(rows) for rows in x]), False)
 
 
 class Overflowed:
@@ -123,7 +123,7 @@ def test_control_without_the_allowance_cancellation_would_under_report():
         common = generator.standard_normal((6, 30))
         x = [common + 1e-9 * generator.standard_normal((6, 30)) for _ in range(8)]
         dual = duals(x[:1], generator, 3, 1.0).repeat(8, axis=0)
-        extended = np.array([np.column_stack([one, np.ones(6)]) for one in x])
+        extended = np.array([np.column_stack([rows, np.ones(6)]) for rows in x])
         updates = dual @ extended
         mean = updates.mean(axis=0)
         own = np.einsum("kci,kij,kcj->k", dual, extended @ extended.transpose(0, 2, 1), dual)

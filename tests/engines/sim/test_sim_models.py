@@ -147,7 +147,7 @@ def test_an_objective_is_the_same_wherever_the_outputs_lie(kind):
     scores = torch.randint(-1, 2, (3, 50, outputs), generator=generator).to(torch.float64)
     labels = torch.randint(0, max(outputs, 2), (3, 50), generator=generator)
     targets = torch.eye(outputs, dtype=torch.float64)[labels] if outputs > 1 else labels[..., None].to(torch.float64)
-    turned = [one.transpose(1, 2).contiguous() for one in (scores, targets)]
+    turned = [values.transpose(1, 2).contiguous() for values in (scores, targets)]
     assert torch.allclose(objective.residual(*turned, dim=1).transpose(1, 2), objective.residual(scores, targets))
     assert torch.allclose(objective.row_loss(*turned, dim=1), objective.row_loss(scores, targets))
     assert torch.equal(objective.hits(*turned, dim=1), objective.hits(scores, targets))
