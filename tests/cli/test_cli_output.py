@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sifu
-from run_tools import Answer, Command, environment, query, run_cli, small_spec
+from run_tools import Answer, Command, environment, query, run_cli, small_spec, spec_for
 from sifu.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,11 +99,15 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "doctor": [],
         "methods": [],
         "anchor": [own_run],
+        "sign": [own_run],
         "purge": [own_run],
         "backup": [own_run, tmp_path / "backup.zip"],
         "restore": [tmp_path / "backup.zip", tmp_path / "restored"],
         "report": [own_run],  # after purge, which erases it
     }  # fmt: skip
+    grouped = tmp_path / "grouped"
+    sifu.train(spec_for("groups", stop={"max_rounds": 4}), run=grouped)
+    asked["rebuild"] = [grouped]
     assert set(asked) | {"demo"} >= set(COMMANDS), "a new command: add it here"
     found = {}
     for name, arguments in asked.items():

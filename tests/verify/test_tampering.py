@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from run_tools import Column, columns, connect, copy_run, dump, run_cli
 from sifu.api import Verification, verify_certificate, verify_run
 from sifu.errors import SifuError
+from sifu.verify.value_comparison import agree
 
 ALIASES = {
     "nodes": r"node|history|rounds",
@@ -353,8 +354,10 @@ def test_every_field_of_every_certificate_is_protected(pristine: Pristine) -> No
                 # The folder's check is slower; the file is compared with the ledger's copy, so a sample will do.
                 if number % 60 == 0:
                     name = str(place[-1] if isinstance(place[-1], str) else place[-2])
-                    found = [one for one in caught(pristine.folder) if path.name in one and name in one]
-                    if not found:
+                    # A changed last digit is within the tolerance of what is recomputed: then the file alone is named.
+                    same = isinstance(value, float) and agree(value, new)
+                    problems = [problem for problem in caught(pristine.folder) if path.name in problem]
+                    if not any(same or name in problem for problem in problems):
                         wrong.append(f"{path.name} in its run: {place}: {value!r} -> {new!r}")
         for key in content["body"]:
             body = {name: value for name, value in content["body"].items() if name != key}

@@ -36,7 +36,8 @@ MEANING = {
 
 def check_continues(folder: Path, reader: RunReader, engine: Engine, newcomers: bool = False) -> None:
     """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest."""
-    _check_facts(folder, reader.facts, engine.facts)
+    names = [field.name for field in fields(TrainingFacts) if field.name not in ("outside", "rounding_bounded")]
+    _check_facts(folder, reader.facts, engine.facts, names)
     layout = reader.layout
     if layout != engine.layout:
         raise InputError(
@@ -51,9 +52,12 @@ def check_continues(folder: Path, reader: RunReader, engine: Engine, newcomers: 
             f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
             f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
         )
+    # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
+    if reader.facts.get("rounding_bounded", UNKNOWN):
+        _check_facts(folder, reader.facts, engine.facts, ["rounding_bounded"])
 
 
-def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts) -> None:
+def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, names: list[str]) -> None:
     strange = [what for what in facts.outside if what not in recorded["outside"]]
     if strange:
         raise InputError(
@@ -65,10 +69,9 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts) -
             f"{folder} was begun with the feature map {recorded.get('features', '')[:16] or 'none'}, this one is "
             f"{facts.features[:16] or 'none'}: the spec, the network's weights or the samples' shape changed"
         )
-    for field in fields(TrainingFacts):
-        name = field.name
+    for name in names:
         before, now = recorded.get(name, UNKNOWN), _plain(getattr(facts, name, UNKNOWN))
-        if name == "outside" or before in (now, UNKNOWN) or (name == "rounding_bounded" and not before):
+        if before in (now, UNKNOWN):
             continue
         raise InputError(
             f"{folder} was begun with {MEANING.get(name, name)} = {before!r}, the engine has {now!r}: certificates "

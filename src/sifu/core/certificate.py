@@ -204,7 +204,7 @@ def delta_of_charges(
     Psi, so it stands in the auditor's copy alone.
 
     >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
-    (0.04059, 0.0)
+    (0.04058, 0.0)
     """
     if protection == "nothing":
         return 1.0

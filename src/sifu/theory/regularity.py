@@ -324,7 +324,7 @@ def is_copied_rate(rate: float, largest: float, model: str) -> bool:
 def is_near_rate(rate: float, largest: float) -> bool:
     """Whether a given rate is near a simple multiple of the largest certified one: a/b, a up to 10, b up to 20.
 
-    >>> is_near_rate(0.5, 2.0), is_near_rate(0.537, 2.0)
+    >>> is_near_rate(0.5, 2.0), is_near_rate(0.408, 2.0)
     (True, False)
     """
     numerators, denominators = range(1, LARGEST_NUMERATOR + 1), range(1, LARGEST_DENOMINATOR + 1)
