@@ -63,10 +63,10 @@ class Groups(Method):
         leaving = set(view.indices(terms.clients))
         models = models_at_hand(view.reader)
         if are_apart(view):  # they are finished before the request is carried out
-            members = {group: set(found) for group, found in enumerate(members_now(view)) if found}
+            members = {group: set(clients) for group, clients in enumerate(members_now(view)) if clients}
             for group, row in models.items():
                 members.setdefault(group, set()).update(row.members)
-            hit = [group for group, found in sorted(members.items()) if not leaving.isdisjoint(found)]
+            hit = [group for group, clients in sorted(members.items()) if not leaving.isdisjoint(clients)]
             return [group for group in sorted(members) if group not in hit], hit
         merged = [part.grp for part in parts_without(models, view.spec.groups.rounds, leaving)]
         return merged, [group for group, row in sorted(models.items()) if is_hit(row, leaving)]

@@ -150,8 +150,8 @@ class GroupTraining:
         nodes, models, rows, dropped = [], [], [], []
         fresh = self._fresh.astype(np.float64)
         for node, work in enumerate(changed, start=first):
-            made = PathNode(node, work.node, "group", work.branch, work.rounds)
-            nodes.append(NodeRow(made, norm(work.model.astype(np.float64) - fresh)))
+            group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
+            nodes.append(NodeRow(group_node, norm(work.model.astype(np.float64) - fresh)))
             models.append(NewModel(node, work.model, kept=True, psi_max=LARGEST_PSI))
             members = sorted(work.members)
             samples = sum(self.view.clients[client].samples for client in members)
