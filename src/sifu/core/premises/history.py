@@ -1,0 +1,100 @@
+"""What happened in the rounds and to their record: who took part, what was left out, what the theorems do not cover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sifu.core.premises.premise import Premise
+from sifu.theory.facts import TrainingFacts, decides_rounds
+from sifu.theory.history import Accounting
+
+
+@dataclass(frozen=True)
+class Restorations:
+    """How often the run was restored from a backup before a certificate: one that ends with the anchor that was kept
+    elsewhere (`complete`), or one that may be older than the run was."""
+
+    complete: int = 0
+    older: int = 0
+
+
+NEVER_RESTORED = Restorations()
+
+
+def accounting_premise(accounting: Accounting) -> Premise:
+    """Only weights of rounds that happened bound anything."""
+    if accounting == "round":
+        return Premise("accounting", "met", "Weights are those of the rounds that really happened.")
+    statement = "Population accounting under-states sensitivity; it can be compared, never certified."
+    return Premise("accounting", "failed", statement)
+
+
+def counterfactual_premise(independent: bool) -> Premise:
+    """Whether the same schedule without the client is the law of training without it."""
+    if independent:
+        return Premise(
+            "counterfactual",
+            "met",
+            "Clients take part independently of each other, so the same schedule without the client is the law of "
+            "training without it.",
+        )
+    return Premise(
+        "counterfactual",
+        "assumed",
+        "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
+        "client's slots left empty, not with a world where others filled them.",
+    )
+
+
+def replies_premise(left_out: int) -> tuple[Premise, ...]:
+    """Which replies are refused depends on clients' data, so the schedule does too; said only where it happened."""
+    if left_out == 0:
+        return ()
+    return (
+        Premise(
+            "replies",
+            "assumed",
+            "Some clients' replies were refused and left out; the certificate compares with a world in which the same "
+            "ones were left out.",
+            f"{left_out} replies left out",
+        ),
+    )
+
+
+def record_premise(restorations: Restorations) -> tuple[Premise, ...]:
+    """Releases that this record knows nothing of are charged to nobody; said wherever there may be some.
+
+    That a backup ends with an anchor shows that nothing is missing up to there. It cannot show that the run it was made
+    of did not go on: both would then spend the same budget.
+    """
+    if restorations.older:
+        statement = (
+            "The run was restored from a backup that may not have been its latest state; models released in between "
+            "are not counted."
+        )
+    elif restorations.complete:
+        statement = (
+            "The run was restored from a backup; it is assumed that the run it was made of released nothing more, "
+            "since that would not be counted here."
+        )
+    else:
+        return ()
+    return (Premise("record", "assumed", statement),)
+
+
+def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
+    """What the theorems do not speak of, item by item; what decides whether a round counts has a name of its own."""
+    for what in facts.outside:
+        capitalised = f"{what[0].upper()}{what[1:]}"
+        if decides_rounds(what):
+            yield Premise(
+                "schedule",
+                "assumed",
+                f"{capitalised} lets one client decide whether a round counts; the certificate compares with a world "
+                "in which the same rounds counted.",
+            )
+        else:
+            yield Premise(
+                "outside the theory", "assumed", f"{capitalised} is outside the theorem and assumed harmless."
+            )

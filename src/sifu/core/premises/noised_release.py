@@ -1,0 +1,96 @@
+"""Every premise of a model released with noise (docs/theory.md, section 12.1)."""
+
+from __future__ import annotations
+
+from sifu.choices import Calibration
+from sifu.core.noise import NoiseSource
+from sifu.core.premises.before_training import RateSource, before_training_premises
+from sifu.core.premises.history import (
+    NEVER_RESTORED,
+    Restorations,
+    accounting_premise,
+    counterfactual_premise,
+    outside_premises,
+    record_premise,
+    replies_premise,
+)
+from sifu.core.premises.noise import noise_premise
+from sifu.core.premises.premise import Premise
+from sifu.core.premises.regularity import MeasuredRegularity, regularity_premise
+from sifu.theory.facts import ROUNDING_HOLDS_UP_TO, TrainingFacts
+from sifu.theory.history import Accounting
+
+
+def collect_premises(
+    facts: TrainingFacts,
+    measured: MeasuredRegularity,
+    *,
+    accounting: Accounting,
+    calibration: Calibration,
+    epsilon: float,
+    noise: NoiseSource,
+    largest_psi: float,
+    rate_source: RateSource,
+    left_out: int = 0,
+    restorations: Restorations = NEVER_RESTORED,
+) -> tuple[Premise, ...]:
+    """Every premise of a noised release, in a fixed order.
+
+    `largest_psi` is the largest Psi that any subject reached on the way to the noised node, `left_out` how many
+    clients' replies were refused on that way.
+    """
+    return (
+        regularity_premise(facts, measured),
+        *outside_premises(facts),
+        accounting_premise(accounting),
+        counterfactual_premise(facts.participation.independent),
+        *replies_premise(left_out),
+        *record_premise(restorations),
+        calibration_premise(calibration, epsilon),
+        _arithmetic_premise(facts, largest_psi),
+        noise_premise(noise),
+        *before_training_premises(facts, rate_source),
+        Premise(
+            "honest reports",
+            "trusted",
+            "Sample counts, drifts and smoothness bounds are those the engine computed or the clients reported; "
+            "they are trusted.",
+        ),
+    )
+
+
+def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
+    """Whether the noise is as large as (epsilon, delta) needs."""
+    if calibration == "exact":
+        return Premise("calibration", "met", "Exact calibration of the Gaussian mechanism (Balle & Wang 2018).")
+    if epsilon < 1.0:
+        return Premise(
+            "calibration",
+            "assumed",
+            "Classical calibration inside its range (epsilon < 1), not the exact one.",
+        )
+    return Premise(
+        "calibration",
+        "failed",
+        f"Classical calibration is proven for epsilon < 1 only; it was used at epsilon = {epsilon:g}.",
+    )
+
+
+def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
+    if not largest_psi <= ROUNDING_HOLDS_UP_TO:
+        return Premise(
+            "arithmetic",
+            "assumed",
+            "The sensitivity is beyond the range in which rounding is bounded; it is assumed not to matter.",
+        )
+    if facts.dtype == "float64" and facts.rounding_bounded:
+        return Premise(
+            "arithmetic",
+            "met",
+            "Local steps ran in float64; a bound on their rounding is added to the sensitivity.",
+        )
+    return Premise(
+        "arithmetic",
+        "assumed",
+        f"Rounding of the {facts.dtype} local steps is not bounded and is assumed not to matter.",
+    )

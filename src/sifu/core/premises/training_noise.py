@@ -1,0 +1,72 @@
+"""Every premise of what noise in training promises (docs/theory.md, section 10)."""
+
+from __future__ import annotations
+
+import math
+
+from sifu.core.premises.before_training import RateSource, before_training_premises
+from sifu.core.premises.history import (
+    NEVER_RESTORED,
+    Restorations,
+    counterfactual_premise,
+    outside_premises,
+    record_premise,
+    replies_premise,
+)
+from sifu.core.premises.noise import noise_premise, training_noise_size_premise
+from sifu.core.premises.premise import Premise
+from sifu.theory.composition import TrainingNoise
+from sifu.theory.facts import TrainingFacts
+
+
+def training_noise_premises(
+    facts: TrainingFacts,
+    promised: TrainingNoise,
+    *,
+    epsilon: float,
+    rate_source: RateSource,
+    replayed: bool = False,
+    left_out: int = 0,
+    restorations: Restorations = NEVER_RESTORED,
+) -> tuple[Premise, ...]:
+    """Every premise of what noise in training promises (`sifu.theory.composition`), in a fixed order.
+
+    `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
+    than those that were counted, and calibration is neither clipped nor noised.
+    """
+    within, reached = promised.epsilon_composed <= epsilon, _digits_up(promised.epsilon_composed)
+    return (
+        Premise(
+            "clipping",
+            "met",
+            f"Every client's update was scaled to a norm of at most {facts.clip:g} and noise of {facts.noise:g} times "
+            "that was added to it, in float64, in every round; this bounds a client's part whatever the model is.",
+        ),
+        training_noise_size_premise(promised.counted_rounds),
+        Premise(
+            "history",
+            "failed" if replayed else "met",
+            "A model made from stored updates lies on the history; no noise was counted for what went into it."
+            if replayed
+            else "Every step of the history is a round that was counted, or was made from such steps alone.",
+        ),
+        Premise(
+            "budget",
+            "met" if within else "failed",
+            f"Over all rounds the clients took part in, training reached epsilon {reached}"
+            + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
+        ),
+        counterfactual_premise(facts.participation.independent),
+        *(one for one in outside_premises(facts) if one.name == "schedule"),
+        *replies_premise(left_out),
+        *record_premise(restorations),
+        noise_premise(facts.noise_source),
+        *before_training_premises(facts, rate_source),
+        Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),
+    )
+
+
+def _digits_up(value: float) -> str:
+    """Four digits, rounded up."""
+    scale = 10.0 ** (3 - math.floor(math.log10(value))) if value > 0.0 else 1.0
+    return f"{math.ceil(value * scale) / scale:.6g}"

@@ -1,0 +1,63 @@
+"""Premises of methods that add no noise: heads in closed form, merged groups, and heuristics."""
+
+from __future__ import annotations
+
+from sifu.core.premises.before_training import (
+    features_premise,
+    hyper_parameters_premise,
+    identity_premises,
+    preprocessing_premise,
+)
+from sifu.core.premises.premise import Premise
+from sifu.theory.facts import TrainingFacts
+
+
+def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """Every premise of a head solved from a sum over those who stay (docs/theory.md, section 14.3)."""
+    if facts.shape_from_labels:
+        hyper_parameters = hyper_parameters_premise("given", shape_from_labels=True)
+    else:
+        hyper_parameters = Premise(
+            "hyper-parameters",
+            "met",
+            "Outputs, precision and the rule for lambda are fixed in the spec; lambda follows from the sum of those "
+            "who stay.",
+        )
+    return (
+        preprocessing_premise(facts),
+        *features_premise(facts),
+        hyper_parameters,
+        *identity_premises(facts),
+        Premise(
+            "statistics",
+            "trusted",
+            "Statistics that no data can have were refused; otherwise clients are trusted to have sent their own.",
+        ),
+    )
+
+
+def group_premises(count: int, rounds: int) -> tuple[Premise, ...]:
+    """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
+    return (
+        Premise(
+            "grouping",
+            "met",
+            f"A keyed hash of its name put each client into one of {count} groups; the key was fixed when the run was "
+            "created, and no client's data had a part in it.",
+        ),
+        Premise(
+            "rounds apart",
+            "met",
+            f"Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw a "
+            "common round.",
+        ),
+    )
+
+
+def heuristic_premise(method: str) -> Premise:
+    """A heuristic proves nothing, whatever else holds: its level is always `none`."""
+    return Premise(
+        "method",
+        "failed",
+        f"{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",
+    )
