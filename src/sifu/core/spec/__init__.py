@@ -1,0 +1,11 @@
+"""The spec of a run: what is trained on what, and the promises it must be able to keep.
+
+`sections` has a frozen dataclass for each section, whose fields carry their own comment; `run_spec` puts them together;
+`parsing` and `ranges` refuse what is wrong by the name of its key; `toml_text` writes the file of `sifu init`.
+"""
+
+from sifu.core.spec.run_spec import Spec
+from sifu.core.spec.sections import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, ModelSpec, StopSpec
+from sifu.core.spec.toml_text import commented_toml
+
+__all__ = ["IMAGE_FEATURES", "LINEAR_KINDS", "RIDGE", "DataSpec", "ModelSpec", "Spec", "StopSpec", "commented_toml"]

@@ -1,0 +1,66 @@
+"""The whole spec of a run, and reading it from plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sifu.core.spec import parsing, ranges
+from sifu.core.spec.sections import (
+    RIDGE,
+    DataSpec,
+    FeaturesSpec,
+    GroupsSpec,
+    KeepSpec,
+    LocalSpec,
+    ModelSpec,
+    PrivacySpec,
+    RegularitySpec,
+    RidgeSpec,
+    ServerSpec,
+    StopSpec,
+    key,
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A whole run."""
+
+    seed: int = key(1, "seeds data, participation and batches; never the certified noise")
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
+    features: FeaturesSpec = field(default_factory=FeaturesSpec)
+    ridge: RidgeSpec = field(default_factory=RidgeSpec)
+    local: LocalSpec = field(default_factory=LocalSpec)
+    server: ServerSpec = field(default_factory=ServerSpec)
+    stop: StopSpec = field(default_factory=StopSpec)
+    groups: GroupsSpec = field(default_factory=GroupsSpec)
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    regularity: RegularitySpec = field(default_factory=RegularitySpec)
+    keep: KeepSpec = field(default_factory=KeepSpec)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values, ready for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_mapping(mapping: Mapping[str, Any]) -> Spec:
+        """From plain values; unknown keys, wrong types and values out of range are refused by name."""
+        spec: Spec = parsing.parse(Spec, mapping)
+        ranges.demand(spec.seed >= 0, "seed", spec.seed, "0 or more")
+        ranges.check_data(spec.data)
+        ranges.demand(0 <= spec.model.outputs <= 10**6, "model.outputs", spec.model.outputs, "in 0 to 1000000")
+        ranges.check_local(spec.local)
+        ranges.check_server(spec.server)
+        ranges.check_stop(spec.stop)
+        ranges.check_groups(spec.groups, spec.model, spec.server, spec.stop)
+        ranges.check_privacy(spec.privacy)
+        factor = spec.regularity.factor
+        ranges.demand(0 < factor <= 1e6, "regularity.factor", factor, "in (0, 1e6]")
+        ranges.check_keep(spec.keep)
+        ranges.check_features(spec.features, spec.model, spec.data)
+        if spec.model.kind == RIDGE:
+            ranges.check_ridge(spec.ridge, spec.model, spec.server, spec.keep)
+        return spec

@@ -1,0 +1,200 @@
+"""The sections of a spec: frozen dataclasses whose fields carry the comment that `sifu init` writes beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sifu.choices import Calibration, Retention, Scope, Unit
+from sifu.core.noise import NoiseSource
+from sifu.core.replies import OnRejection
+from sifu.theory.history import Accounting
+
+RIDGE = "ridge"
+"""The model kind that is solved in closed form."""
+
+LINEAR_KINDS = ("softmax", "logistic", "least_squares")
+
+IMAGE_FEATURES = ("random_convolutions", "pretrained")
+"""Feature maps that take images as such, with values in [0, 1]."""
+
+
+def key(default: Any, comment: str) -> Any:
+    """A key with its default and its comment."""
+    return field(default=default, metadata={"comment": comment})
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data, and how it is spread over clients."""
+
+    name: str = key("digits", "digits, mnist, fashion_mnist, cifar10, cifar100, celeba, npz")
+    clients: int = key(160, "how many clients the data is spread over")
+    samples_per_client: int = key(10, "samples of each client; 0 spreads everything evenly")
+    partition: Literal["iid", "one_class", "dirichlet", "identity", "given"] = key(
+        "iid", "iid, one_class, dirichlet (see alpha), identity (whole people), given (client ids in an npz)"
+    )
+    alpha: float = key(0.1, "concentration of the dirichlet partition; small is unequal")
+    normalise: Literal["unit", "standard", "authors"] = key(
+        "unit", "unit scales to [0, 1]; standard also centres, by published constants; authors by those of their code"
+    )
+    folder: str = key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
+    file: str = key("", "the file of name = npz")
+    watermark: int = key(0, "pixels of every image of a client set to the maximum, at places of the client's own")
+    preprocessing: Literal["unknown", "fixed"] = key(
+        "unknown", "own data only: fixed declares that no client's data shaped it (no mean or scale of the data)"
+    )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is trained."""
+
+    kind: Literal[
+        "softmax",
+        "logistic",
+        "least_squares",
+        "mlp",
+        "cnn",
+        "cnn_fashion_mnist",
+        "cnn_cifar10",
+        "cnn_cifar100",
+        "cnn_celeba",
+        "authors_cifar10",
+        "authors_cifar100",
+        "authors_celeba",
+        "ridge",
+        "python",
+    ] = key(
+        "softmax",
+        "softmax, logistic, least_squares (can be proven); ridge (in closed form: exact, one round, see [ridge]); mlp, "
+        "cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, cnn_cifar100, cnn_celeba, as its authors' code has them "
+        "authors_cifar10, authors_cifar100, authors_celeba (conditional at best)",
+    )
+    outputs: int = key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
+    init: Literal["zeros", "random"] = key("zeros", "zeros or random; linear models only")
+    dtype: Literal["float64", "float32"] = key("float64", "float64 can be proven; float32 is conditional at best")
+
+
+@dataclass(frozen=True)
+class FeaturesSpec:
+    """Public features that a linear model is put on, the same for everyone; no client's data shapes them."""
+
+    kind: Literal["none", "random_convolutions", "random_fourier", "projection", "pretrained"] = key(
+        "none",
+        "none (the inputs), random_convolutions (images), random_fourier or projection (tables), pretrained (colour "
+        "images, sifu[pretrained])",
+    )
+    seed: int = key(0, "draws the map; part of the spec, so anybody can draw it again")
+    count: int = key(0, "how many features of random_fourier (even) and projection; 0 is 512")
+    norm: float = key(10.0, "largest length of a sample's features; ridge shortens plain inputs to it, too")
+    bandwidth: float = key(1.0, "random_fourier: width of the kernel, in units of the inputs")
+
+
+@dataclass(frozen=True)
+class RidgeSpec:
+    """The head in closed form, for model.kind = "ridge"."""
+
+    task: Literal["classification", "multi_label", "regression"] = key(
+        "classification", "classification, multi_label (rows of 0 and 1), regression"
+    )
+    regularisation: float | Literal["auto"] = key(
+        "auto", 'r of lambda = r trace(G)/(k+1); "auto" is cross-validation from the sums of those who stay'
+    )
+    shift: float = key(0.5, "regression: what is taken from every target; multi_label: the 0.5 between 0 and 1")
+    scale: float = key(1.0, "regression: what targets are divided by; they may lie 8 scales from shift")
+    feature_bits: int = key(16, "features are rounded to multiples of 2^-feature_bits")
+    target_bits: int = key(16, "targets are rounded to multiples of 2^-target_bits")
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """What a client does in a round."""
+
+    rate: float | Literal["auto"] = key("auto", 'local learning rate; "auto" is the largest one certified as convex')
+    steps: int = key(10, "local gradient steps K of each round")
+    calibration_steps: int = key(0, "fed_eraser: local steps of a calibration round; 0 takes half of steps")
+    batch: int = key(0, "mini-batch size; 0 is the whole data of the client")
+    momentum: float = key(0.0, "heavy-ball momentum, reset each round")
+    nesterov: bool = key(False, "Nesterov's momentum (never certified as convex)")
+    weight_decay: float = key(0.0, "coupled weight decay on every parameter; makes losses strongly convex")
+    clip: float = key(0.0, "bound on the norm of each step's gradient, clipped to it; 0 is off (never convex)")
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What the server does in a round."""
+
+    rate: float = key(1.0, "server rate g of FedAvg")
+    participation: str = key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
+    clip: float = key(0.0, "bound on the norm of a client's update; 0 is off (with it sifu is conditional at best)")
+    noise: float = key(0.0, "noise on every client's update, as a multiple of clip (method dp); 0 is off")
+    rejected: OnRejection = key(
+        "stop", "when a reply is refused (NaN, wrong shape...): stop, leave out that reply, or drop the round"
+    )
+    update_bound: float = key(0.0, "refuse updates of a larger norm, which bounds every Psi beforehand; 0 is off")
+
+
+@dataclass(frozen=True)
+class StopSpec:
+    """When training and retraining stop."""
+
+    target: float = key(0.95, "stop at this accuracy on the active clients' data; 0 runs max_rounds")
+    min_rounds: int = key(1, "never stop before this many rounds")
+    max_rounds: int = key(2000, "always stop after this many rounds")
+    evaluate_every: int = key(1, "rounds between evaluations")
+    evaluation: Literal["fixed", "authors"] = key(
+        "fixed", "fixed: every evaluate_every rounds; authors: every 20, and more often close to the target"
+    )
+
+
+@dataclass(frozen=True)
+class GroupsSpec:
+    """Groups of clients that train apart before they merge (method groups: exact forgetting for any model)."""
+
+    count: int = key(0, "how many groups train apart at first; 0: none, everyone trains together from the start")
+    rounds: int = key(0, "rounds apart, fixed beforehand; they count towards stop.max_rounds")
+    rebuild: Literal["now", "later", "never"] = key(
+        "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"
+    )
+
+
+@dataclass(frozen=True)
+class PrivacySpec:
+    """What a request promises unless it says otherwise."""
+
+    epsilon: float = key(10.0, "budget epsilon; 1 is strong, 10 is weak")
+    delta: float = key(0.01, "budget delta")
+    sigma: float | Literal["auto"] = key("auto", 'noise; "auto" chooses it at the request, from recorded scalars')
+    unit: Unit = key("client", "client covers each client by itself; joint covers a request's clients together")
+    scope: Scope = key("all", "all covers every later release; latest only the latest one (the paper's rule)")
+    calibration: Calibration = key("exact", "exact (Balle & Wang), or classical (the paper's theorem 2)")
+    accounting: Accounting = key("round", "round; population reproduces the paper's figures, certifies nothing")
+    retention: Retention = key("paper", "paper keeps models from before the rollback; strict erases them too")
+    reserve: float = key(0.0, "fraction of a budget kept back for later requests")
+    noise: NoiseSource = key("system", "system entropy; seeded is for experiments, certifies nothing")
+
+
+@dataclass(frozen=True)
+class RegularitySpec:
+    """Which bound on a round's expansion is used."""
+
+    kind: Literal["measured", "assumed"] = key(
+        "measured", "measured from the clients' data, or assumed (the certificate then says so)"
+    )
+    factor: float = key(1.0, "the assumed expansion B of one local step; the paper takes 1 for networks")
+
+
+@dataclass(frozen=True)
+class KeepSpec:
+    """Which models are kept to go back to, and what else."""
+
+    models: int = key(64, "at most this many models on disk")
+    ratio: float = key(1.25, "ratio of the ladder of levels when sigma is auto")
+    lowest_sigma: float = key(1e-4, "the ladder's lowest sigma")
+    highest_sigma: float = key(10.0, "the ladder's highest sigma")
+    gram_clients: int = key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
+    updates_every: int = key(0, "keep the clients' updates of every Nth round (fed_eraser, fed_accum); 0: never")
+    statistics: Literal["clients", "sum"] = key(
+        "clients", "ridge: clients keeps each one's statistics, so a forget asks nobody; sum asks those who stay again"
+    )
