@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         SifuError,
         VerificationError,
     )
-    from sifu.report import write_report
+    from sifu.report import write_evidence, write_report
 
 __all__ = [
     "Advice",
@@ -104,6 +104,7 @@ __all__ = [
     "train",
     "verify_certificate",
     "verify_run",
+    "write_evidence",
     "write_report",
 ]
 _MODULES = ("audit", "report")
@@ -116,6 +117,7 @@ _ELSEWHERE = {
     "AuditReport": "sifu.audit",
     "audit_client": "sifu.audit",
     "audit_run": "sifu.audit",
+    "write_evidence": "sifu.report",
     "write_report": "sifu.report",
 }
 """Where the names are that are neither errors nor in `sifu.api`."""

@@ -14,6 +14,7 @@ import typer
 from sifu.cli.bench import bench
 from sifu.cli.clients import clients
 from sifu.cli.custody import anchor, backup, key, purge, restore, sign
+from sifu.cli.evidence import evidence
 from sifu.cli.flower import flower
 from sifu.cli.proof import audit, client_audit, verify
 from sifu.cli.requests import certificate, requests
@@ -35,7 +36,7 @@ app = typer.Typer(
 PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
     "Start here": (demo, init, advise, train, status, report, export),
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
-    "Prove it": (verify, audit, client_audit, anchor),
+    "Prove it": (verify, evidence, audit, client_audit, anchor),
     "Keep the run safe": (purge, backup, restore, key, sign),
     "Federations and experiments": (clients, flower, bench, doctor),
 }

@@ -3,12 +3,14 @@
     from sifu.report import write_report
 
     write_report(Path("my-run"))              # my-run/report/index.html, and the figures beside it
+    write_evidence("my-run", "case-5", "case-5.zip")   # what a client is given to keep and to check
 
 To get the figures alone, `collect` a run, then hand the data to a function of `sifu.report.figures`.
 """
 
 from sifu.plots.run_data import ReportData
 from sifu.report.collect import collect
+from sifu.report.evidence import write_evidence
 from sifu.report.write import write_report
 
-__all__ = ["ReportData", "collect", "write_report"]
+__all__ = ["ReportData", "collect", "write_evidence", "write_report"]

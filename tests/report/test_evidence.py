@@ -1,0 +1,194 @@
+"""The evidence of a request: whole, checkable by strangers, and without anything that is not theirs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+
+import sifu
+from run_tools import Command, connect, query, small_spec, state
+from sifu.errors import InputError, VerificationError
+from sifu.report.evidence import evidence_bytes
+
+NAMES = {
+    "README.txt", "SHA256SUMS", "checkpoints.jsonl", "index.html", "keys.json", "public-key.pem",
+    "statement.dsse.json", "strictly.public.json", "verified.json", "verify.py",
+}  # fmt: skip
+
+
+def unpack(content: bytes) -> dict[str, bytes]:
+    """The files of a bundle by name, without its one folder."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.testzip() is None
+        return {Path(name).name: archive.read(name) for name in archive.namelist()}
+
+
+def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python verify.py` in an unpacked bundle, as a stranger without sifu runs it."""
+    return subprocess.run([sys.executable, "-I", str(folder / "verify.py"), *arguments], capture_output=True, text=True)
+
+
+def write_all(files: dict[str, bytes], folder: Path) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_the_command_writes_everything_and_changes_nothing(own_run: Path, tmp_path: Path, cli: Command) -> None:
+    before = state(own_run)
+    answer = cli("evidence", own_run, "strictly", "--out", tmp_path / "e.zip", "--format", "json")
+    assert answer.code == 0, answer.err
+    assert answer.json == {"evidence": str(tmp_path / "e.zip"), "request": "strictly"}
+    files = unpack((tmp_path / "e.zip").read_bytes())
+    assert set(files) == NAMES
+    assert (tmp_path / "e.zip").stat().st_mode & 0o777 == 0o600
+    assert files["strictly.public.json"] == (own_run / "certificates" / "strictly.public.json").read_bytes()
+    digests = dict(reversed(line.split("  ")) for line in files["SHA256SUMS"].decode().splitlines())  # type: ignore[misc]
+    assert digests == {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != "SHA256SUMS"
+    }
+    assert state(own_run) == before
+
+
+def test_no_byte_of_it_tells_of_others_or_of_a_key(own_run: Path) -> None:
+    files = unpack(evidence_bytes(own_run, "strictly"))
+    # Envelopes hide text in base64: look inside.
+    files["payload"] = base64.b64decode(json.loads(files["statement.dsse.json"])["payload"])
+    everything = b"\n".join(files.values())
+    own = "client-004"
+    assert own.encode() in everything
+    pem = (own_run / "operator.key").read_bytes()
+    key = load_pem_private_key(pem, None)
+    seed = key.private_bytes_raw()  # type: ignore[union-attr]
+    forbidden: dict[str, bytes] = {
+        f"client {name}": name.encode() for (name,) in query(own_run, "SELECT name FROM clients") if name != own
+    }
+    forbidden |= {
+        f"request {name}": name.encode()
+        for (name,) in query(own_run, "SELECT request FROM requests")
+        if name != "strictly"
+    }
+    for form in ("hex", "base64"):
+        forbidden[f"the key in {form}"] = seed.hex().encode() if form == "hex" else base64.b64encode(seed)
+    forbidden["the key, raw"] = seed
+    forbidden["the key's file"] = pem.splitlines()[1]
+    forbidden["any private key"] = b"PRIVATE"
+    forbidden["where the run lies"] = str(own_run).encode()
+    for digest, nonce in query(own_run, "SELECT digest, nonce FROM models"):
+        forbidden[f"digest {digest}"], forbidden[f"nonce {nonce}"] = digest.encode(), nonce.encode()
+    for file, digest, clients in query(own_run, "SELECT file, digest, clients FROM updates"):
+        forbidden[f"updates {file}"] = digest.encode()
+        forbidden |= {f"update {value}": value.encode() for value in json.loads(clients).values()}
+    for request, content in query(own_run, "SELECT request, content FROM certificates WHERE form = 'auditor'"):
+        forbidden[f"auditor's certificate of {request}"] = json.loads(content)["signature"].encode()
+    for seq, nonce in query(own_run, "SELECT seq, nonce FROM events"):
+        forbidden[f"nonce of event {seq}"] = nonce
+        forbidden[f"nonce of event {seq} in hex"] = nonce.hex().encode()
+    for (psi,) in query(own_run, "SELECT psi FROM charges WHERE charge > 0"):
+        forbidden[f"Psi {psi}"] = psi.encode()
+    for (drift,) in query(own_run, "SELECT drift FROM participation WHERE drift > 0"):
+        forbidden[f"drift {drift}"] = repr(drift).encode()
+    forbidden["its actor"] = (
+        json.loads(query(own_run, "SELECT payload FROM events WHERE kind = 'request done'")[0][0])["actor"].encode()
+        + b'"'
+    )
+    assert len(forbidden) > 100
+    leaked = [name for name, text in forbidden.items() if text in everything]
+    assert leaked == []
+
+
+def test_a_stranger_checks_it_without_sifu(own_run: Path, tmp_path: Path) -> None:
+    files = unpack(evidence_bytes(own_run, "strictly"))
+    folder = write_all(files, tmp_path / "bundle")
+    public = sifu.open_run(own_run).keys().public_keys[-1].key
+    checked = check(folder, "--public-key", public)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "Everything holds" in checked.stdout
+    assert load_pem_public_key(files["public-key.pem"]).public_bytes_raw().hex() == public  # type: ignore[union-attr]
+    assert sifu.verify_certificate(folder / "strictly.public.json", public).holds
+    assert sifu.verify_run(own_run, witnesses=[folder / "checkpoints.jsonl"]).problems == []
+    assert check(folder, "--public-key", "00" * 32).returncode == 1
+
+
+def sum_again(files: dict[str, bytes]) -> dict[str, bytes]:
+    """With digests that fit, as a forger would make them."""
+    lines = [
+        f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in sorted(files.items()) if name != "SHA256SUMS"
+    ]
+    return files | {"SHA256SUMS": "".join(lines).encode()}
+
+
+@pytest.mark.parametrize(
+    "name", ["strictly.public.json", "statement.dsse.json", "checkpoints.jsonl", "keys.json", "index.html"]
+)
+def test_a_change_of_any_file_is_noticed(own_run: Path, tmp_path: Path, name: str) -> None:
+    """Negative control: the same check on a bundle in which one file was changed."""
+    files = unpack(evidence_bytes(own_run, "strictly"))
+    changes = {
+        "strictly.public.json": (b'"level": "', b'"level": "not '),
+        "statement.dsse.json": (b'"payload": "e', b'"payload": "f'),
+        "checkpoints.jsonl": (b'"seq":', b'"seq":1'),
+        "keys.json": (b'"keys": [\n  "', b'"keys": [\n  "00'),
+        "index.html": (b"asked", b"never asked"),
+    }
+    old, new = changes[name]
+    assert old in files[name]
+    files[name] = files[name].replace(old, new)
+    assert check(write_all(files, tmp_path / "plain")).returncode != 0
+    if name != "index.html":  # nothing but its digest protects the page, which says so itself
+        assert check(write_all(sum_again(files), tmp_path / "summed")).returncode != 0
+
+
+def test_the_page_says_what_the_certificate_says(own_run: Path) -> None:
+    page = unpack(evidence_bytes(own_run, "strictly"))["index.html"].decode()
+    body = sifu.open_run(own_run).certificate("strictly").body
+    for words in (*body["not_covered"], body["erased"], body["level"], body["carried_out"][:10]):
+        assert words.replace("'", "&#39;") in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_hostile_name_is_text_on_the_page(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    rows = [([[0.1 * k, 0.2], [0.3, 0.1 * k]], [0, 1]) for k in range(5)]
+    clients = {hostile if k == 0 else f"other-{k}": data for k, data in enumerate(rows)}
+    spec = small_spec(model={"kind": "logistic"}) | {"data": {}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
+    run.forget([hostile], "a", sigma=0.5)
+    page = unpack(evidence_bytes(tmp_path / "run", "a"))["index.html"].decode()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_after_a_new_key_both_keys_are_shown(own_run: Path, tmp_path: Path) -> None:
+    run = sifu.open_run(own_run)
+    old = run.keys().public_keys[-1].key
+    new = run.rotate_key()
+    folder = write_all(unpack(evidence_bytes(own_run, "strictly")), tmp_path / "bundle")
+    assert json.loads((folder / "keys.json").read_text())["keys"] == [old, new]
+    for key in (old, new):
+        assert check(folder, "--public-key", key).returncode == 0
+
+
+def test_what_is_not_done_or_does_not_verify_has_no_evidence(own_run: Path, tmp_path: Path, cli: Command) -> None:
+    for request in ("waits", "nobody"):
+        with pytest.raises(InputError, match="only a request that was carried out"):
+            sifu.write_evidence(own_run, request, tmp_path / "e.zip")
+    for target in (tmp_path, tmp_path / "nowhere" / "e.zip"):
+        with pytest.raises(InputError, match="folder"):
+            sifu.write_evidence(own_run, "strictly", target)
+    with connect(own_run) as connection:
+        connection.execute("UPDATE nodes SET factor_sum = factor_sum + 1 WHERE node = 2")
+    with pytest.raises(VerificationError):
+        sifu.write_evidence(own_run, "strictly", tmp_path / "e.zip")
+    assert cli("evidence", own_run, "strictly", "--out", tmp_path / "e.zip").code == 3
+    assert not (tmp_path / "e.zip").exists()
