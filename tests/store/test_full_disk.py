@@ -16,6 +16,7 @@ from run_tools import Command, dump, small_spec, state
 from sifu.errors import SifuError
 from sifu.record import training
 from sifu.store import connection, database, files, writer
+from sifu.store.new_rows import NewRows, insert_rows
 
 
 class FullDisk:
@@ -114,14 +115,13 @@ def test_what_a_failed_write_left_behind_is_no_tampering(
     monkeypatch: pytest.MonkeyPatch, own_trained: Path, cli: Command
 ) -> None:
     """Model files are written before the transaction that names them; one that was never named is no erased model."""
-    record = writer.RunWriter._insert
 
-    def full(self: writer.RunWriter, rows: writer.NewRows) -> None:
-        record(self, rows)
+    def full(connection: sqlite3.Connection, rows: NewRows) -> None:
+        insert_rows(connection, rows)
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(writer.RunWriter, "_insert", full)
+        broken.setattr(writer, "insert_rows", full)
         answer = cli("forget", own_trained, "--clients", "client-003", "--sigma", "0.1")
     assert answer.code == 2
     assert "nothing was lost" in answer.err

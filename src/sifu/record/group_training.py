@@ -23,7 +23,8 @@ from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.run_view import RunView
 from sifu.store.history_rows import NodeRow
-from sifu.store.writer import NewModel, NewRows, RunWriter
+from sifu.store.new_rows import NewModel, NewRows
+from sifu.store.writer import RunWriter
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm

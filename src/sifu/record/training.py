@@ -28,9 +28,10 @@ from sifu.record.rehearsal import rehearse
 from sifu.record.run_view import RunView
 from sifu.store.client_accuracy import write_standing
 from sifu.store.history_rows import NodeRow, ParticipationRows
+from sifu.store.new_rows import NewModel, NewRows
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import NewUpdates
-from sifu.store.writer import NewModel, NewRows, RunWriter
+from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode

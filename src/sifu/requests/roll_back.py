@@ -22,9 +22,10 @@ from sifu.requests.statistics_erasure import statistics_to_erase, write_sum_with
 from sifu.store.actor import actor_name
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.history_rows import NodeRow
+from sifu.store.new_rows import NewModel, NewRows
 from sifu.store.table_rows import EvaluationRow, ModelRow
 from sifu.store.updates import NewUpdates, only_clients
-from sifu.store.writer import NewModel, NewRows, RunWriter
+from sifu.store.writer import RunWriter
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm
 

@@ -8,38 +8,31 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 import json
 import secrets
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
-from sifu.errors import InputError, RunBusyError, RunDamagedError
+from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files
-from sifu.store.certificate_path import CERTIFICATES, certificate_path
+from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
-from sifu.store.database import (
-    CLIENTS_FILE,
-    DATABASE,
-    create_database,
-    open_database,
-    rest_of_a_run,
-    scrub_database,
-    transaction,
-)
-from sifu.store.head_file import HEAD_FILE, announce_head, signs_of_an_older_database, write_head
-from sifu.store.history_rows import NodeRow, ParticipationRows, clients_digest, rows_digest
-from sifu.store.keys import KEY_FILE, create_key, finish_rotation
+from sifu.store.creation import CREATING, FOLDERS, STAGING, check_free, clear_unfinished, finish_creation, first_values
+from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
+from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
+from sifu.store.history_rows import NodeRow, clients_digest, rows_digest
+from sifu.store.keys import create_key, finish_rotation
 from sifu.store.lock import LOCK_FILE, WriterLock
-from sifu.store.projection import KEYS, Change, changes
-from sifu.store.reader import GROUP_KEY, RunReader
+from sifu.store.new_rows import NewModel, NewRows, apply_change, insert_clients, insert_rows
+from sifu.store.projection import Change, changes
+from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
 from sifu.store.statistics import STATISTICS, STATISTICS_NAME, statistics_path
@@ -47,44 +40,16 @@ from sifu.store.table_rows import EvaluationRow
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 from sifu.store.witnesses import WitnessPost, witness_targets
 from sifu.theory.facts import ClientProfile, TrainingFacts
-from sifu.theory.groups import KEY_BYTES
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
 """Exists from before a permanent erasure until no page and no log of the database holds what was erased."""
 REPORT = "report"
-_STAGING = ".new"
-_CREATING = ".creating"
-_FOLDERS = ("models", CERTIFICATES, UPDATES, STATISTICS)
-_ROWS_TOGETHER = 200
-"""Participations in one statement: between two of them other threads may run, which costs more than a row."""
-_OWN_FILES = {LOCK_FILE, *_FOLDERS, KEY_FILE, HEAD_FILE, _STAGING, _CREATING} | {
-    files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE)
-}
 
 
 def utc_now() -> str:
     """The time of an event, to the second and in UTC."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@dataclass(frozen=True)
-class NewRows:
-    """Rows of the three large tables that one event adds."""
-
-    nodes: Sequence[NodeRow] = ()
-    participation: ParticipationRows = field(default_factory=ParticipationRows.empty)
-    grams: Sequence[tuple[int, bytes]] = ()
-
-
-@dataclass(frozen=True)
-class NewModel:
-    """A model to be written with an event."""
-
-    node: int
-    vector: Vector
-    kept: bool
-    psi_max: float = 0.0
 
 
 class RunWriter(RunReader):
@@ -117,16 +82,7 @@ class RunWriter(RunReader):
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
         witness_targets()
-        # Only what a creation of ours left behind may be cleared away: its marker was written first.
-        present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        allowed = {CLIENTS_FILE} | (_OWN_FILES if _CREATING in present else {LOCK_FILE})
-        if rest_of_a_run(folder):
-            raise RunDamagedError(
-                f"{folder} holds the rest of a run whose {DATABASE} is gone: put it back from a backup (sifu restore), "
-                "or choose another folder. Nothing was changed"
-            )
-        if (folder.exists() and not folder.is_dir()) or present - allowed:
-            raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
+        check_free(folder)
         private_folder(folder, parents=True)
         folder.chmod(0o700)
         lock = WriterLock(folder / LOCK_FILE)
@@ -135,23 +91,24 @@ class RunWriter(RunReader):
                 raise RunBusyError(
                     f"{folder} was made by another process just now: run the command again to continue it"
                 )
-            _clear_unfinished(folder)
-            (folder / _CREATING).touch(mode=0o600)
+            clear_unfinished(folder)
+            (folder / CREATING).touch(mode=0o600)
             files.sync_folder(folder)
-            for name in _FOLDERS:
+            for name in FOLDERS:
                 private_folder(folder / name)
             public_key = create_key(folder)
             # The database appears under its name only when it is whole: until then the folder is not a run.
-            staging = folder / _STAGING
+            staging = folder / STAGING
             private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
-            writer._begin(given_spec, spec, layout, clients, facts, versions, public_key, initial_model)
+            values = first_values(given_spec, spec, layout, clients, facts, versions, public_key)
+            writer._begin(values, layout, clients, initial_model)
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
-            _finish_creation(folder)
+            finish_creation(folder)
             writer.connection = open_database(folder)
             writer._recorded = True
             writer._witnesses.recorded(writer, 1)
@@ -161,44 +118,11 @@ class RunWriter(RunReader):
         return writer
 
     def _begin(
-        self,
-        given_spec: Mapping[str, Any],
-        spec: Mapping[str, Any],
-        layout: ModelLayout,
-        clients: Sequence[ClientProfile],
-        facts: TrainingFacts,
-        versions: Mapping[str, str],
-        public_key: str,
-        initial_model: Vector,
+        self, values: dict[str, Any], layout: ModelLayout, clients: Sequence[ClientProfile], initial_model: Vector
     ) -> None:
-        recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
-        values = {
-            "run": secrets.token_hex(8),
-            "asked": dict(given_spec),
-            "spec": dict(spec),
-            "layout": {
-                "names": list(layout.names),
-                "shapes": [list(shape) for shape in layout.shapes],
-                "dtype": layout.dtype,
-            },
-            "facts": recorded_facts,
-            "versions": dict(versions),
-            "public_key": public_key,
-            "client_count": str(len(clients)),
-            "clients_digest": clients_digest(clients),
-            "tip": "0",
-            "phase": "training",
-        }
-        if spec["groups"]["count"]:
-            values[GROUP_KEY] = _group_key(spec).hex()
+        """Record the first event in a database that is still empty."""
         with transaction(self.connection):
-            self.connection.executemany(
-                "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (index, client.name, client.samples, client.local_steps, client.smoothness, client.curvature)
-                    for index, client in enumerate(clients)
-                ],
-            )
+            insert_clients(self.connection, enumerate(clients))
             self._record(
                 "run created",
                 {"run": values},
@@ -236,8 +160,8 @@ class RunWriter(RunReader):
             tail = unsigned_tail(writer.events())
             if tail and not vouching and writer.signer().key is not None:
                 raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")
-            _finish_creation(folder)
-            for name in _FOLDERS:
+            finish_creation(folder)
+            for name in FOLDERS:
                 private_folder(folder / name)
             models = {files.model_path(folder, node).name for node in writer.models()}
             files.remove_strays(folder / "models", files.MODEL_NAME, models)
@@ -355,8 +279,7 @@ class RunWriter(RunReader):
     def _insert_client(self, client: ClientProfile) -> dict[str, str]:
         """Add a row; returns what the run table then says of its clients."""
         clients = (*self.clients(), client)
-        row = (len(clients) - 1, client.name, client.samples, client.local_steps, client.smoothness, client.curvature)
-        self.connection.execute("INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)", row)
+        insert_clients(self.connection, [(len(clients) - 1, client)])
         return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
 
     def scrub(self) -> bool:
@@ -369,7 +292,7 @@ class RunWriter(RunReader):
         standing = read_standing(self.folder)
         if standing is None or standing.node != self.tip:
             remove_standing(self.folder)
-        for name in ("", *_FOLDERS):
+        for name in ("", *FOLDERS):
             for path in sorted((self.folder / name).glob(files.TEMPORARY_PREFIX + "*")):
                 path.unlink()
             files.sync_folder(self.folder / name)
@@ -391,7 +314,7 @@ class RunWriter(RunReader):
                 "last": rows.nodes[-1].node.node,
                 "digest": rows_digest(rows.nodes, rows.participation, rows.grams),
             }
-            self._insert(rows)
+            insert_rows(self.connection, rows)
         last = self.connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         seq, previous, time = (last[0] + 1, last[1], max(last[2], utc_now())) if last else (1, GENESIS, utc_now())
         event = seal(previous, seq, time, kind, payload, secrets.token_bytes(NONCE_BYTES))
@@ -404,8 +327,8 @@ class RunWriter(RunReader):
             (event.seq, event.time, event.kind, text, event.nonce, event.commitment, event.hash, signature),
         )
         for change in changes(kind, event.time, event.content):
-            self._apply(change)
-        self._apply(Change("run", ("head",), {"value": f"{event.seq}:{event.hash.hex()}"}))
+            apply_change(self.connection, change)
+        apply_change(self.connection, Change("run", ("head",), {"value": f"{event.seq}:{event.hash.hex()}"}))
         return event
 
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
@@ -432,67 +355,9 @@ class RunWriter(RunReader):
             "clients": updates.digests(),
         }
 
-    def _insert(self, rows: NewRows) -> None:
-        self.connection.executemany(
-            f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", [row.values() for row in rows.nodes]
-        )
-        part = rows.participation
-        columns = (part.nodes.tolist(), part.clients.tolist(), part.samples.tolist(), part.drifts.tolist())
-        values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
-        for first in range(0, len(values), 4 * _ROWS_TOGETHER):
-            together = values[first : first + 4 * _ROWS_TOGETHER]
-            marks = ", ".join(["(?, ?, ?, ?)"] * (len(together) // 4))
-            self.connection.execute(f"INSERT INTO participation VALUES {marks}", together)
-        self.connection.executemany("INSERT INTO grams VALUES (?, ?)", rows.grams)
-
-    def _apply(self, change: Change) -> None:
-        key_columns = KEYS[change.table]
-        where = " AND ".join(f"{column} = ?" for column in key_columns)
-        if change.values is None:
-            self.connection.execute(f"DELETE FROM {change.table} WHERE {where}", change.key)
-            return
-        exists = self.connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
-        if exists:
-            assignments = ", ".join(f"{column} = ?" for column in change.values)
-            self.connection.execute(
-                f"UPDATE {change.table} SET {assignments} WHERE {where}", (*change.values.values(), *change.key)
-            )
-        else:
-            columns = ", ".join((*key_columns, *change.values))
-            marks = ", ".join("?" * (len(key_columns) + len(change.values)))
-            self.connection.execute(
-                f"INSERT INTO {change.table} ({columns}) VALUES ({marks})", (*change.key, *change.values.values())
-            )
-
     def export_certificates(self) -> None:
         """Write each certificate to its file, unless it is there already."""
         for request, form in self.query("SELECT request, form FROM certificates ORDER BY request, form"):
             path = certificate_path(self.folder, request, form)
             if not path.exists():
                 files.write_atomically(path, self.certificates(request)[(request, form)].encode())
-
-
-def _group_key(spec: Mapping[str, Any]) -> bytes:
-    """The key of the hash that puts clients into groups: of the seed where noise is too, for experiments."""
-    if spec["privacy"]["noise"] == "seeded":
-        return hashlib.sha256(f"{spec['seed']}:groups".encode()).digest()
-    return secrets.token_bytes(KEY_BYTES)
-
-
-def _clear_unfinished(folder: Path) -> None:
-    """Remove what an interrupted creation left; a folder without a database is not a run yet."""
-    for name in _OWN_FILES - {LOCK_FILE, _CREATING}:
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _finish_creation(folder: Path) -> None:
-    """Take away what a creation needs only until the database has its name."""
-    if (folder / _CREATING).exists() or (folder / _STAGING).exists():
-        shutil.rmtree(folder / _STAGING, ignore_errors=True)
-        files.sync_folder(folder)
-        (folder / _CREATING).unlink(missing_ok=True)
-        files.sync_folder(folder)

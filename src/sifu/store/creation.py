@@ -1,0 +1,109 @@
+"""The folder of a run that is being created: what may lie there, what is cleared away, and what is recorded first.
+
+The database appears under its name only when it is whole; until then the folder is not a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sifu.core.layout import ModelLayout
+from sifu.errors import InputError, RunDamagedError
+from sifu.store import files
+from sifu.store.certificate_path import CERTIFICATES
+from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
+from sifu.store.head_file import HEAD_FILE
+from sifu.store.history_rows import clients_digest
+from sifu.store.keys import KEY_FILE
+from sifu.store.lock import LOCK_FILE
+from sifu.store.reader import GROUP_KEY
+from sifu.store.statistics import STATISTICS
+from sifu.store.updates import UPDATES
+from sifu.theory.facts import ClientProfile, TrainingFacts
+from sifu.theory.groups import KEY_BYTES
+
+STAGING = ".new"
+CREATING = ".creating"
+FOLDERS = ("models", CERTIFICATES, UPDATES, STATISTICS)
+_OWN_FILES = {LOCK_FILE, *FOLDERS, KEY_FILE, HEAD_FILE, STAGING, CREATING} | {
+    files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE)
+}
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds anything but the rest of a creation that was cut short."""
+    # Only what a creation of ours left behind may be cleared away: its marker was written first.
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    allowed = {CLIENTS_FILE} | (_OWN_FILES if CREATING in present else {LOCK_FILE})
+    if rest_of_a_run(folder):
+        raise RunDamagedError(
+            f"{folder} holds the rest of a run whose {DATABASE} is gone: put it back from a backup (sifu restore), "
+            "or choose another folder. Nothing was changed"
+        )
+    if (folder.exists() and not folder.is_dir()) or present - allowed:
+        raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what an interrupted creation left; a folder without a database is not a run yet."""
+    for name in _OWN_FILES - {LOCK_FILE, CREATING}:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def finish_creation(folder: Path) -> None:
+    """Take away what a creation needs only until the database has its name."""
+    if (folder / CREATING).exists() or (folder / STAGING).exists():
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
+        files.sync_folder(folder)
+        (folder / CREATING).unlink(missing_ok=True)
+        files.sync_folder(folder)
+
+
+def first_values(
+    given_spec: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    layout: ModelLayout,
+    clients: Sequence[ClientProfile],
+    facts: TrainingFacts,
+    versions: Mapping[str, str],
+    public_key: str,
+) -> dict[str, Any]:
+    """What the first event says of the run."""
+    recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
+    values = {
+        "run": secrets.token_hex(8),
+        "asked": dict(given_spec),
+        "spec": dict(spec),
+        "layout": {
+            "names": list(layout.names),
+            "shapes": [list(shape) for shape in layout.shapes],
+            "dtype": layout.dtype,
+        },
+        "facts": recorded_facts,
+        "versions": dict(versions),
+        "public_key": public_key,
+        "client_count": str(len(clients)),
+        "clients_digest": clients_digest(clients),
+        "tip": "0",
+        "phase": "training",
+    }
+    if spec["groups"]["count"]:
+        values[GROUP_KEY] = _group_key(spec).hex()
+    return values
+
+
+def _group_key(spec: Mapping[str, Any]) -> bytes:
+    """The key of the hash that puts clients into groups: of the seed where noise is too, for experiments."""
+    if spec["privacy"]["noise"] == "seeded":
+        return hashlib.sha256(f"{spec['seed']}:groups".encode()).digest()
+    return secrets.token_bytes(KEY_BYTES)
