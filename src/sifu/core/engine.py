@@ -167,6 +167,17 @@ def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndic
     return [engine.evaluate(model, clients) for model in models]
 
 
+@runtime_checkable
+class RunsGroupsTogether(Protocol):
+    """An engine to which a round has a cost of its own: it runs one round of several groups at once."""
+
+    def run_group_rounds(
+        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
+    ) -> list[RoundResult]:
+        """As `run_round` of each group from its own model."""
+        ...
+
+
 def run_group_rounds(
     engine: Engine, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
 ) -> list[RoundResult]:
@@ -174,4 +185,6 @@ def run_group_rounds(
 
     No client is in two groups and draws are keyed by client, so together they are one round of the federation.
     """
+    if isinstance(engine, RunsGroupsTogether):
+        return engine.run_group_rounds(models, position, groups)
     return [engine.run_round(model, position, members) for model, members in zip(models, groups, strict=True)]

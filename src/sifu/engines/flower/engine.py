@@ -25,6 +25,7 @@ from sifu.core.round import RoundSetup, draw, run_round
 from sifu.core.streaming import RoundsWanted, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.blueprint import Blueprint, Patience, with_minimum
 from sifu.engines.flower.exchange import Exchange
+from sifu.engines.flower.group_rounds import run_groups_together
 from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
 from sifu.engines.flower.messenger import NOWHERE, Answer, Incident, Messenger
 from sifu.engines.flower.roster import Roster
@@ -123,6 +124,19 @@ class FlowerFederation:
         """One round of FedAvg among those who answer; too few answers leave the model as it was."""
         setup = RoundSetup(self.layout.own_copy(model), position, active, want_gram, want_updates)
         return self._run_round(setup)
+
+    def run_group_rounds(
+        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices]
+    ) -> list[RoundResult]:
+        """One round of every group in the same messages: each member is sent its own group's model."""
+        return run_groups_together(
+            self._round,
+            self._messenger,
+            [
+                RoundSetup(self.layout.own_copy(model), position, members)
+                for model, members in zip(models, groups, strict=True)
+            ],
+        )
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted

@@ -78,14 +78,18 @@ class MaskedRound(FlowerRound):
             raise InputError(
                 "masked updates are not seen by the server: keep.gram_clients and keep.updates_every must be 0"
             )
-        nodes = self._messenger.online(setup.position, drawn)
+        prepared, messages = self.preparation(setup, self._messenger.online(setup.position, drawn))
+        return replace(prepared, ready=self._messenger.ask(messages, read_ready, setup.position))
+
+    def preparation(self, setup: RoundSetup, nodes: Mapping[int, int]) -> tuple[Prepared, dict[int, Message]]:
+        """A round of the clients at these nodes, in which nobody is ready yet, and what each of them is sent."""
         samples = sum(int(self.samples[client]) for client in nodes)
         prepared = Prepared(nodes, FixedPoint.of(setup.start, max(1, samples)), {})
         model = arrays_record(self.layout, setup.start)
         messages = {
             client: self._message(model, setup, prepared, client, PREPARE, prepared.numbers) for client in nodes
         }
-        return replace(prepared, ready=self._messenger.ask(messages, read_ready, setup.position))
+        return prepared, messages
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Prepared
@@ -130,17 +134,26 @@ class MaskedRound(FlowerRound):
 
     def _sum(self, setup: RoundSetup, accepted: Prepared) -> Words | None:
         """The sum of everybody's masked update; None if one is missing."""
+        messages, size = self.masked_messages(setup, accepted), self.layout.size + 1
+        answers = self._messenger.ask(messages, lambda reply: read_masked(reply, size), setup.position)
+        return self.total(setup, accepted, answers)
+
+    def masked_messages(self, setup: RoundSetup, accepted: Prepared) -> dict[int, Message]:
+        """What those who are ready are sent: everybody's keys."""
         clients = sorted(accepted.ready)
         more = {**accepted.numbers, "clients": clients, "keys": [accepted.ready[client].key for client in clients]}
-        messages = {client: self._message(None, setup, accepted, client, MASKED_TRAIN, more) for client in clients}
-        size = self.layout.size + 1
-        answers = self._messenger.ask(messages, lambda reply: read_masked(reply, size), setup.position)
-        if len(answers) < len(clients):
-            dropped = f"{len(answers)} of {len(clients)} masked updates came: the round was dropped"
+        return {client: self._message(None, setup, accepted, client, MASKED_TRAIN, more) for client in clients}
+
+    def total(self, setup: RoundSetup, accepted: Prepared, answers: Mapping[int, Words]) -> Words | None:
+        """The sum of the masked updates that came from those who were ready; None if one is missing."""
+        clients = sorted(accepted.ready)
+        sent = [answers[client] for client in clients if client in answers]
+        if len(sent) < len(clients):
+            dropped = f"{len(sent)} of {len(clients)} masked updates came: the round was dropped"
             self._messenger.note(setup.position, None, dropped)
             return None
-        total = np.zeros(size, dtype=np.uint64)
-        for words in answers.values():
+        total = np.zeros(self.layout.size + 1, dtype=np.uint64)
+        for words in sent:
             total += words
         return total
 

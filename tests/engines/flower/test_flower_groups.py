@@ -1,0 +1,111 @@
+"""Groups on Flower: one round of all groups in the same messages, and what each group would do alone, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_federation import both_engines, small_spec
+from test_flower_runs import Federation
+
+import sifu
+from sifu.core.engine import Position, run_group_rounds
+from sifu.engines.flower.wire import MASKED_TRAIN, PREPARE, TRAIN
+
+GROUPS = [np.array([0, 3, 6]), np.array([1, 4, 7]), np.array([2, 5])]
+
+
+def models_of(engine: object, count: int) -> list[np.ndarray]:
+    return [engine.initial_model(0) + 0.01 * number for number in range(count)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sections", [{}, {"server": {"participation": "poisson(0.6)"}, "local": {"batch": 5}}])
+@pytest.mark.parametrize("masked", [False, True])
+def test_groups_together_do_what_each_would_do_alone(sections: dict, masked: bool) -> None:
+    spec = small_spec(data={"clients": 9}, **sections)
+    groups = [*GROUPS[:2], np.array([2, 5, 8])]
+    embedded, flower, grid = both_engines(spec, masked=masked)
+    models = models_of(flower, 3)
+    for number in range(3):
+        place = Position(0, number)
+        alone = [flower.run_round(model, place, group) for model, group in zip(models, groups, strict=True)]
+        grid.sent.clear()
+        together = run_group_rounds(flower, models, place, groups)  # type: ignore[arg-type]
+        kinds = [message.metadata.message_type for message in grid.sent]
+        # One batch of messages for all groups: a kind is never sent again after another kind.
+        assert (
+            sorted(set(kinds), key=kinds.index) == ([PREPARE, MASKED_TRAIN] if masked else [TRAIN])[: len(set(kinds))]
+        )
+        expected = run_group_rounds(embedded, models, place, groups)  # type: ignore[arg-type]
+        for joint, single, simulated in zip(together, alone, expected, strict=True):
+            np.testing.assert_array_equal(joint.model, single.model)
+            np.testing.assert_array_equal(joint.participants, single.participants)
+            if not masked:
+                np.testing.assert_array_equal(joint.drifts, single.drifts)
+            if not masked or simulated.participants.size >= 3:  # a masked round of two is dropped
+                np.testing.assert_allclose(joint.model, simulated.model, rtol=0, atol=1e-12)
+        models = [result.model for result in together]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_exchange_serves_all_groups(masked: bool) -> None:
+    _, flower, grid = both_engines(small_spec(data={"clients": 9}), masked=masked)
+    pushes: list[int] = []
+    push = grid.push_messages
+    grid.push_messages = lambda messages: (pushes.append(len(messages)), push(messages))[1]  # type: ignore[method-assign]
+    groups = [*GROUPS[:2], np.array([2, 5, 8])]
+    run_group_rounds(flower, models_of(flower, 3), Position(0, 0), groups)  # type: ignore[arg-type]
+    assert pushes == ([9, 9] if masked else [9])
+
+
+def test_a_group_nobody_answers_of_stays_where_it_is_and_the_others_go_on() -> None:
+    _, flower, grid = both_engines(small_spec())
+    for client in (2, 5):
+        del grid.apps[9000 - 7 * client]
+    models = models_of(flower, 3)
+    results = run_group_rounds(flower, models, Position(0, 0), GROUPS)  # type: ignore[arg-type]
+    assert [result.participants.tolist() for result in results] == [[0, 3, 6], [1, 4, 7], []]
+    np.testing.assert_array_equal(results[2].model, models[2])
+    assert {incident.client for incident in flower.take_incidents() if incident.client} == {"client-002", "client-005"}
+
+
+def test_a_masked_group_that_loses_somebody_is_dropped_alone() -> None:
+    _, flower, grid = both_engines(small_spec(data={"clients": 9}), masked=True)
+    node = 9000 - 7 * 4
+    grid.trouble[node] = lambda message: None if message.metadata.message_type == MASKED_TRAIN else grid.answer(message)
+    models, groups = models_of(flower, 3), [*GROUPS[:2], np.array([2, 5, 8])]
+    results = run_group_rounds(flower, models, Position(0, 0), groups)  # type: ignore[arg-type]
+    assert [result.participants.tolist() for result in results] == [[0, 3, 6], [], [2, 5, 8]]
+    np.testing.assert_array_equal(results[1].model, models[1])
+
+
+def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: Path) -> None:
+    spec = small_spec(
+        groups={"count": 3, "rounds": 3},
+        stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3},
+        privacy={"noise": "seeded"},
+        data={"preprocessing": "fixed"},
+    )
+    fed = Federation(tmp_path, spec)
+    fed.serve()
+    rounds_apart = [message for message in fed.grid.sent if message.metadata.message_type == TRAIN]
+    assert len(rounds_apart) == 6 * 8  # everybody trains once a round, apart and together
+    embedded = sifu.train(spec, run=tmp_path / "embedded")
+    name = fed.data[2].name
+    sifu.open_run(fed.run_folder).request([name], "one", method="groups")
+    assert fed.serve() == ["one"]
+    embedded.forget([name], "one", method="groups")
+    found = sifu.open_run(fed.run_folder)
+    assert found.verify().problems == []
+    assert [outcome.level for outcome in found.outcomes()] == ["exact"]
+
+    def kinds(run: sifu.Run) -> list[str]:
+        with run.reader() as reader:
+            skipped = ("clients admitted", "incidents")
+            return [event.kind for event in reader.events() if event.kind not in skipped]
+
+    assert kinds(found) == kinds(embedded)
+    with found.reader() as first, embedded.reader() as second:
+        assert list(first.merges()) == list(second.merges())
+        np.testing.assert_allclose(first.load_model(first.tip), second.load_model(second.tip), rtol=0, atol=1e-11)
