@@ -9,7 +9,8 @@ import pytest
 
 from sifu.errors import InputError
 from sifu.experiments.jobs import run_in_processes
-from sifu.experiments.runner import Bench, Options, Update
+from sifu.experiments.options import Options
+from sifu.experiments.runner import Bench, Update
 from sifu.experiments.table import read_table
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from sifu.experiments import runner as runner_module
 from sifu.experiments.engines import in_threads
-from sifu.experiments.runner import Bench, Options, Update, parse_seeds
+from sifu.experiments.options import Options, parse_seeds
+from sifu.experiments.runner import Bench, Update
 from sifu.experiments.table import read_table
 
 

@@ -100,7 +100,8 @@ def run_experiment(
     """
     from sifu.cli.bench_progress import BenchProgress
     from sifu.experiments.jobs import run_in_processes
-    from sifu.experiments.runner import Bench, Options, default_seeds, parse_names, parse_seeds
+    from sifu.experiments.options import Options, default_seeds, parse_names, parse_seeds
+    from sifu.experiments.runner import Bench
 
     if max_rounds is not None and max_rounds < 1:
         raise InputError(f"--max-rounds must be at least 1, found {max_rounds}")

@@ -7,69 +7,21 @@ and has salted commitments instead of hashes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
+from sifu.core.guarantee import guarantee_of, not_covered_by, what_was_erased
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import Premise
-from sifu.theory.calibration import delta_reached, delta_reached_up, true_positive_rate
+from sifu.core.protection import Protection, attacker_rate
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.history import Accounting
 
 FORMAT = "sifu-certificate-2"
-SMALLEST_DELTA = 1e-9
-"""Below this the delta that was reached is not told apart from it."""
-
-GUARANTEE = (
-    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "
-    "earlier noise, source models and noise sizes), and over the noise drawn from the moment this request was "
-    "carried out, what is released {scope} from the data with the client and without it, under that same plan, is "
-    "(epsilon, delta)-close."
-)
-TRAINING_NOISE_GUARANTEE = (
-    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches and "
-    "noise sizes), and over the noise added to every update in training, all models released from this request on, "
-    "from the data with the client and without it, under that same plan, are together (epsilon, delta)-close."
-)
-SCOPE_WORDS = {
-    "all": "in all models from that moment on",
-    "latest": "in the latest model alone",
-}
-NOT_COVERED = (
-    "What the plan itself reveals is not covered: which model training went on from, and how long it took. When to "
-    "stop is decided by the accuracy on every active client, whether it takes part in rounds or not.",
-    "Models seen before this request was carried out are not covered.",
-    "The other participants and the operator, who hold more than the released models, are not covered.",
-    "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
-    "Noise is drawn in floating point; attacks on the last bits of such noise are not covered.",
-    "This is evidence for the operator's file, not a statement of legal compliance.",
-)
-SEVERAL_RELEASES = (
-    "Only the latest model is covered (scope latest): whoever keeps several of the models released since this request "
-    "learns more, and nothing bounds how much.",
-)
-EACH_BY_ITSELF = (
-    "Each of the clients is covered by itself; what they reveal together is not (unit joint would cover it).",
-)
-EXACT_GUARANTEE = (
-    "The client's data has no part in the model training went on from, so the models released from it are those of "
-    "training without the client under the same plan."
-)
-CLOSED_FORM_GUARANTEE = (
-    "The model was solved from a sum of whole numbers over the clients that stay, which is bit for bit the sum of a "
-    "federation that never had the client."
-)
-CLOSED_FORM_NOT_COVERED = (
-    "The difference between releases before and after this request tells of the client; only those from now on are "
-    "covered.",
-    "Whoever kept a copy of the client's statistics, or of a sum with them, still knows them.",
-)
 COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
 CONFIDENTIAL = "This copy holds figures that depend on the forgotten clients' data."
-NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
 
 COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "level", "protection", "untouched", "unit", "scope", "epsilon",
@@ -89,11 +41,6 @@ FIELDS = {
 
 SOLVE_FIELDS = ("sum", "samples", "relative_penalty", "penalty")
 """What an auditor's copy says of a head in closed form: the digest of (G, H, n, q), n, r and lambda."""
-
-Protection = Literal["noise", "training noise", "nothing"]
-"""What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.
-
-Only the first is charged, covers whoever asked before, and binds later requests to the budgets of its clients."""
 
 
 @dataclass(frozen=True)
@@ -178,120 +125,6 @@ class CertificateFacts:
         return self.statistics is not None
 
 
-def delta_of_budget(
-    epsilon: float, multiplier: float, untouched: bool, protection: Protection, training_noise: TrainingNoise | None
-) -> float:
-    """The delta at epsilon once the budget is used up whole: 0 where nothing needs hiding, 1 where nothing is hidden.
-
-    >>> delta_of_budget(10.0, 0.31075, False, "nothing", None)
-    1.0
-    >>> round(delta_of_budget(10.0, 0.31075, False, "noise", None), 5)
-    0.04058
-    """
-    if protection == "nothing":
-        return 1.0
-    if untouched:
-        return 0.0
-    return delta_reached(epsilon, multiplier) if training_noise is None else training_noise.delta_composed
-
-
-def delta_of_charges(
-    epsilon: float, charges: Iterable[float], protection: Protection, training_noise: TrainingNoise | None
-) -> float:
-    """The delta at epsilon that the release of this request reached: what was spent, not what may be.
-
-    `charges` are those of the request's own subjects. Rounded up to four digits, and never between 0 and 1e-9. It tells
-    Psi, so it stands in the auditor's copy alone.
-
-    >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
-    (0.04058, 0.0)
-    """
-    if protection == "nothing":
-        return 1.0
-    if training_noise is not None:
-        return training_noise.delta_composed
-    largest = max(charges, default=0.0)
-    if largest == 0.0:
-        return 0.0
-    delta = max(delta_reached_up(epsilon, 1.0 / math.sqrt(largest)), SMALLEST_DELTA)
-    scale = 10.0 ** (3 - math.floor(math.log10(delta)))
-    return min(1.0, math.ceil(delta * scale - 1e-6) / scale)
-
-
-def attacker_rate(level: Level, multiplier: float) -> float | None:
-    """What an attacker allowed 1 % false alarms can spot at most, rounded up to four digits.
-
-    0.01 is a blind guess: all there is at level `exact`. At level `none` nothing bounds it.
-
-    >>> attacker_rate("proven", 0.3501), attacker_rate("exact", 0.3501), attacker_rate("none", 0.3501)
-    (0.702, 0.01, None)
-    """
-    if level == "none":
-        return None
-    if level == "exact":
-        return 0.01
-    return math.ceil(true_positive_rate(1.0 / multiplier) * 1e4 - 1e-6) / 1e4
-
-
-def guarantee_of(level: Level, protection: Protection, scope: Scope, *, solved: bool = False) -> str:
-    """The sentence that says what is promised; `solved` is a head in closed form."""
-    if level == "exact":
-        return CLOSED_FORM_GUARANTEE if solved else EXACT_GUARANTEE
-    if level == "none":
-        return NO_GUARANTEE
-    wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
-    guarantee = CLOSED_FORM_GUARANTEE if solved else wording.format(scope=SCOPE_WORDS[scope])
-    if level == "conditional":
-        return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
-    return guarantee
-
-
-def not_covered_by(unit: Unit, clients: int, scope: Scope, level: Level, *, solved: bool = False) -> list[str]:
-    """The sentences that say what is not promised; a head in closed form forgets clients together anyway."""
-    if solved:
-        return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED]
-    latest = scope == "latest" and level in ("proven", "conditional")
-    together = unit == "client" and clients > 1
-    return [*NOT_COVERED, *(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ())]
-
-
-def what_was_erased(
-    retention: Retention,
-    *,
-    fresh: bool,
-    replayed: bool,
-    keeps_updates: bool,
-    statistics: Literal["clients", "sum"] | None = None,
-    merged: bool = False,
-) -> tuple[str, str]:
-    """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
-    if replayed:
-        erased = "Any model after the initial one was erased."
-        remains = "The initial model remains. What was made from stored updates may still hold the client's part."
-    elif merged:
-        erased = "Every model after the initial one was erased, and the model of every group that held the client."
-        remains = "The initial model and the models of groups that never held the client remain."
-    elif fresh:
-        erased, remains = "Every model of the history was erased.", "No model from before this request remains."
-    elif retention == "strict":
-        erased = "Any kept model that held the client's part was erased."
-        remains = "No model that holds the client's part without noise remains."
-    else:
-        erased = "Any kept model after the one training went on from was erased."
-        remains = (
-            "Models up to that one stay with the operator, unreleased and without noise, for later requests; they "
-            "may hold the client's part."
-        )
-    if keeps_updates:
-        erased += " Any stored update of the client was erased."
-        remains += " Updates of other clients are stored with the operator, unreleased."
-    if statistics is not None:
-        erased += " The client's statistics, and every sum with them, were erased."
-        who = "of each other client and their sum" if statistics == "clients" else "of the other clients, as one sum,"
-        remains += f" Statistics {who} are stored with the operator, unreleased."
-    return erased, remains
-
-
 def _common(facts: CertificateFacts) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -349,7 +182,10 @@ def public_form(facts: CertificateFacts) -> dict[str, Any]:
     )
     return _common(facts) | {
         "form": "public",
-        "premises": [{"name": one.name, "status": one.status, "statement": one.statement} for one in facts.premises],
+        "premises": [
+            {"name": premise.name, "status": premise.status, "statement": premise.statement}
+            for premise in facts.premises
+        ],
         "erased": erased,
         "remains": remains,
     }
@@ -361,15 +197,15 @@ def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
         "form": "auditor",
         "confidential": CONFIDENTIAL,
         "delta_reached": facts.delta_reached,
-        "premises": [asdict(one) for one in facts.premises],
+        "premises": [asdict(premise) for premise in facts.premises],
         "psi": finite_or_text(facts.psi),
         "psi_star": facts.psi_star,
         "node": facts.node,
         "noise_node": facts.noise_node,
         "final_node": facts.final_node,
         "rounds": facts.rounds,
-        "subjects": [_statement(one) for one in facts.subjects],
-        "earlier_subjects": [_statement(one) for one in facts.earlier],
+        "subjects": [_statement(subject) for subject in facts.subjects],
+        "earlier_subjects": [_statement(subject) for subject in facts.earlier],
         "models": {
             "source_model": asdict(facts.source_model),
             "noised_model": asdict(facts.noised_model),

@@ -9,7 +9,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-from sifu.core.certificate import Protection
+from sifu.core.protection import Protection
 from sifu.errors import InputError
 
 StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]

@@ -18,7 +18,8 @@ from typing import Any
 
 from sifu.errors import InputError
 from sifu.experiments.engines import Failure
-from sifu.experiments.runner import TABLE, Bench, Options, Result, Update
+from sifu.experiments.options import Options
+from sifu.experiments.runner import TABLE, Bench, Result, Update
 from sifu.experiments.table import Table, read_table
 
 PARTS = "parts"

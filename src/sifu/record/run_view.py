@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.certificate import Protection
 from sifu.core.method_info import method_info
 from sifu.core.premises import RateSource, Restorations
+from sifu.core.protection import Protection
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError

@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 from sifu.choices import Retention
-from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement, delta_of_budget, delta_of_charges
+from sifu.core.certificate import CertificateFacts, ModelCommitment, SubjectStatement
 from sifu.core.ledger import NONCE_BYTES, Event
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import Premise, level_of
+from sifu.core.protection import delta_of_budget, delta_of_charges
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
 from sifu.record.groups import is_hit

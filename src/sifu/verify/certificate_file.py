@@ -7,20 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sifu.core.certificate import (
-    COMMON_FIELDS,
-    CONFIDENTIAL,
-    COUNTERFACTUAL,
-    FIELDS,
-    FORMAT,
-    SOLVE_FIELDS,
-    attacker_rate,
-    delta_of_budget,
-    delta_of_charges,
-    guarantee_of,
-    not_covered_by,
-    what_was_erased,
-)
+from sifu.core.certificate import COMMON_FIELDS, CONFIDENTIAL, COUNTERFACTUAL, FIELDS, FORMAT, SOLVE_FIELDS
+from sifu.core.guarantee import guarantee_of, not_covered_by, what_was_erased
 from sifu.core.ledger import finite_or_text, read_json
 from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.premises import (
@@ -33,6 +21,7 @@ from sifu.core.premises import (
     level_of,
     noise_premise,
 )
+from sifu.core.protection import attacker_rate, delta_of_budget, delta_of_charges
 from sifu.errors import InputError
 from sifu.store.keys import signature_holds
 from sifu.theory.calibration import hidden_sensitivity, noise_multiplier

@@ -15,7 +15,8 @@ from sifu.engines.flower.simulation import _InterruptibleGrid
 from sifu.engines.flower.wire import profile_message, read_profile
 from sifu.errors import InputError
 from sifu.experiments.engines import ClientCache, engine_source
-from sifu.experiments.runner import Bench, Options
+from sifu.experiments.options import Options
+from sifu.experiments.runner import Bench
 
 WITH_RAY = importlib.util.find_spec("ray") is not None
 

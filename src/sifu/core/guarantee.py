@@ -1,0 +1,122 @@
+"""The sentences of a certificate: what is promised, what is not, what was erased and what remains."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sifu.choices import Level, Retention, Scope, Unit
+from sifu.core.protection import Protection
+
+GUARANTEE = (
+    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "
+    "earlier noise, source models and noise sizes), and over the noise drawn from the moment this request was "
+    "carried out, what is released {scope} from the data with the client and without it, under that same plan, is "
+    "(epsilon, delta)-close."
+)
+
+TRAINING_NOISE_GUARANTEE = (
+    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches and "
+    "noise sizes), and over the noise added to every update in training, all models released from this request on, "
+    "from the data with the client and without it, under that same plan, are together (epsilon, delta)-close."
+)
+
+SCOPE_WORDS = {
+    "all": "in all models from that moment on",
+    "latest": "in the latest model alone",
+}
+
+NOT_COVERED = (
+    "What the plan itself reveals is not covered: which model training went on from, and how long it took. When to "
+    "stop is decided by the accuracy on every active client, whether it takes part in rounds or not.",
+    "Models seen before this request was carried out are not covered.",
+    "The other participants and the operator, who hold more than the released models, are not covered.",
+    "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
+    "Noise is drawn in floating point; attacks on the last bits of such noise are not covered.",
+    "This is evidence for the operator's file, not a statement of legal compliance.",
+)
+
+SEVERAL_RELEASES = (
+    "Only the latest model is covered (scope latest): whoever keeps several of the models released since this request "
+    "learns more, and nothing bounds how much.",
+)
+
+EACH_BY_ITSELF = (
+    "Each of the clients is covered by itself; what they reveal together is not (unit joint would cover it).",
+)
+
+EXACT_GUARANTEE = (
+    "The client's data has no part in the model training went on from, so the models released from it are those of "
+    "training without the client under the same plan."
+)
+
+CLOSED_FORM_GUARANTEE = (
+    "The model was solved from a sum of whole numbers over the clients that stay, which is bit for bit the sum of a "
+    "federation that never had the client."
+)
+
+CLOSED_FORM_NOT_COVERED = (
+    "The difference between releases before and after this request tells of the client; only those from now on are "
+    "covered.",
+    "Whoever kept a copy of the client's statistics, or of a sum with them, still knows them.",
+)
+
+NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
+
+
+def guarantee_of(level: Level, protection: Protection, scope: Scope, *, solved: bool = False) -> str:
+    """The sentence that says what is promised; `solved` is a head in closed form."""
+    if level == "exact":
+        return CLOSED_FORM_GUARANTEE if solved else EXACT_GUARANTEE
+    if level == "none":
+        return NO_GUARANTEE
+    wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
+    guarantee = CLOSED_FORM_GUARANTEE if solved else wording.format(scope=SCOPE_WORDS[scope])
+    if level == "conditional":
+        return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
+    return guarantee
+
+
+def not_covered_by(unit: Unit, clients: int, scope: Scope, level: Level, *, solved: bool = False) -> list[str]:
+    """The sentences that say what is not promised; a head in closed form forgets clients together anyway."""
+    if solved:
+        return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED]
+    latest = scope == "latest" and level in ("proven", "conditional")
+    together = unit == "client" and clients > 1
+    return [*NOT_COVERED, *(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ())]
+
+
+def what_was_erased(
+    retention: Retention,
+    *,
+    fresh: bool,
+    replayed: bool,
+    keeps_updates: bool,
+    statistics: Literal["clients", "sum"] | None = None,
+    merged: bool = False,
+) -> tuple[str, str]:
+    """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
+    if replayed:
+        erased = "Any model after the initial one was erased."
+        remains = "The initial model remains. What was made from stored updates may still hold the client's part."
+    elif merged:
+        erased = "Every model after the initial one was erased, and the model of every group that held the client."
+        remains = "The initial model and the models of groups that never held the client remain."
+    elif fresh:
+        erased, remains = "Every model of the history was erased.", "No model from before this request remains."
+    elif retention == "strict":
+        erased = "Any kept model that held the client's part was erased."
+        remains = "No model that holds the client's part without noise remains."
+    else:
+        erased = "Any kept model after the one training went on from was erased."
+        remains = (
+            "Models up to that one stay with the operator, unreleased and without noise, for later requests; they "
+            "may hold the client's part."
+        )
+    if keeps_updates:
+        erased += " Any stored update of the client was erased."
+        remains += " Updates of other clients are stored with the operator, unreleased."
+    if statistics is not None:
+        erased += " The client's statistics, and every sum with them, were erased."
+        who = "of each other client and their sum" if statistics == "clients" else "of the other clients, as one sum,"
+        remains += f" Statistics {who} are stored with the operator, unreleased."
+    return erased, remains
