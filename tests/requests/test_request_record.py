@@ -16,8 +16,8 @@ import pytest
 import sifu
 from run_tools import Command, dump, query, start_cli
 from sifu.errors import InputError, SifuError
+from sifu.requests.deadlines import is_overdue
 from sifu.requests.opening_letters import take_in
-from sifu.requests.request_record import is_overdue
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
 
@@ -103,10 +103,13 @@ def test_a_deadline_is_shown_with_what_is_overdue(own_trained: Path, cli: Comman
     assert datetime.datetime.fromisoformat(requests["usual"]["deadline"]) - received == datetime.timedelta(days=30)
     assert not requests["usual"]["overdue"]
     rows = {request.request: request for request in sifu.open_run(own_trained).reader().requests()}
-    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=5)
-    assert is_overdue(rows["late"], later)
-    assert not is_overdue(rows["usual"], later)
-    assert is_overdue(rows["usual"], later + datetime.timedelta(days=31))
+    end_of_the_day = datetime.datetime.fromisoformat(requests["late"]["deadline"]).replace(
+        hour=23, minute=59, second=59
+    )
+    assert not is_overdue(rows["late"], end_of_the_day)  # a deadline of today is not missed today
+    assert is_overdue(rows["late"], end_of_the_day + datetime.timedelta(seconds=1))
+    assert not is_overdue(rows["usual"], end_of_the_day + datetime.timedelta(seconds=1))
+    assert is_overdue(rows["usual"], end_of_the_day + datetime.timedelta(days=31))
     assert cli("request", own_trained, "--clients", "client-005", "--deadline", "-1").code == 2
 
 

@@ -2,12 +2,14 @@
 
 from sifu.api.advice import Advice, advise
 from sifu.api.backups import Restoration, restore
+from sifu.api.finding_runs import find_runs, pending_requests
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, RequestRecord
 from sifu.api.start_run import open_run, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
 from sifu.launch.spec_files import load_spec
 from sifu.planning.plan import Plan
+from sifu.requests.deadlines import PendingRequest
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
 from sifu.requests.request_record import PublicRequest, RequestStep
@@ -21,6 +23,7 @@ __all__ = [
     "NamedKey",
     "OperatorKeys",
     "Outcome",
+    "PendingRequest",
     "Plan",
     "PublicRequest",
     "Purge",
@@ -32,8 +35,10 @@ __all__ = [
     "RunStatus",
     "Verification",
     "advise",
+    "find_runs",
     "load_spec",
     "open_run",
+    "pending_requests",
     "restore",
     "train",
     "verify_certificate",

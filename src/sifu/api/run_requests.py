@@ -19,10 +19,11 @@ from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
 from sifu.requests.given_terms import LEVELS, check_level, make_terms
 from sifu.requests.opening_letters import take_in
 from sifu.requests.outcome import Outcome, outcome_of
-from sifu.requests.receiving import DEADLINE_DAYS, check_new, receive
+from sifu.requests.receiving import check_new, receive
 from sifu.requests.request_record import PublicRequest, RequestStep, decide, history_of, public_record
 from sifu.requests.signed_requests import id_of_signed, terms_of_signed
 from sifu.requests.worker import Worker
@@ -207,7 +208,7 @@ class RunRequests(RunFolder):
     def request_status(self, request: str) -> str:
         """`received`, `running` or `done`; `posted` while it waits in the inbox of a run in use."""
         with self.reader() as reader:
-            return next((row.status for row in reader.requests() if row.request == request), "posted")
+            return next((row.status for row in reader.requests() if row.request == request), POSTED)
 
     def request_record(self, request: str) -> RequestRecord:
         """One request with every step of its life."""

@@ -19,7 +19,7 @@ from sifu.record.everyones_psi import track_everyone
 from sifu.record.groups import has_groups, members_now, models_at_hand
 from sifu.record.run_view import RunView
 from sifu.requests.cost import Cost, cost_of
-from sifu.requests.request_record import deadline_of, is_overdue
+from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.inbox import letters
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RejectionRow, RequestRow

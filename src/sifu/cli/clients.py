@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.cli.options import Format, FormatOption
+from sifu.cli.options import Format, FormatOption, note_run
 from sifu.errors import InputError
 
 clients = typer.Typer(
@@ -17,7 +17,9 @@ clients = typer.Typer(
     rich_markup_mode="rich",
 )
 
-RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder, also before there is a run.")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The run folder, also before there is a run.", callback=note_run)
+]
 NameOption = Annotated[str, typer.Option("--name", help="The client's name.")]
 
 

@@ -16,6 +16,7 @@ from sifu.cli.clients import clients
 from sifu.cli.custody import anchor, backup, key, purge, restore, sign
 from sifu.cli.evidence import evidence
 from sifu.cli.flower import flower
+from sifu.cli.options import runs_at_work
 from sifu.cli.proof import audit, client_audit, verify
 from sifu.cli.requests import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, methods, rebuild, report, status, train
@@ -76,6 +77,7 @@ def options(
 def main() -> None:
     """Entry point: errors become sentences with a stable exit code."""
     as_json = _wants_json(sys.argv[1:])
+    runs_at_work.clear()
     try:
         code = app(standalone_mode=False)
     except SifuError as error:
@@ -111,9 +113,26 @@ WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISD
 
 def _leave(code: int, as_json: bool) -> None:
     """Exit; Typer turns Ctrl-C into this code without a word, so it is said here."""
+    if code == 0:
+        _say_what_is_overdue()
     if code == INTERRUPTED:
         _fail("interrupted: every finished round is saved; run the same command again to go on", code, as_json)
     sys.exit(code)
+
+
+def _say_what_is_overdue() -> None:
+    """A line on stderr for each run that this command worked on and that somebody waits for too long."""
+    if not runs_at_work:
+        return
+    from sifu.api.finding_runs import overdue_of
+    from sifu.cli.output import harmless
+
+    for run in dict.fromkeys(runs_at_work):
+        late = overdue_of(run)
+        if late:
+            named = ", ".join(f"{request.request} (since {request.deadline[:10]})" for request in late[:3])
+            more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+            sys.stderr.write(harmless(f"sifu: overdue in {run}: {named}{more}. See sifu requests list --overdue\n"))
 
 
 def _wants_json(arguments: list[str]) -> bool:

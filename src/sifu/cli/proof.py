@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import DataOption, Format, FormatOption, PublicKeyOption
+from sifu.cli.options import DataOption, Format, FormatOption, PublicKeyOption, note_run
 from sifu.errors import InputError, VerificationError
 
 
 def verify(
-    target: Annotated[Path, typer.Argument(metavar="DIR|CERTIFICATE", help="A run folder or a certificate file.")],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="DIR|CERTIFICATE", help="A run folder or a certificate file.", callback=note_run),
+    ],
     public_key: PublicKeyOption = None,
     anchor: Annotated[
         str | None,
@@ -77,7 +80,7 @@ def verify(
 
 
 def audit(
-    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The run folder.")] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The run folder.", callback=note_run)] = None,
     request: Annotated[
         str | None, typer.Option("--request", help="Attack the release of this request.", show_default="the last")
     ] = None,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sifu.choices import Decision
 from sifu.cli.options import ActorOption, Format, FormatOption, RequestArgument, RunArgument
+from sifu.errors import InputError
 
 if TYPE_CHECKING:
-    from sifu.api import RequestRecord
+    from sifu.api import PendingRequest, PublicRequest, RequestRecord, Run
 
 requests = typer.Typer(
     name="requests", help="The record of requests: list them, show one, decide on one.", no_args_is_help=True
@@ -20,19 +22,59 @@ requests = typer.Typer(
 
 @requests.command("list")
 def list_requests(
-    run: RunArgument,
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")],
     public: Annotated[bool, typer.Option("--public", help="Without personal data: no names, ids or actors.")] = False,
+    pending: Annotated[bool, typer.Option("--pending", help="Only what is still to be done, by deadline.")] = False,
+    overdue: Annotated[bool, typer.Option("--overdue", help="Only what should be done by now.")] = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """Every request with its steps, times, actors and deadline; --public for publication."""
-    from sifu.api import Run
+    """Every request with its steps, times, actors and deadline; --public for publication.
+
+    --pending and --overdue also list what waits in the inbox of a run. A deadline of today is not overdue today.
+    """
+    from sifu.api import Run, find_runs, pending_requests
+
+    if pending or overdue:
+        if public:
+            raise InputError("--public lists whole runs: leave --pending and --overdue out")
+        _show_pending([request for request in pending_requests(*folders) if request.overdue or not overdue], format)
+        return
+    runs = [Run(folder) for folder in (find_runs(*folders) or folders)]
+    if not public:
+        _show({run: run.request_records() for run in runs}, format)
+    elif len(runs) > 1:
+        raise InputError(f"--public lists the requests of one run, found {len(runs)} runs: name one of them")
+    else:
+        _show_public(runs[0].public_record(), format)
+
+
+def _show_pending(waiting: list[PendingRequest], format: Format) -> None:
+    from rich.markup import escape
+
+    from sifu.cli.output import names_text, out, print_json, table
+
+    if format is Format.json:
+        print_json({"requests": [request.to_mapping() for request in waiting]})
+        return
+    if not waiting:
+        out.print("No request waits.")
+        return
+    shown = table("until", "-days", "request", "status", "clients", "run")
+    for request in waiting:
+        shown.add_row(
+            f"[bold red]{request.deadline[:10]} overdue[/]" if request.overdue else request.deadline[:10],
+            str(request.days_left),
+            escape(request.request),
+            request.status,
+            names_text(request.clients, 2),
+            escape(request.run),
+        )
+    out.print(shown)
+
+
+def _show_public(record: list[PublicRequest], format: Format) -> None:
     from sifu.cli.output import out, print_json, table
 
-    opened = Run(run)
-    if not public:
-        _show(opened.request_records(), format)
-        return
-    record = opened.public_record()
     if format is Format.json:
         print_json({"requests": [asdict(request) for request in record]})
         return
@@ -55,7 +97,8 @@ def show_request(run: RunArgument, request: RequestArgument, format: FormatOptio
     """One request with its steps, times, actors and deadline."""
     from sifu.api import Run
 
-    _show([Run(run).request_record(request)], format)
+    opened = Run(run)
+    _show({opened: [opened.request_record(request)]}, format)
 
 
 @requests.command("decide")
@@ -76,23 +119,27 @@ def decide(
     tell(format, values, f"Request {request} {'is' if changed else 'was already'} {decision}.")
 
 
-def _show(records: list[RequestRecord], format: Format) -> None:
+def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
     from rich.markup import escape
 
     from sifu.cli.output import names_text, out, print_json
 
     if format is Format.json:
-        print_json({"requests": [record.to_mapping() for record in records]})
+        listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
+        print_json({"requests": listed})
         return
-    for record in records:
-        status = record.status
-        late = " [bold red]overdue[/]" if status.overdue else ""
-        out.print(f"[bold]{status.request}[/]: {names_text(status.clients)}; until {status.deadline[:10]}{late}")
-        for step in record.steps:
-            why = f": {escape(step.reason)}" if step.reason else ""
-            out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
-    if not records:
-        out.print("There are no requests.")
+    for run, of_run in records.items():
+        if len(records) > 1:
+            out.print(f"[bold]{escape(str(run.folder))}[/]")
+        for record in of_run:
+            status = record.status
+            late = " [bold red]overdue[/]" if status.overdue else ""
+            out.print(f"[bold]{status.request}[/]: {names_text(status.clients)}; until {status.deadline[:10]}{late}")
+            for step in record.steps:
+                why = f": {escape(step.reason)}" if step.reason else ""
+                out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
+        if not of_run:
+            out.print("There are no requests.")
 
 
 certificate = typer.Typer(

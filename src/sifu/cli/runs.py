@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from sifu.cli.options import DataOption, DeviceOption, Format, FormatOption, PrecisionOption, RunArgument, SetOption
+from sifu.cli.options import (
+    DataOption,
+    DeviceOption,
+    Format,
+    FormatOption,
+    PrecisionOption,
+    RunArgument,
+    SetOption,
+    note_run,
+)
 from sifu.errors import InputError
 
 
@@ -44,7 +53,9 @@ def init(
 
 def train(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to train, see sifu init.")],
-    run: Annotated[Path, typer.Option("--run", help="Folder for the run; an unfinished one is continued.")],
+    run: Annotated[
+        Path, typer.Option("--run", help="Folder for the run; an unfinished one is continued.", callback=note_run)
+    ],
     settings: SetOption = None,
     data: DataOption = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch missing data files.")] = False,

@@ -12,8 +12,9 @@ from sifu.errors import InputError, NoSpaceError, RunDamagedError, SifuError
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.client_list import change_clients
+from sifu.requests.deadlines import DEADLINE_DAYS
 from sifu.requests.given_terms import check_retention
-from sifu.requests.receiving import DEADLINE_DAYS, receive
+from sifu.requests.receiving import receive
 from sifu.requests.signed_requests import id_of_signed, terms_of_signed
 from sifu.store.actor import LONGEST_ACTOR
 from sifu.store.inbox import Letter, any_letters, discard, letters

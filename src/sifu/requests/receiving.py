@@ -7,11 +7,9 @@ from sifu.errors import InputError
 from sifu.methods.registry import method_for
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
+from sifu.requests.deadlines import DEADLINE_DAYS, check_deadline
 from sifu.store.actor import actor_name
 from sifu.store.writer import RunWriter
-
-DEADLINE_DAYS = 30
-"""A month from the request, unless it says otherwise."""
 
 
 def receive(
@@ -27,8 +25,7 @@ def receive(
     check_new(view, terms, request)
     if request is not None and request in received:
         return request
-    if not 0 <= deadline_days <= 36500:
-        raise InputError(f"the deadline must be 0 to 36500 days away, found {deadline_days}")
+    check_deadline(deadline_days)
     number = len(received) + 1
     while request is None:
         request = f"r{number}" if f"r{number}" not in received else None

@@ -18,9 +18,9 @@ from sifu.core.method_info import method_info
 from sifu.core.wording import attacker_words, exact_words, start_of, what_was_done
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
+from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.actor import actor_name
 from sifu.store.reader import RunReader
-from sifu.store.table_rows import RequestRow
 from sifu.store.writer import RunWriter
 
 LONGEST_REASON = 1000
@@ -65,22 +65,6 @@ def decide(writer: RunWriter, request: str, decision: str, reason: str = "", act
     with uninterrupted():
         writer.record(f"request {decision}", {"request": request, "actor": actor_name(actor), "reason": reason})
     return True
-
-
-def deadline_of(row: RequestRow) -> datetime.datetime:
-    """Until when a request is to be carried out."""
-    return _time(row.received) + datetime.timedelta(days=row.deadline_days)
-
-
-def is_overdue(row: RequestRow, now: datetime.datetime) -> bool:
-    """Whether a request is not done (or refused, or withdrawn) although its time is over, or was done too late."""
-    if row.status in ("refused", "withdrawn"):
-        return False
-    return (_time(row.finished) if row.finished else now) > deadline_of(row)
-
-
-def _time(text: str) -> datetime.datetime:
-    return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sifu.api.attestation import attest
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.page import render_evidence
-from sifu.requests.request_record import deadline_of
+from sifu.requests.deadlines import deadline_of
 from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Checkpoint, signed_events
 from sifu.store.files import write_atomically

@@ -1,0 +1,107 @@
+"""Deadlines: what waits and what is overdue, in one run and in many, said by every command."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import sifu
+from run_tools import Command, copy_run, query
+from sifu.requests import deadlines
+from sifu.store.inbox import letters
+from sifu.store.writer import RunWriter
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch):
+    """Lets days pass for everybody who asks what is overdue."""
+
+    def pass_days(days: int) -> None:
+        original = deadlines._days_left
+        monkeypatch.setattr(
+            deadlines, "_days_left", lambda deadline, now: original(deadline, now + datetime.timedelta(days=days))
+        )
+
+    return pass_days
+
+
+def test_a_deadline_has_the_whole_of_its_day() -> None:
+    deadline = datetime.datetime(2026, 11, 16, 9, 30, tzinfo=datetime.UTC)
+    for hour, day, left in ((0, 16, 0), (23, 16, 0), (0, 17, -1), (23, 15, 1)):
+        assert deadlines._days_left(deadline, datetime.datetime(2026, 11, day, hour, 59, tzinfo=datetime.UTC)) == left
+    # Days are those of UTC, whoever asks from wherever.
+    east = datetime.timezone(datetime.timedelta(hours=10))
+    assert deadlines._days_left(deadline, datetime.datetime(2026, 11, 17, 5, 0, tzinfo=east)) == 0
+
+
+def test_pending_requests_of_several_runs_by_deadline(trained_run: Path, tmp_path: Path, cli: Command, later) -> None:
+    for name in ("north", "south/deep"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        copy_run(trained_run, tmp_path / name)
+    north, south = sifu.open_run(tmp_path / "north"), sifu.open_run(tmp_path / "south/deep")
+    north.request(["client-001"], "n-late", deadline_days=1)
+    north.request(["client-002"], "n-usual")
+    south.request(["client-001"], "s-soon", deadline_days=3)
+    south.forget(["client-003"], "s-done", sigma=0.5)
+    south.request(["client-004"], "s-refused", deadline_days=0)
+    south.decide("s-refused", "refused", "not theirs")
+    assert sifu.find_runs(tmp_path) == [tmp_path / "north", tmp_path / "south/deep"]
+    assert [pending.request for pending in sifu.pending_requests(tmp_path)] == ["n-late", "s-soon", "n-usual"]
+    later(2)
+    listed = cli("requests", "list", tmp_path, "--pending", "--format", "json").json["requests"]
+    assert [(row["request"], row["overdue"], row["days_left"]) for row in listed] == [
+        ("n-late", True, -1),
+        ("s-soon", False, 1),
+        ("n-usual", False, 28),
+    ]
+    answer = cli("requests", "list", tmp_path / "north", tmp_path / "south", "--overdue")
+    assert "n-late" in answer.out
+    assert "s-soon" not in answer.out
+    assert "No request waits" in cli("requests", "list", tmp_path / "south", "--overdue").out
+    every = cli("requests", "list", tmp_path)
+    assert all(name in every.out for name in ("n-late", "s-done", "s-refused", "north", "deep"))
+    assert cli("requests", "list", tmp_path, "--public").code == 2
+    assert cli("requests", "list", tmp_path / "nowhere").code == 2
+
+
+def test_every_command_on_a_run_says_what_is_overdue(own_trained: Path, cli: Command, later, tmp_path: Path) -> None:
+    run = sifu.open_run(own_trained)
+    run.request(["client-001"], "forgotten-on-the-desk", deadline_days=1)
+    commands = [
+        ("status", own_trained),
+        ("plan", own_trained, "--clients", "client-002"),
+        ("verify", own_trained),
+        ("requests", "show", own_trained, "forgotten-on-the-desk"),
+        ("anchor", own_trained),
+        ("key", "show", own_trained),
+        ("request", own_trained, "--clients", "client-002", "--id", "another"),
+    ]
+    assert "overdue" not in cli(*commands[0]).err
+    later(5)
+    for command in commands:
+        answer = cli(*command)
+        assert answer.code == 0, answer.err
+        assert "overdue in" in answer.err, command
+        assert "forgotten-on-the-desk" in answer.err
+        assert "another" not in answer.err
+    assert cli("status", own_trained, "--format", "json").json["requests"][0]["overdue"] is True  # stdout stays JSON
+    run.forget(request="forgotten-on-the-desk")
+    assert "overdue in" not in cli("status", own_trained).err
+
+
+def test_a_letter_that_nobody_opens_is_overdue_too(own_trained: Path, cli: Command) -> None:
+    with RunWriter.open(own_trained):
+        sifu.open_run(own_trained).request(["client-003"], "posted-long-ago", deadline_days=2)
+    (letter,) = letters(own_trained)
+    then = time.time() - 4 * 86400
+    os.utime(letter.path, (then, then))
+    (pending,) = sifu.pending_requests(own_trained)
+    assert (pending.request, pending.status, pending.overdue) == ("posted-long-ago", "posted", True)
+    assert "posted-long-ago" in cli("status", own_trained).err
+    (own_trained / "inbox" / "request.bad.json").write_text('{"deadline_days": "soon", "clients": 7}')
+    assert {pending.request for pending in sifu.pending_requests(own_trained)} == {"posted-long-ago", "bad"}
+    assert query(own_trained, "SELECT COUNT(*) FROM requests") == [(0,)]
