@@ -1,0 +1,97 @@
+"""The federations on which `noise_choice.py` compares ways to choose the noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.spec import Spec
+from sifu.data import from_dataset, frozen_features, load, partition, trained_convolutions
+from sifu.launch.federation import clients_from_spec
+
+
+@dataclass(frozen=True)
+class Task:
+    """A federation, its budget, and the requests that are made of it."""
+
+    name: str
+    spec: dict[str, Any]
+    requests: int = 1
+    clients_a_request: int = 5
+    features: bool = False
+
+    def requested_clients(self) -> list[list[str]]:
+        """Who asks, request by request."""
+        size = self.clients_a_request
+        count = self.spec["data"]["clients"]
+        width = max(3, len(str(count - 1)))
+        return [[f"client-{k:0{width}d}" for k in range(n * size, (n + 1) * size)] for n in range(self.requests)]
+
+
+def linear(name: str, clients: int, samples: int, target: float, epsilon: float = 10.0, **other: Any) -> dict[str, Any]:
+    """Softmax regression; `other` are keys of `data`, `local` and `server`."""
+    scale = "standard" if name == "digits" else "unit"
+    return {
+        "seed": 3,
+        "data": {"name": name, "clients": clients, "samples_per_client": samples, "normalise": scale}
+        | other.get("data", {}),
+        "local": {"steps": 10} | other.get("local", {}),
+        "server": other.get("server", {}),
+        "stop": {"target": target, "max_rounds": 3000},
+        "privacy": {"epsilon": epsilon, "delta": 0.01},
+    }
+
+
+def dirichlet(alpha: float) -> dict[str, Any]:
+    """Class proportions of every client at random."""
+    return {"data": {"partition": "dirichlet", "alpha": alpha}}
+
+
+ONE_CLASS = {"data": {"partition": "one_class"}}
+
+HALF = {"server": {"participation": "poisson(0.5)"}}
+
+TASKS = (
+    Task("digits 160x10 iid, eps 10", linear("digits", 160, 10, 0.95)),
+    Task("digits 160x10 iid, eps 1", linear("digits", 160, 10, 0.95, 1.0)),
+    Task("digits 50x30 iid, eps 10", linear("digits", 50, 30, 0.96), clients_a_request=1),
+    Task("digits 140x10 one class, eps 10", linear("digits", 140, 10, 0.94, **ONE_CLASS)),
+    Task("digits 110x14 poisson 0.5, eps 10", linear("digits", 110, 14, 0.95, **HALF), clients_a_request=3),
+    Task("digits 160x10 iid, eps 10, 4 in a row", linear("digits", 160, 10, 0.95), requests=4),
+    Task("cifar10 features 1000x10 iid, eps 10", linear("cifar10", 1000, 10, 0.43), features=True),
+    Task("cifar10 features 1000x10 iid, eps 1", linear("cifar10", 1000, 10, 0.43, 1.0), features=True),
+    Task("mnist 1000x5 iid, eps 10", linear("mnist", 1000, 5, 0.88), clients_a_request=10),
+    Task("mnist 1000x5 iid, eps 1", linear("mnist", 1000, 5, 0.88, 1.0), clients_a_request=1),
+    Task("fashion 500x8 one class, eps 10", linear("fashion_mnist", 500, 8, 0.76, **ONE_CLASS), clients_a_request=1),
+    Task("fashion 400x10 iid, eps 10", linear("fashion_mnist", 400, 10, 0.79), clients_a_request=1),
+    Task("mnist 300x15 dirichlet 0.5, eps 10", linear("mnist", 300, 15, 0.88, **dirichlet(0.5)), clients_a_request=2),
+    Task("mnist 2000x2 iid, eps 10", linear("mnist", 2000, 2, 0.86), clients_a_request=1),
+)
+
+SMOKE = (Task("digits 40x10 iid, eps 10", linear("digits", 40, 10, 0.95), clients_a_request=1),)
+
+
+def clients_of(task: Task, data: Path | None) -> Any:
+    """The clients of a task: their images, or features of them from a network that saw CIFAR-100 only."""
+    spec = Spec.from_mapping(task.spec)
+    if not task.features:
+        return clients_from_spec(spec, data)
+    dataset = load(spec.data.name, data)
+    parts = partition(
+        spec.data.partition,
+        dataset.y_train,
+        spec.data.clients,
+        spec.data.samples_per_client,
+        np.random.default_rng(spec.seed),
+    )
+    return frozen_features(
+        from_dataset(dataset, parts, flat=False), trained_convolutions(load("cifar100", data)), norm=4
+    )
+
+
+def folder_name(task: Task) -> str:
+    """A task's name as a file's."""
+    return task.name.replace(" ", "_").replace(",", "")
