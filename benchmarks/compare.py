@@ -67,8 +67,8 @@ def call(command: list[str]) -> dict[str, Any]:
     lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
     if result.returncode or not lines:
         return {"problem": f"failed: {last_line(result.stderr)}"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    report: dict[str, Any] = json.loads(lines[-1])
+    return report
 
 
 def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *extra: str) -> dict[str, Any]:
@@ -81,11 +81,11 @@ def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *
 def check(contestant: Contestant, setting: workloads.Setting, workload: Path, threads: int) -> Measured:
     """What a contestant does with so many threads, not yet timed."""
     row = Measured(contestant.key, contestant.title, setting.name, contestant.peer, threads=threads)
-    found = once(contestant, workload, threads, QUICK, "--check")
-    if "problem" in found:
-        return replace(row, problem=found["problem"])
-    seen = {key: found[key] for key in ("samples_a_round", "loss", "moved")}
-    return replace(row, versions=found["versions"], check=seen)
+    report = once(contestant, workload, threads, QUICK, "--check")
+    if "problem" in report:
+        return replace(row, problem=report["problem"])
+    seen = {key: report[key] for key in ("samples_a_round", "loss", "moved")}
+    return replace(row, versions=report["versions"], check=seen)
 
 
 def fastest(rows: Sequence[Measured]) -> Measured:
@@ -93,19 +93,19 @@ def fastest(rows: Sequence[Measured]) -> Measured:
     return max(rows, key=lambda row: row.median if row.rounds_a_second and not row.problem else -1.0)
 
 
-def judge(one: Measured, plain: Measured | None, setting: workloads.Setting) -> Measured:
+def judge(row: Measured, plain: Measured | None, setting: workloads.Setting) -> Measured:
     """Note in `problem` where the work was not that of the plain loop."""
-    if one.problem or not plain or not plain.check:
-        return one
+    if row.problem or not plain or not plain.check:
+        return row
     # Whole batches leave nothing to chance; with mini-batches each contestant shuffles for itself.
     slack = 0.001 if setting.batch == setting.samples else 0.15
-    found, wanted = one.check, plain.check
-    if found["samples_a_round"] != setting.samples_a_round:
-        return replace(one, problem=f"other work: {found['samples_a_round']:g} samples a round")
+    checked, wanted = row.check, plain.check
+    if checked["samples_a_round"] != setting.samples_a_round:
+        return replace(row, problem=f"other work: {checked['samples_a_round']:g} samples a round")
     for what in ("loss", "moved"):
-        if abs(found[what] - wanted[what]) > slack * wanted[what]:
-            return replace(one, problem=f"other work: {what} {found[what]:.4g}, plain loop {wanted[what]:.4g}")
-    return one
+        if abs(checked[what] - wanted[what]) > slack * wanted[what]:
+            return replace(row, problem=f"other work: {what} {checked[what]:.4g}, plain loop {wanted[what]:.4g}")
+    return row
 
 
 def hardware() -> dict[str, Any]:
@@ -132,15 +132,17 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
     measured: dict[tuple[str, str, int], Measured] = {}
     for name in chosen.workloads:
         setting = workloads.SETTINGS[name]
-        for one in contestants:
-            problem = problems.get(one.key)
-            if not problem and not one.python.exists():
+        for contestant in contestants:
+            problem = problems.get(contestant.key)
+            if not problem and not contestant.python.exists():
                 problem = "not installed: run make bench, or compare.py --install"
             for threads in chosen.threads:
-                row = Measured(one.key, one.title, name, one.peer, threads=threads, problem=problem)
-                row = row if problem else check(one, setting, files[name], threads)
-                measured[name, one.key, threads] = row
-                console.print(f"checked {one.title} on {name}: {row.said()}")
+                row = Measured(
+                    contestant.key, contestant.title, name, contestant.peer, threads=threads, problem=problem
+                )
+                row = row if problem else check(contestant, setting, files[name], threads)
+                measured[name, contestant.key, threads] = row
+                console.print(f"checked {contestant.title} on {name}: {row.said()}")
         plain = next((row for (place, key, _), row in measured.items() if (place, key) == (name, "plain")), None)
         for place in [place for place in measured if place[0] == name]:
             measured[place] = judge(measured[place], plain, setting)
@@ -150,12 +152,12 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
         for name in chosen.workloads:
             # Another one goes first each time, so that nobody always follows the same neighbour.
             turn = repeat % len(contestants)
-            for one in contestants[turn:] + contestants[:turn]:
+            for contestant in contestants[turn:] + contestants[:turn]:
                 for threads in chosen.threads:
-                    row = measured[name, one.key, threads]
+                    row = measured[name, contestant.key, threads]
                     if not row.problem:
-                        found = once(one, files[name], threads, chosen.seconds)
-                        measured[name, one.key, threads] = row.with_run(found)
+                        report = once(contestant, files[name], threads, chosen.seconds)
+                        measured[name, contestant.key, threads] = row.with_run(report)
         console.print(f"repeat {repeat + 1} of {chosen.repeats} done")
         good = [peak for peak in peaks if "problem" not in peak]
         yield Results(
@@ -165,7 +167,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
             repeats=repeat + 1,
             seconds=chosen.seconds,
             data=sources,
-            peaks={key: max(one[key] for one in good) for key in good[0]} if good else {},
+            peaks={key: max(peak[key] for peak in good) for key in good[0]} if good else {},
             measured=tuple(
                 fastest([measured[name, contestant.key, threads] for threads in chosen.threads])
                 for name in chosen.workloads

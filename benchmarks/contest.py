@@ -174,7 +174,7 @@ class Stopwatch:
     def _describe(self, model: Sequence[Tensor]) -> None:
         """What shows whether contestants did the same: samples trained on, the loss, and the way the model went."""
         pairs = zip(model, self._workload.first, strict=True)
-        way = sum(float((one - torch.as_tensor(was)).square().sum()) for one, was in pairs)
+        way = sum(float((parameter - torch.as_tensor(was)).square().sum()) for parameter, was in pairs)
         self.report |= {
             "warmup": self.warmup,
             "samples_a_round": self._seen() / self.warmup,

@@ -113,10 +113,10 @@ def main() -> None:
                 cpu_times[name].append((time.process_time() - cpu_begin) / chosen.rounds)
     print(f"{chosen.model}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     base = statistics.median(times["plain loop"])
-    for name, found in times.items():
-        middle = statistics.median(found)
+    for name, seconds in times.items():
+        middle = statistics.median(seconds)
         print(
-            f"{name:34s} {1000 * middle:8.1f} ms ({1000 * min(found):.1f} to {1000 * max(found):.1f})  "
+            f"{name:34s} {1000 * middle:8.1f} ms ({1000 * min(seconds):.1f} to {1000 * max(seconds):.1f})  "
             f"{1 / middle:6.2f} a second  {base / middle:5.2f} x the plain loop  "
             f"{1000 * statistics.median(cpu_times[name]):8.1f} ms of CPU"
         )

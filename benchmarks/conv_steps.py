@@ -27,8 +27,8 @@ from sifu.engines.sim.networks import CONV_NETS
 BATCH, PIECE, STEPS = 20, 10, 40
 
 
-def steps(compiled: bool, begin: Any, found: Any) -> None:
-    """Put the milliseconds of a step into `found`, after everyone at `begin` is ready."""
+def steps(compiled: bool, begin: Any, milliseconds: Any) -> None:
+    """Put the milliseconds of a step into `milliseconds`, after everyone at `begin` is ready."""
     torch.set_num_threads(1)
     network = CONV_NETS["cnn_cifar10"]((3, 32, 32), 10)
     generator = torch.Generator().manual_seed(1)
@@ -51,28 +51,28 @@ def steps(compiled: bool, begin: Any, found: Any) -> None:
     began = time.perf_counter()
     for _ in range(STEPS):
         step()
-    found.put(1000 * (time.perf_counter() - began) / STEPS)
+    milliseconds.put(1000 * (time.perf_counter() - began) / STEPS)
 
 
 def in_threads(compiled: bool, count: int) -> float:
     """Mean milliseconds of a step of `count` threads at once."""
-    begin, found = threading.Barrier(count), queue.Queue[float]()
-    threads = [threading.Thread(target=steps, args=(compiled, begin, found)) for _ in range(count)]
-    for one in threads:
-        one.start()
+    begin, milliseconds = threading.Barrier(count), queue.Queue[float]()
+    threads = [threading.Thread(target=steps, args=(compiled, begin, milliseconds)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join()
-    return statistics.mean(found.get() for _ in threads)
+    return statistics.mean(milliseconds.get() for _ in threads)
 
 
 def in_processes(compiled: bool, count: int) -> float:
     """Mean milliseconds of a step of `count` processes at once."""
     context = multiprocessing.get_context("spawn")
-    begin, found = context.Barrier(count), context.Queue()
-    processes = [context.Process(target=steps, args=(compiled, begin, found)) for _ in range(count)]
-    for one in processes:
-        one.start()
-    times = [found.get() for _ in processes]
+    begin, milliseconds = context.Barrier(count), context.Queue()
+    processes = [context.Process(target=steps, args=(compiled, begin, milliseconds)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    times = [milliseconds.get() for _ in processes]
     for process in processes:
         process.join()
     return statistics.mean(times)
@@ -93,7 +93,7 @@ def main() -> None:
     """Print a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     ways = {
         f"{title}, {'compiled' if compiled else 'Python'}": (run, compiled, count)
         for compiled in (False, True)
@@ -104,12 +104,14 @@ def main() -> None:
         )
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(asked.turns):
+    for _ in range(options.turns):
         for name, (run, compiled, count) in ways.items():
             times[name].append(run(compiled, count))
-    times["busy after sharing"] = [busy_after_sharing() for _ in range(asked.turns)]
-    for name, found in times.items():
-        print(f"{name:28s} {statistics.median(found):6.2f} ms ({min(found):.2f} to {max(found):.2f})")
+    times["busy after sharing"] = [busy_after_sharing() for _ in range(options.turns)]
+    for name, milliseconds in times.items():
+        print(
+            f"{name:28s} {statistics.median(milliseconds):6.2f} ms ({min(milliseconds):.2f} to {max(milliseconds):.2f})"
+        )
 
 
 if __name__ == "__main__":

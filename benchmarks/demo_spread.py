@@ -22,7 +22,7 @@ from sifu.cli.demo import CLIENTS_A_REQUEST, DEMO, REQUESTS
 def gains(seed: int, runs: int, folder: Path) -> list[float]:
     """Scratch's rounds over those of the three requests, for each of `runs` fresh draws of the noise."""
     trained = sifu.train(replace(DEMO, seed=seed), run=folder / f"seed-{seed}")
-    scratch, found = 0, []
+    scratch, ratios = 0, []
     for number in range(runs):
         copy = shutil.copytree(trained.folder, folder / "copy")
         run = sifu.Run(copy, lambda spec: trained.engine())
@@ -31,9 +31,9 @@ def gains(seed: int, runs: int, folder: Path) -> list[float]:
             clients = [f"client-{index:03d}" for index in range(first, first + CLIENTS_A_REQUEST)]
             outcomes += run.forget(clients, compare_scratch=number == 0)
         scratch = scratch or sum(outcome.scratch_rounds or 0 for outcome in outcomes)
-        found.append(scratch / sum(outcome.rounds for outcome in outcomes))
+        ratios.append(scratch / sum(outcome.rounds for outcome in outcomes))
         shutil.rmtree(copy)
-    return sorted(found)
+    return sorted(ratios)
 
 
 def main() -> None:
@@ -44,9 +44,9 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for seed in chosen.seeds:
-            found = gains(seed, chosen.runs, Path(folder))
+            ratios = gains(seed, chosen.runs, Path(folder))
             print(
-                f"seed {seed}: worst {found[0]:.1f}x, median {statistics.median(found):.1f}x, best {found[-1]:.1f}x "
+                f"seed {seed}: worst {ratios[0]:.1f}x, median {statistics.median(ratios):.1f}x, best {ratios[-1]:.1f}x "
                 f"over {chosen.runs} runs",
                 flush=True,
             )

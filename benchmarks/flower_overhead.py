@@ -61,8 +61,8 @@ def flower_fedavg(rows: Rows, start: np.ndarray, samples: np.ndarray) -> object:
 def seconds(work: Callable[[Rows, np.ndarray, np.ndarray], object], *given: object) -> float:
     """How long it took; what the work measured itself, where it did."""
     began = time.process_time()
-    found = work(*given)  # type: ignore[arg-type]
-    return found if isinstance(found, float) and work is flower_fedavg else time.process_time() - began
+    result = work(*given)  # type: ignore[arg-type]
+    return result if isinstance(result, float) and work is flower_fedavg else time.process_time() - began
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def main() -> None:
         for name, work in works.items():
             times[name].append(seconds(work, rows, exact, samples))
     np.testing.assert_allclose(mean_only(rows, exact, samples), tracked(rows, exact, samples), atol=1e-12)
-    found = {name: statistics.median(many) for name, many in times.items()}
+    medians = {name: statistics.median(many) for name, many in times.items()}
     extra = [b - a for a, b in zip(times["mean_only"], times["tracked"], strict=True)]
     print(
         json.dumps(
@@ -96,10 +96,10 @@ def main() -> None:
                 "clients": chosen.clients,
                 "dtype": chosen.dtype,
                 "repeats": chosen.repeats,
-                "seconds": {name: round(value, 3) for name, value in found.items()},
+                "seconds": {name: round(value, 3) for name, value in medians.items()},
                 "tracking_seconds": round(statistics.median(extra), 3),
-                "tracking_over_mean": round(statistics.median(extra) / found["mean_only"], 3),
-                "tracking_over_one_pass": round(statistics.median(extra) / found["one_pass"], 3),
+                "tracking_over_mean": round(statistics.median(extra) / medians["mean_only"], 3),
+                "tracking_over_one_pass": round(statistics.median(extra) / medians["one_pass"], 3),
             },
             indent=1,
         )

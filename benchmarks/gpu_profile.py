@@ -42,24 +42,24 @@ WEIGHT_KERNELS = {
 
 def operations(precision: str) -> dict[str, float]:
     """Floating-point operations of a round of one lane by the kernel that does them, padding not counted."""
-    layout, found = DeviceLayout.of(CIFAR10), defaultdict(float)
+    layout, operations_of = DeviceLayout.of(CIFAR10), defaultdict(float)
     batch = B.batch_size or 0
     images = B.steps * batch * CLIENTS_A_ROUND
-    for number, one in enumerate(layout.convolutions):
+    for number, convolution in enumerate(layout.convolutions):
         channels = CIFAR10.convolution_layers[number].channels_in
         # Pooling looks at four positions for each output.
-        positions = one.out_height * one.out_width * (4 if one.pool else 1)
-        products = 2.0 * images * positions * 9 * channels * one.channels_out
-        form = WeightForm.of(one, batch, CLIENTS_A_ROUND, precision)
-        found["convolve_block" if form.kind == "block" else "convolve"] += products
-        found[WEIGHT_KERNELS[form.kind]] += products
+        positions = convolution.out_height * convolution.out_width * (4 if convolution.pool else 1)
+        products = 2.0 * images * positions * 9 * channels * convolution.channels_out
+        form = WeightForm.of(convolution, batch, CLIENTS_A_ROUND, precision)
+        operations_of["convolve_block" if form.kind == "block" else "convolve"] += products
+        operations_of[WEIGHT_KERNELS[form.kind]] += products
         if number:
-            found["convolution_input_gradient"] += products
+            operations_of["convolution_input_gradient"] += products
     for place in layout.hidden:
-        found["hidden_layer"] += 2.0 * images * place.inputs * place.outputs
-        found["hidden_layer_backward"] += 4.0 * images * place.inputs * place.outputs
-    found["classify"] += 6.0 * images * layout.last.inputs * layout.last.outputs
-    return dict(found)
+        operations_of["hidden_layer"] += 2.0 * images * place.inputs * place.outputs
+        operations_of["hidden_layer_backward"] += 4.0 * images * place.inputs * place.outputs
+    operations_of["classify"] += 6.0 * images * layout.last.inputs * layout.last.outputs
+    return dict(operations_of)
 
 
 class HostTimes:
@@ -102,17 +102,17 @@ def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
         wall = together(engines, lambda engine: host.take(engine, rounds))
     for engine in engines:
         engine.close()
-    events = [one for one in recorded.events() or [] if one.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in recorded.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]
     spans = sorted((event.time_range.start, event.time_range.end) for event in events)
     busy, reached = 0.0, spans[0][0]
     for start, end in spans:
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for one in events:
-        name = one.name if not one.name.startswith(("void", "at::")) else "torch: schedules, copies between buffers"
+    for event in events:
+        name = event.name if not event.name.startswith(("void", "at::")) else "torch: schedules, copies between buffers"
         kernels[name][0] += 1
-        kernels[name][1] += one.time_range.end - one.time_range.start
+        kernels[name][1] += event.time_range.end - event.time_range.start
     work = operations(PRECISIONS[precision])
     rows = [
         {
@@ -122,7 +122,7 @@ def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
             "share of busy": round(spent / busy, 4),
             **({"TFLOP/s": round(work[name] * lanes * rounds / spent / 1e6, 1)} if name in work else {}),
         }
-        for name, (calls, spent) in sorted(kernels.items(), key=lambda one: -one[1][1])
+        for name, (calls, spent) in sorted(kernels.items(), key=lambda item: -item[1][1])
     ]
     return {
         "lanes": lanes,
@@ -140,15 +140,16 @@ def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
+def show(profiled: dict[str, Any]) -> None:
     """Print one profile as a table."""
-    lanes, parts = found["lanes"], found["us a round"]
-    print(f"\n{lanes} lane{'s' if lanes > 1 else ''}, {found['precision']}: ", end="")
-    print(f"{found['ms a round and lane, not profiled']} ms a round and lane, {found['GFLOP a round']} GFLOP a round")
+    lanes, parts = profiled["lanes"], profiled["us a round"]
+    print(f"\n{lanes} lane{'s' if lanes > 1 else ''}, {profiled['precision']}: ", end="")
+    print(f"{profiled['ms a round and lane, not profiled']} ms a round and lane, ", end="")
+    print(f"{profiled['GFLOP a round']} GFLOP a round")
     for name, value in parts.items():
         print(f"  {name:<44} {value:10.1f} us a round")
     print(f"  {'kernel':<44} {'calls':>7} {'us a round':>11} {'share':>7} {'TFLOP/s':>8}")
-    for row in found["kernels"]:
+    for row in profiled["kernels"]:
         speed = f"{row['TFLOP/s']:8.1f}" if "TFLOP/s" in row else ""
         print(
             f"  {row['kernel'][:44]:<44} {row['calls a round']:7.1f} {row['us a round']:11.1f} "
@@ -164,20 +165,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=240)
     parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": date.today().isoformat(),
-        "commit": asked.commit or commit(),
+        "commit": options.commit or commit(),
         "profiles": [],
     }
-    for lanes in asked.lanes:
-        found = profile_lanes(lanes, asked.precision, asked.rounds)
-        show(found)
-        figures["profiles"].append(found)
-    if asked.out:
-        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+    for lanes in options.lanes:
+        profiled = profile_lanes(lanes, options.precision, options.rounds)
+        show(profiled)
+        figures["profiles"].append(profiled)
+    if options.out:
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

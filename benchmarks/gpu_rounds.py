@@ -47,12 +47,12 @@ class RandomClient:
 def random_clients(count: int, samples: int, shape: tuple[int, ...], classes: int, dtype: str) -> tuple:
     """Clients whose labels depend a little on their samples."""
     generator = np.random.default_rng(7)
-    made = []
+    clients = []
     for number in range(count):
         x = generator.standard_normal((samples, *shape)).astype(dtype)
         y = np.abs(x.reshape(samples, -1)[:, : 8 * classes].reshape(samples, classes, -1).sum(axis=2)).argmax(axis=1)
-        made.append(RandomClient(f"client-{number}", x, y))
-    return tuple(made)
+        clients.append(RandomClient(f"client-{number}", x, y))
+    return tuple(clients)
 
 
 def real_clients(folder: str) -> tuple:
@@ -123,10 +123,10 @@ def conv_milliseconds(clients: tuple, lanes: int, precision: str, tracked: bool,
     ]
     engines = lane_engines(federations, [clients] * lanes, "cuda", precision)
     together(engines, lambda engine: take(engine, 120, tracked))
-    found = min(together(engines, lambda engine: take(engine, rounds, tracked)) for _ in range(3))
+    seconds = min(together(engines, lambda engine: take(engine, rounds, tracked)) for _ in range(3))
     for engine in engines:
         engine.close()
-    return found / rounds / lanes * 1000
+    return seconds / rounds / lanes * 1000
 
 
 def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
@@ -135,9 +135,9 @@ def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
     federation = SimulatedFederation(clients, LinearModel("softmax", 784, 10), LocalTraining(0.001, 10))
     engines = lane_engines([federation], [clients], "cuda")
     together(engines, lambda engine: take(engine, 120, True))
-    found = min(together(engines, lambda engine: take(engine, rounds, True)) for _ in range(3))
+    seconds = min(together(engines, lambda engine: take(engine, rounds, True)) for _ in range(3))
     engines[0].close()
-    return rounds / found
+    return rounds / seconds
 
 
 def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
@@ -162,32 +162,36 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--rounds", type=int, default=1200)
     parser.add_argument("--commit", help="what to record as the commit")
-    asked = parser.parse_args()
-    clients = real_clients(asked.data) if asked.data else random_clients(100, 100, (3, 32, 32), 10, "float32")
+    options = parser.parse_args()
+    clients = real_clients(options.data) if options.data else random_clients(100, 100, (3, 32, 32), 10, "float32")
     figures: dict[str, float | str] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": date.today().isoformat(),
-        "commit": asked.commit or commit(),
+        "commit": options.commit or commit(),
     }
     for precision in ("tf32", "float32"):
         for lanes in (1, 10):
             for tracked in (True, False) if precision == "tf32" else (True,):
                 name = f"B, {lanes} lane{'s' if lanes > 1 else ''}, {precision}, tracking {'on' if tracked else 'off'}"
                 figures[f"{name}: ms a round and lane"] = conv_milliseconds(
-                    clients, lanes, precision, tracked, asked.rounds // (1 if lanes == 1 or precision == "tf32" else 6)
+                    clients,
+                    lanes,
+                    precision,
+                    tracked,
+                    options.rounds // (1 if lanes == 1 or precision == "tf32" else 6),
                 )
                 print(name, figures[f"{name}: ms a round and lane"], flush=True)
     for samples in (10, 60):
         name = f"1,000 clients x {samples}, all, float64, K=10, tracking on: rounds a second"
-        figures[name] = linear_rounds_a_second(1000, samples, asked.rounds)
+        figures[name] = linear_rounds_a_second(1000, samples, options.rounds)
         print(name, figures[name], flush=True)
     for precision in ("float32", "tf32"):
         name = f"B, loss of 60 rounds against the CPU, {precision}: largest relative difference"
         figures[name] = loss_curves(clients, precision, 60)
         print(name, figures[name], flush=True)
-    if asked.out:
-        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -136,28 +136,28 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "cores": os.cpu_count(),
         "threads of torch": torch.get_num_threads(),
         "torch": torch.__version__,
         "date": date.today().isoformat(),
-        "commit": asked.commit or commit(),
+        "commit": options.commit or commit(),
         "settings": [],
         "networks": [],
     }
 
-    def note(kind: str, found: dict[str, Any]) -> None:
-        figures[kind].append(found)
-        print(*(f"{name} {value}," for name, value in found.items()), flush=True)
-        if asked.out:
-            asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+    def note(kind: str, measured: dict[str, Any]) -> None:
+        figures[kind].append(measured)
+        print(*(f"{name} {value}," for name, value in measured.items()), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
     for setting in SETTINGS:
-        note("settings", measure(*setting, asked.seconds))
+        note("settings", measure(*setting, options.seconds))
     for network in NETWORKS:
-        note("networks", measure_network(*network, asked.seconds))
+        note("networks", measure_network(*network, options.seconds))
 
 
 if __name__ == "__main__":

@@ -80,16 +80,16 @@ class Rounds:
         self.tracker, self.levels = SensitivityTracker(self.active.size), level_ladder(1e-4, 1e3, 1.25)
 
     def __call__(self) -> None:
-        found = self.federation.run_round(self.model, Position(0, self.done), self.active)
-        self.model, self.done = found.model, self.done + 1
+        result = self.federation.run_round(self.model, Position(0, self.done), self.active)
+        self.model, self.done = result.model, self.done + 1
         if self.tracked:
-            who = found.participants
+            who = result.participants
             _, scalars = summarise_round(
                 who,
-                found.samples,
-                found.drifts,
-                found.mean_shift,
-                found.rounding,
+                result.samples,
+                result.drifts,
+                result.mean_shift,
+                result.rounding,
                 factors=self.factors[who],
                 averagedness=self.averagedness[who],
                 server_rate=1.0,
@@ -107,20 +107,20 @@ clock = CLOCKS["wall"]
 def side_by_side(named: dict[str, Callable[[], object]], seconds: float = 8.0) -> dict[str, float]:
     """Median seconds of each, measured in turns of a few calls each."""
     calls = {}
-    for name, one in named.items():
-        one()
+    for name, call in named.items():
+        call()
         begin = clock()
-        one()
+        call()
         calls[name] = max(1, min(20, int(0.02 / (clock() - begin))))
     times: dict[str, list[float]] = {name: [] for name in named}
     until = clock() + seconds
     while clock() < until:
-        for name, one in named.items():
+        for name, call in named.items():
             begin = clock()
             for _ in range(calls[name]):
-                one()
+                call()
             times[name].append((clock() - begin) / calls[name])
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def loop(x: np.ndarray, y: np.ndarray) -> None:
@@ -129,7 +129,7 @@ def loop(x: np.ndarray, y: np.ndarray) -> None:
         data = x.astype(dtype)
         fast = setting_a(data, y, dtype, "auto")
         rounds = Rounds(fast)
-        found = side_by_side(
+        seconds = side_by_side(
             {
                 "fast": rounds,
                 "tracked": Rounds(fast, tracked=True),
@@ -138,10 +138,11 @@ def loop(x: np.ndarray, y: np.ndarray) -> None:
             }
         )
         print(
-            f"A, {dtype}: {1 / found['fast']:.0f} rounds/s, with tracking {1 / found['tracked']:.0f} "
-            f"({100 * (found['tracked'] / found['fast'] - 1):.1f} % more time), plain loop {1 / found['loop']:.1f}: "
-            f"{found['loop'] / found['fast']:.1f}x; evaluation of all 100 clients {1e3 * found['evaluation']:.2f} ms, "
-            f"a round {1e3 * found['fast']:.2f} ms",
+            f"A, {dtype}: {1 / seconds['fast']:.0f} rounds/s, with tracking {1 / seconds['tracked']:.0f} "
+            f"({100 * (seconds['tracked'] / seconds['fast'] - 1):.1f} % more time), "
+            f"plain loop {1 / seconds['loop']:.1f}: {seconds['loop'] / seconds['fast']:.1f}x; "
+            f"evaluation of all 100 clients {1e3 * seconds['evaluation']:.2f} ms, "
+            f"a round {1e3 * seconds['fast']:.2f} ms",
             flush=True,
         )
 
@@ -151,10 +152,10 @@ def everyone(x: np.ndarray, y: np.ndarray) -> None:
     clients = [Client(f"{i}", x[10 * i : 10 * i + 10], y[10 * i : 10 * i + 10]) for i in range(1000)]
     federation = SimulatedFederation(clients, "softmax", LocalTraining(0.01, 10))
     rounds = Rounds(federation, tracked=True)
-    found = side_by_side({"all": rounds, "evaluation": lambda: federation.evaluate(rounds.model, rounds.active)})
+    seconds = side_by_side({"all": rounds, "evaluation": lambda: federation.evaluate(rounds.model, rounds.active)})
     print(
-        f"1,000 x 10, everyone: {1 / found['all']:.1f} rounds/s ({1e3 * found['all']:.1f} ms), "
-        f"evaluation {1e3 * found['evaluation']:.1f} ms",
+        f"1,000 x 10, everyone: {1 / seconds['all']:.1f} rounds/s ({1e3 * seconds['all']:.1f} ms), "
+        f"evaluation {1e3 * seconds['evaluation']:.1f} ms",
         flush=True,
     )
 
@@ -174,12 +175,13 @@ def many(unequal: bool) -> None:
             clients[:count], "softmax", LocalTraining(0.01, 10), participation=Participation.parse("fixed(100)")
         )
         named[f"{count}"], built[f"{count}"] = Rounds(federation, tracked=True), time.perf_counter() - begin
-    found = side_by_side(named)
+    seconds = side_by_side(named)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(
-        f"100 of 100,000 clients{', unequal' if unequal else ''}: {1e3 * found['100000']:.2f} ms a round, of 1,000: "
-        f"{1e3 * found['1000']:.2f} ms, {found['100000'] / found['1000']:.2f}x; built in {built['100000']:.1f} s; "
-        f"peak memory {peak / 2**20:.2f} GiB beyond the data ({x.nbytes / 2**30:.2f} GiB)",
+        f"100 of 100,000 clients{', unequal' if unequal else ''}: {1e3 * seconds['100000']:.2f} ms a round, of 1,000: "
+        f"{1e3 * seconds['1000']:.2f} ms, {seconds['100000'] / seconds['1000']:.2f}x; "
+        f"built in {built['100000']:.1f} s; peak memory {peak / 2**20:.2f} GiB "
+        f"beyond the data ({x.nbytes / 2**30:.2f} GiB)",
         flush=True,
     )
 

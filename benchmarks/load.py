@@ -147,8 +147,8 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
         "stop": {"target": 0.0, "max_rounds": rounds, "evaluate_every": max(1, rounds // 4)},
         "privacy": {"sigma": 5.0},
     }
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / "run"
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
         memory = {"before": round(megabytes_now())}
         training = seconds(lambda: sifu.train(spec, run=folder, engine=engine))
         memory["after training"] = round(megabytes_now())
@@ -182,8 +182,8 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
             "after_training": trained,
             "after_requests": after,
             "request_received_median_seconds": round(statistics.median(asking), 4),
-            "request_carried_out_seconds": [round(one, 3) for one in forgetting],
-            "request_carried_out_processor_seconds": [round(one, 3) for one in forgetting_processor],
+            "request_carried_out_seconds": [round(seconds, 3) for seconds in forgetting],
+            "request_carried_out_processor_seconds": [round(seconds, 3) for seconds in forgetting_processor],
             "request_that_goes_back_to_the_start_seconds": round(going_back, 2),
             "verify_seconds": round(verifying, 1),
             "verify_processor_seconds": round(verifying_processor, 1),
@@ -198,8 +198,8 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the whole size")
     for name, size in USUAL.items():
         parser.add_argument(f"--{name}", type=int, help=f"{size} unless given, {FULL[name]} with --full")
-    asked = parser.parse_args()
-    sizes = {name: getattr(asked, name) or size for name, size in (FULL if asked.full else USUAL).items()}
+    options = parser.parse_args()
+    sizes = {name: getattr(options, name) or size for name, size in (FULL if options.full else USUAL).items()}
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     result = measure(**sizes, batch=max(1, sizes["requests"] // 10))
     print(

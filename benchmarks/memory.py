@@ -84,8 +84,8 @@ def in_a_process(chosen: argparse.Namespace, clients: int) -> dict[str, Any]:
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     if result.returncode:
         raise SystemExit(f"{clients} clients: {result.stderr}")
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
+    measured: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return measured
 
 
 def main() -> None:

@@ -69,8 +69,8 @@ def sentences(runs: list[Audited], controls: list[Control]) -> list[str]:
     rows = [
         f"* **{len(runs)} random certified runs** (seeds {runs[0].seed} to {runs[-1].seed}; {len(levels)} requests: "
         f"{counts}), {subjects} subjects, {nodes} nodes replayed, {missed} that could not be: **{contradicted} "
-        f"contradicted**. The truth came as near as {max(one.closest for one in runs):.3f} of Psi, and at most "
-        f"{max(one.shown for one in runs):.0%} of a certified epsilon was shown."
+        f"contradicted**. The truth came as near as {max(run.closest for run in runs):.3f} of Psi, and at most "
+        f"{max(run.shown for run in runs):.0%} of a certified epsilon was shown."
     ]
     for control in controls:
         verdict = "caught" if control.caught else "not caught" if control.must_be_caught else "passed"
@@ -93,12 +93,12 @@ def main() -> int:
         runs.append(audit_random(seed))
         print(seed, *runs[-1].levels, "holds" if runs[-1].report.holds else runs[-1].report.contradictions, flush=True)
     controls = run_controls(seed=1)
-    found = sentences(runs, controls)
-    print("\n".join(found))
+    text_lines = sentences(runs, controls)
+    print("\n".join(text_lines))
     if options.page:
         text = options.page.read_text(encoding="utf-8")
         before, rest = text.split(BEGIN)
-        content = "\n".join([BEGIN, f"Measured on {time.strftime('%Y-%m-%d')}:", "", *found, END])
+        content = "\n".join([BEGIN, f"Measured on {time.strftime('%Y-%m-%d')}:", "", *text_lines, END])
         options.page.write_text(before + content + rest.split(END)[1], encoding="utf-8")
     honest = all(control.passed for control in controls) and all(run.report.holds for run in runs)
     return 0 if honest else 3

@@ -107,9 +107,9 @@ def peaks() -> dict[str, float]:
     torch.set_num_threads(os.cpu_count() or 1)
     flops = 0.0
     for size in (1024, 2048):
-        one, other = torch.rand(size, size), torch.rand(size, size)
+        left, right = torch.rand(size, size), torch.rand(size, size)
         out = torch.empty(size, size)
-        flops = max(flops, 2 * size**3 / _best(lambda one=one, other=other, out=out: torch.mm(one, other, out=out)))
+        flops = max(flops, 2 * size**3 / _best(lambda left=left, right=right, out=out: torch.mm(left, right, out=out)))
     a, b, c = (torch.zeros(16_000_000) for _ in range(3))
     seconds = _best(lambda: torch.add(b, c, alpha=3.0, out=a))
     return {"sgemm_flops": flops, "bytes_a_second": 3 * 4 * a.numel() / seconds}

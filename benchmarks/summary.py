@@ -35,11 +35,11 @@ class Measured:
     rounds_a_second: tuple[float, ...] = ()
     problem: str | None = None
 
-    def with_run(self, found: dict[str, Any]) -> Measured:
+    def with_run(self, report: dict[str, Any]) -> Measured:
         """With another repeat."""
-        if "problem" in found:
-            return replace(self, problem=found["problem"])
-        return replace(self, rounds_a_second=(*self.rounds_a_second, 1 / found["seconds_a_round"]))
+        if "problem" in report:
+            return replace(self, problem=report["problem"])
+        return replace(self, rounds_a_second=(*self.rounds_a_second, 1 / report["seconds_a_round"]))
 
     @property
     def median(self) -> float:
@@ -74,8 +74,8 @@ class Results:
 
     def of(self, workload: str) -> list[Measured]:
         """The contestants on a workload, fastest first, those without a figure last."""
-        rows = [one for one in self.measured if one.workload == workload]
-        return sorted(rows, key=lambda one: (one.problem is not None, -one.median if not one.problem else 0.0))
+        rows = [row for row in self.measured if row.workload == workload]
+        return sorted(rows, key=lambda row: (row.problem is not None, -row.median if not row.problem else 0.0))
 
     @property
     def where(self) -> str:
@@ -94,7 +94,7 @@ def read_results(path: Path = RESULTS) -> Results:
     """As `write_results` wrote them."""
     values = json.loads(path.read_text(encoding="utf-8"))
     rows = tuple(
-        Measured(**{**one, "rounds_a_second": tuple(one["rounds_a_second"])}) for one in values.pop("measured")
+        Measured(**{**row, "rounds_a_second": tuple(row["rounds_a_second"])}) for row in values.pop("measured")
     )
     return Results(**values, measured=rows)
 
@@ -104,17 +104,17 @@ def headline_rows(results: Results) -> tuple[list[str], Rows]:
     heads = ["workload", "contestant", "version", "threads", "rounds/s", "min..max", "x plain", "x fastest peer"]
     rows = []
     for workload in results.data:
-        found = results.of(workload)
-        good = [one for one in found if not one.problem]
-        plain = next((one.median for one in good if one.key == "plain"), None)
-        peer = max((one.median for one in good if one.peer), default=None)
-        for one in found:
-            if one.problem:
-                rows.append([workload, one.title, one.version, "", one.problem, "", "", ""])
+        contestants = results.of(workload)
+        good = [row for row in contestants if not row.problem]
+        plain = next((row.median for row in good if row.key == "plain"), None)
+        peer = max((row.median for row in good if row.peer), default=None)
+        for row in contestants:
+            if row.problem:
+                rows.append([workload, row.title, row.version, "", row.problem, "", "", ""])
                 continue
-            spread = f"{_short(min(one.rounds_a_second))}..{_short(max(one.rounds_a_second))}"
-            ratios = [f"{one.median / base:.2f}" if base else "" for base in (plain, peer)]
-            rows.append([workload, one.title, one.version, str(one.threads), _short(one.median), spread, *ratios])
+            spread = f"{_short(min(row.rounds_a_second))}..{_short(max(row.rounds_a_second))}"
+            ratios = [f"{row.median / base:.2f}" if base else "" for base in (plain, peer)]
+            rows.append([workload, row.title, row.version, str(row.threads), _short(row.median), spread, *ratios])
     return heads, rows
 
 
@@ -131,7 +131,7 @@ def roofline_rows(results: Results) -> tuple[list[str], Rows]:
         if work.setting not in results.data:
             continue
         most = 1 / work.bound(flops, bandwidth)
-        ours = next((one.median for one in results.of(work.setting) if one.key == "ours" and not one.problem), None)
+        ours = next((row.median for row in results.of(work.setting) if row.key == "ours" and not row.problem), None)
         limit = "arithmetic" if work.operations / flops > work.bytes / bandwidth else "memory"
         rows.append(
             [
@@ -152,9 +152,9 @@ def cost_of_tracking(results: Results) -> str:
     """What tracking adds to a round, from the medians."""
     parts = []
     for workload in results.data:
-        found = {one.key: one.median for one in results.of(workload) if not one.problem}
-        if {"ours", "ours-tracking"} <= found.keys():
-            parts.append(f"{100 * (found['ours'] / found['ours-tracking'] - 1):+.0f} % on {workload}")
+        medians = {row.key: row.median for row in results.of(workload) if not row.problem}
+        if {"ours", "ours-tracking"} <= medians.keys():
+            parts.append(f"{100 * (medians['ours'] / medians['ours-tracking'] - 1):+.0f} % on {workload}")
     return "Tracking (Psi of every client, kept models) adds to a round: " + ", ".join(parts) + "." if parts else ""
 
 
@@ -186,15 +186,15 @@ def draw(results: Results, path: Path) -> None:
         figure = new_figure(0.9 + 2.4 * len(results.data))
         panels = figure.subplots(len(results.data), 1, squeeze=False)[:, 0]
         for axes, workload in zip(panels, results.data, strict=True):
-            found = [one for one in results.of(workload) if not one.problem][::-1]
-            for place, one in enumerate(found):
-                colour = BLUE if one.key.startswith("ours") else GREY if one.key == "plain" else ORANGE
-                low, high = min(one.rounds_a_second), max(one.rounds_a_second)
-                axes.barh(place, one.median, color=colour, height=0.7)
+            rows = [row for row in results.of(workload) if not row.problem][::-1]
+            for place, row in enumerate(rows):
+                colour = BLUE if row.key.startswith("ours") else GREY if row.key == "plain" else ORANGE
+                low, high = min(row.rounds_a_second), max(row.rounds_a_second)
+                axes.barh(place, row.median, color=colour, height=0.7)
                 axes.plot([low, high], [place, place], color="black", linewidth=1)
-                axes.annotate(_short(one.median), (high, place), (4, 0), textcoords="offset points", va="center")
-            axes.set_yticks(range(len(found)), [one.title for one in found])
-            axes.set_xlim(0, 1.12 * max(max(one.rounds_a_second) for one in found))
+                axes.annotate(_short(row.median), (high, place), (4, 0), textcoords="offset points", va="center")
+            axes.set_yticks(range(len(rows)), [row.title for row in rows])
+            axes.set_xlim(0, 1.12 * max(max(row.rounds_a_second) for row in rows))
             axes.set_title(f"{workload}: {_title(workload)}", loc="left")
             axes.tick_params(length=0)
             axes.grid(True, axis="x", color=FAINT, linewidth=0.6)
@@ -218,9 +218,9 @@ def _message(results: Results) -> str:
     """The figure's message: how many times the fastest peer."""
     parts = []
     for workload in results.data:
-        good = [one for one in results.of(workload) if not one.problem]
-        peer = max((one.median for one in good if one.peer), default=None)
-        ours = next((one.median for one in good if one.key == "ours-tracking"), None)
+        good = [row for row in results.of(workload) if not row.problem]
+        peer = max((row.median for row in good if row.peer), default=None)
+        ours = next((row.median for row in good if row.key == "ours-tracking"), None)
         if peer and ours:
             parts.append(f"{ours / peer:.1f}x on {workload}")
     return "sifu with tracking, against the fastest peer: " + ", ".join(parts) if parts else "Rounds a second"
@@ -254,7 +254,7 @@ def filled(page: str, parts: dict[str, str]) -> str:
     for name, text in parts.items():
         page = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)",
-            lambda found, text=text: f"{found[1]}{text}\n{found[2]}",
+            lambda match, text=text: f"{match[1]}{text}\n{match[2]}",
             page,
             flags=re.S,
         )

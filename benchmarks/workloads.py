@@ -142,7 +142,7 @@ def _synthetic(setting: Setting, generator: np.random.Generator) -> tuple[NDArra
 def save(workload: Workload, path: Path) -> None:
     """Write the file that contestants read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    first = {f"first_{number}": one for number, one in enumerate(workload.first)}
+    first = {f"first_{number}": parameter for number, parameter in enumerate(workload.first)}
     np.savez(
         path,
         setting=workload.setting.name,

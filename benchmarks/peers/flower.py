@@ -56,10 +56,10 @@ def server_app(workload: Workload, watch: Stopwatch) -> ServerApp:
     def serve(grid: Grid, context: Context) -> None:
         nonlocal seen
         grid.pull_interval = PULL_SECONDS
-        while len(known := list(grid.get_node_ids())) < workload.setting.clients:
+        while len(node_ids := list(grid.get_node_ids())) < workload.setting.clients:
             time.sleep(PULL_SECONDS)
-        asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in known]
-        answers = list(grid.send_and_receive(asked))
+        queries = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in node_ids]
+        answers = list(grid.send_and_receive(queries))
         nodes = {int(answer.content["config"]["partition"]): answer.metadata.src_node_id for answer in answers}
         strategy, arrays = FedAvg(fraction_evaluate=0.0), ArrayRecord(first_network(workload).state_dict())
         while True:

@@ -47,7 +47,7 @@ def spec_of(setting: Setting) -> Spec:
 def engine_of(workload: Workload) -> tuple[Engine, Spec]:
     """The engine a user of the API gets; networks without a name of their own go through `ModuleModel`."""
     names = (f"client-{number:03d}" for number in range(len(workload.x)))
-    clients = [ClientData(*one) for one in zip(names, workload.x, workload.y, strict=True)]
+    clients = [ClientData(*fields) for fields in zip(names, workload.x, workload.y, strict=True)]
     spec = spec_of(workload.setting)
     return engine_from_spec(spec, clients, ModuleModel(ConvNet) if spec.model.kind == "python" else None)
 
@@ -63,14 +63,14 @@ def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def first_vector(layout: ModelLayout, workload: Workload) -> Vector:
     """The common first model as the engine takes it."""
-    return np.concatenate([_turned(*one).ravel() for one in zip(workload.first, layout.shapes, strict=True)])
+    return np.concatenate([_turned(*pair).ravel() for pair in zip(workload.first, layout.shapes, strict=True)])
 
 
 def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[np.ndarray]:
     """The engine's model as the shared network takes it."""
     edges = np.cumsum([int(np.prod(shape)) for shape in layout.shapes])[:-1]
-    found = [part.reshape(shape) for part, shape in zip(np.split(vector, edges), layout.shapes, strict=True)]
-    return [_turned(one, wanted.shape) for one, wanted in zip(found, workload.first, strict=True)]
+    arrays = [part.reshape(shape) for part, shape in zip(np.split(vector, edges), layout.shapes, strict=True)]
+    return [_turned(array, wanted.shape) for array, wanted in zip(arrays, workload.first, strict=True)]
 
 
 class Tracking:

@@ -21,12 +21,12 @@ class Plain:
 
     def round(self, participants: Sequence[int]) -> None:
         """Train each participant from the model, then take their mean."""
-        mean = [torch.zeros_like(one) for one in self.model]
+        mean = [torch.zeros_like(parameter) for parameter in self.model]
         for client in participants:
             load(self._module, self.model)
             train_client(self._module, *self._data[client], self._setting)
-            for total, one in zip(mean, self._module.parameters(), strict=True):
-                total.add_(one.detach(), alpha=1 / len(participants))
+            for total, parameter in zip(mean, self._module.parameters(), strict=True):
+                total.add_(parameter.detach(), alpha=1 / len(participants))
         self.model = mean
 
 

@@ -98,10 +98,10 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
     if facts.noise > 0.0:
         said["noise_source"] = spec.privacy.noise
     for name, wanted in said.items():
-        found = _plain(getattr(facts, name))
-        if found != wanted:
+        fact = _plain(getattr(facts, name))
+        if fact != wanted:
             raise InputError(
-                f"the spec says {MEANING[name]} = {wanted!r}, the engine has {found!r}: make them agree, so that the "
+                f"the spec says {MEANING[name]} = {wanted!r}, the engine has {fact!r}: make them agree, so that the "
                 "record of the run is that of its training"
             )
 
@@ -111,10 +111,10 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _same_client(recorded: ClientProfile, found: ClientProfile) -> bool:
+def _same_client(recorded: ClientProfile, present: ClientProfile) -> bool:
     """The same client with the same data, as far as it shows; smoothness may differ in its last digits."""
-    plain = all(getattr(recorded, name) == getattr(found, name) for name in ("name", "samples", "local_steps"))
-    pairs = ((recorded.smoothness, found.smoothness), (recorded.curvature, found.curvature))
+    plain = all(getattr(recorded, name) == getattr(present, name) for name in ("name", "samples", "local_steps"))
+    pairs = ((recorded.smoothness, present.smoothness), (recorded.curvature, present.curvature))
     return plain and all(
         a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs
     )

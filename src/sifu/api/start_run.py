@@ -129,13 +129,13 @@ def train(
     return created.train(progress)
 
 
-def create_run(folder: Path, asked: Spec, resolved: Spec, engine: Engine) -> RunWriter:
+def create_run(folder: Path, given: Spec, resolved: Spec, engine: Engine) -> RunWriter:
     """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in."""
     check_names([client.name for client in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     return RunWriter.create(
         folder,
-        asked.to_mapping(),
+        given.to_mapping(),
         resolved.to_mapping(),
         engine.layout,
         engine.clients,
@@ -145,10 +145,10 @@ def create_run(folder: Path, asked: Spec, resolved: Spec, engine: Engine) -> Run
     )
 
 
-def check_same_spec(existing: Run, asked: Spec) -> None:
+def check_same_spec(existing: Run, given: Spec) -> None:
     """A run is continued with the spec it was made with."""
     with existing.reader() as reader:
-        recorded, wanted = reader.asked, asked.to_mapping()
+        recorded, wanted = reader.asked, given.to_mapping()
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:

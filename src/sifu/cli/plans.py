@@ -283,8 +283,8 @@ def print_plan(plan: Plan) -> None:
         "nothing": "none",
     }
     if plan.terms.method == CLOSED_FORM:
-        asked = "none: nobody is asked" if plan.predicted_rounds == 0 else "1: those who stay send their statistics"
-        facts.add_row("rounds", asked)
+        rounds = "none: nobody is asked" if plan.predicted_rounds == 0 else "1: those who stay send their statistics"
+        facts.add_row("rounds", rounds)
     else:
         facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
         facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")

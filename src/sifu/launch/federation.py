@@ -82,8 +82,8 @@ def clients_from_spec(
     )
     if data.watermark:
         dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
-    made = from_dataset(dataset, indices, spec.model.dtype, takes_rows(spec), data.normalise, names=names)
-    return with_features(spec, made)
+    clients = from_dataset(dataset, indices, spec.model.dtype, takes_rows(spec), data.normalise, names=names)
+    return with_features(spec, clients)
 
 
 def takes_rows(spec: Spec) -> bool:

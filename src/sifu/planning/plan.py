@@ -91,5 +91,5 @@ class Plan:
     @property
     def delta_reached(self) -> float:
         """The delta at the request's epsilon that this release would reach by itself."""
-        own = [one.charge for one in self.charges if one.subject.order == self.order]
+        own = [charge.charge for charge in self.charges if charge.subject.order == self.order]
         return delta_of_charges(self.terms.epsilon, own, self.protection, self.training_noise)

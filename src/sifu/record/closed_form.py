@@ -31,7 +31,7 @@ class _Gathered:
     """What a solve found on disk and asked for: rows of files written, who was asked, and who was refused."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    asked: int = 0
+    clients_asked: int = 0
     rejections: list[Rejection] = field(default_factory=list)
 
 
@@ -72,7 +72,7 @@ class RecordedSolve(RecordedTraining):
         whole = next((row for row in stored if row.is_sum), None)
         gathered = _Gathered()
         statistics = self._sum(stored, whole, gathered)
-        refused = {self.view.index_of[one.client] for one in gathered.rejections}
+        refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
         taken = np.array([client for client in self.active.tolist() if client not in refused], dtype=np.int64)
         head = fit_head(statistics, engine.relative_penalty)
         vector = head.weights.ravel()
@@ -88,8 +88,8 @@ class RecordedSolve(RecordedTraining):
             "samples": statistics.samples,
             "relative_penalty": head.relative_penalty,
             "penalty": head.penalty,
-            "asked": gathered.asked,
-            "bytes_sent": 8 * words_at(engine.fixed) * gathered.asked,
+            "asked": gathered.clients_asked,
+            "bytes_sent": 8 * words_at(engine.fixed) * gathered.clients_asked,
         }
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
@@ -134,7 +134,7 @@ class RecordedSolve(RecordedTraining):
         keeps = self.view.spec.keep.statistics == "clients"
         position = Position(self._tip.branch, self._tip.position)
         for client, sent in engine.collect([client for client in clients if client not in own]):
-            gathered.asked += 1
+            gathered.clients_asked += 1
             if isinstance(sent, Rejection):
                 if self.view.spec.server.rejected != "reply":
                     raise RoundRejectedError(

@@ -106,6 +106,8 @@ def merge_rows(
     who = np.array(merged.members, dtype=np.int64)
     samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)
     regularity = RoundRegularity.of(samples, view.regularities.factors[who], view.regularities.averagedness[who])
-    made = PathNode(node, view.rows[0].node.node, "merge", branch, position, regularity, mean_shift=np.inf, order=order)
+    merge = PathNode(
+        node, view.rows[0].node.node, "merge", branch, position, regularity, mean_shift=np.inf, order=order
+    )
     taken_part = ParticipationRows(np.full(who.size, node), who, samples, np.full(who.size, np.inf))
-    return NodeRow(made, distance), taken_part
+    return NodeRow(merge, distance), taken_part

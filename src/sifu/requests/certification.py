@@ -178,7 +178,7 @@ class RecordedRequest:
     @property
     def delta_reached(self) -> float:
         """The delta at the request's epsilon that its release reached by itself."""
-        charges = [self.statement(one).charge or 0.0 for one in self.new_exposures]
+        charges = [self.statement(exposure).charge or 0.0 for exposure in self.new_exposures]
         return delta_of_charges(self.request.epsilon, charges, self.method.info.protection, self.training_noise)
 
     @property
@@ -270,8 +270,8 @@ class RecordedRequest:
 
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
     """What was recorded of each solve of a closed-form head, by the node it made."""
-    found = ((event.content.get("solve"), event.content.get("rows")) for event in reader.events())
-    return {int(rows["last"]): solve for solve, rows in found if solve is not None and rows is not None}
+    recorded = ((event.content.get("solve"), event.content.get("rows")) for event in reader.events())
+    return {int(rows["last"]): solve for solve, rows in recorded if solve is not None and rows is not None}
 
 
 def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:

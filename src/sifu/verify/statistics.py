@@ -74,18 +74,20 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
     """Every round is a solve among clients that nobody had asked to forget by then, all of those or all but refused."""
-    recorded, everyone, gone, known = solves(reader), reader.everyone(), set(), 0
-    asked: dict[str, set[int]] = {}
-    left_out = {(one.branch, one.round, one.client) for one in reader.rejections() if one.left_out}
+    recorded, everyone, gone, client_count = solves(reader), reader.everyone(), set(), 0
+    forgotten_by: dict[str, set[int]] = {}
+    left_out = {
+        (rejection.branch, rejection.round, rejection.client) for rejection in reader.rejections() if rejection.left_out
+    }
     for event in reader.events():
         content = event.content
-        known = int(content.get("run", {}).get("client_count", known))
+        client_count = int(content.get("run", {}).get("client_count", client_count))
         if event.kind == "request received":
             request = content["request"]
-            asked[request["request"]] = {view.index_of[name] for name in request["clients"]}
+            forgotten_by[request["request"]] = {view.index_of[name] for name in request["clients"]}
         if event.kind in ("request refused", "request withdrawn"):
-            asked.pop(content["request"], None)
-        gone = set().union(*asked.values()) if asked else set()
+            forgotten_by.pop(content["request"], None)
+        gone = set().union(*forgotten_by.values()) if forgotten_by else set()
         if event.kind != "rounds":
             continue
         first, last = int(content["rows"]["first"]), int(content["rows"]["last"])
@@ -94,9 +96,9 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
             continue
         node = reader.nodes_by_number()[last].node
         taken = set(everyone.between(last, last).clients.tolist())
-        names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(known)}
+        names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
         refused = {view.index_of[name] for _, _, name in names & left_out}
-        if taken & gone or taken | refused != set(range(known)) - gone:
+        if taken & gone or taken | refused != set(range(client_count)) - gone:
             yield f"statistics: node {last} was solved from other clients than those who had not asked to be forgotten"
         samples = sum(view.clients[client].samples for client in taken)
         if recorded[last]["samples"] != samples:

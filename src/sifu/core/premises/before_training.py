@@ -110,12 +110,14 @@ def identity_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
             ),
         )
     claimed = facts.identity == CLAIMED
-    known = "Clients were known by the names they claimed" if claimed else "How clients were told apart is not known"
+    told_apart = (
+        "Clients were known by the names they claimed" if claimed else "How clients were told apart is not known"
+    )
     return (
         Premise(
             "identity",
             "assumed",
-            f"{known}; it is assumed that each was who it said it was, and that no forgotten client came back under "
-            "another name.",
+            f"{told_apart}; it is assumed that each was who it said it was, and that no forgotten client came back "
+            "under another name.",
         ),
     )

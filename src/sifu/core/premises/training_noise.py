@@ -57,7 +57,7 @@ def training_noise_premises(
             + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
         ),
         counterfactual_premise(facts.participation.independent),
-        *(one for one in outside_premises(facts) if one.name == "schedule"),
+        *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
         *replies_premise(left_out),
         *record_premise(restorations),
         noise_premise(facts.noise_source),

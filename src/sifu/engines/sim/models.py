@@ -192,9 +192,9 @@ def _shared_storage(first: nn.Module, second: nn.Module) -> str:
     """A parameter or buffer of one module whose memory the other uses too; empty if there is none."""
     if first is second:
         return "it returns the same module again"
-    held = {one.untyped_storage().data_ptr() for one in (*first.parameters(), *first.buffers()) if one.numel()}
-    for name, one in (*second.named_parameters(), *second.named_buffers()):
-        if one.numel() and one.untyped_storage().data_ptr() in held:
+    held = {tensor.untyped_storage().data_ptr() for tensor in (*first.parameters(), *first.buffers()) if tensor.numel()}
+    for name, tensor in (*second.named_parameters(), *second.named_buffers()):
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in held:
             return name
     return ""
 
