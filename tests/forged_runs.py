@@ -145,10 +145,10 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
     )
     for change in changes(kind, event.time, json.loads(event.payload)):
         where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])
-        found = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
+        present = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
         if change.values is None:
             connection.execute(f"DELETE FROM {change.table} WHERE {where}", change.key)
-        elif found:
+        elif present:
             values = ", ".join(f"{key} = ?" for key in change.values)
             connection.execute(
                 f"UPDATE {change.table} SET {values} WHERE {where}", (*change.values.values(), *change.key)

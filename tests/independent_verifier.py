@@ -245,8 +245,8 @@ class Verifier:
             if event["kind"] == "group rounds":
                 self.apart.append(moment)
             if event["kind"] == "rolled back":
-                order, made = payload["choice"]["request_order"], payload["choice"]["noise_node"]
-                self.agree(f"{at}: order and node", [order, made], [len(self.rolled) + 1, recorded.get("last")])
+                order, noise_node = payload["choice"]["request_order"], payload["choice"]["noise_node"]
+                self.agree(f"{at}: order and node", [order, noise_node], [len(self.rolled) + 1, recorded.get("last")])
             for row in payload.get("models", []):
                 if row["node"] < recorded.get("first", next_node):
                     self.agree(f"{at}: model", row["digest"], models.get((row["node"],), {}).get("digest"))
@@ -283,8 +283,8 @@ class Verifier:
                 self.agree(f"{at}: digest of nodes", rows["digest"], self.rows_digest(next_node, rows["last"]))
                 next_node = rows["last"] + 1
             if event["kind"] == "request received":
-                asked = {"clients": canonical(name["clients"]), "status": "received", "received": event["time"]}
-                put("requests", name | asked)
+                fresh = {"clients": canonical(name["clients"]), "status": "received", "received": event["time"]}
+                put("requests", name | fresh)
             elif event["kind"] == "rolled back":
                 self.rolled[name], choice = moment, payload["choice"]
                 put("requests", choice | {"request": name, "status": "running", "carried_out": event["time"]})
@@ -433,13 +433,13 @@ class Verifier:
 
     def check_files(self) -> None:
         listed, vectors = {f"{row['node']}.safetensors": row for row in self.tables["models"]}, {}
-        found = {path.name for path in (self.folder / "models").iterdir()}
-        self.agree("files in models/", sorted(found), sorted(listed))
+        files = {path.name for path in (self.folder / "models").iterdir()}
+        self.agree("files in models/", sorted(files), sorted(listed))
         expected = sorted(f"{name}.{form}.json" for name in self.done for form in ("auditor", "public"))
         self.agree("certificates/", sorted(p.name for p in (self.folder / "certificates").iterdir()), expected)
         self.agree("rows of certificates", len(self.tables["certificates"]), len(expected))
         number = {"float64": "<f8", "float32": "<f4"}[self.facts["dtype"]]
-        for name in found & listed.keys():
+        for name in files & listed.keys():
             data, row = (self.folder / "models" / name).read_bytes(), listed[name]
             self.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
             tensors = tensors_of(data, number)
@@ -547,8 +547,8 @@ class Verifier:
             header = json.loads(data[8:end])
             places = {c: header[c]["data_offsets"] for c in header}
             self.agree(f"updates/{file}: size", len(data), end + max(stop for _, stop in places.values()))
-            found = {c: sha256(data[end + start : end + stop]) for c, (start, stop) in places.items()}
-            self.agree(f"updates/{file}: tensors", found, clients)
+            digests = {c: sha256(data[end + start : end + stop]) for c, (start, stop) in places.items()}
+            self.agree(f"updates/{file}: tensors", digests, clients)
 
     def check_statistics(self) -> None:
         """Section 5a: the sum is that of the clients' statistics, the head solves its equations, and nobody forgotten
@@ -636,7 +636,7 @@ class Verifier:
         moment, at = self.rolled[name], f"request {name}"
         mine = {i for i in hidden if self.owner[i] is request}
         own = {c for i in mine for c in self.subjects[i]}
-        asked = {row["client"] for row in self.clients.values() for text in moment["asked"]
+        forgotten = {row["client"] for row in self.clients.values() for text in moment["asked"]
                  if row["name"] in json.loads(text)}  # fmt: skip
         rows = sorted(moment["updates"].values(), key=lambda row: (active.index(row["node"]), row["part"]))
         dropped, stay, replayed = [], {}, []
@@ -657,7 +657,7 @@ class Verifier:
                 rest = {c: digest for c, digest in clients.items() if int(c) not in own}
                 if rest and not cut and not strict:
                     stay[row["node"], row["part"]] = rest
-            left = {c: digest for c, digest in clients.items() if int(c) not in asked}
+            left = {c: digest for c, digest in clients.items() if int(c) not in forgotten}
             replayed += [left] if left and heuristic else []
             for i, held in promised.items() if heuristic else ():
                 self.check(not held[start], f"{at}: breaks what subject {i} was promised")
@@ -666,11 +666,11 @@ class Verifier:
             replayed = replayed[: request["max_rounds"] or self.spec["stop"]["max_rounds"]]
             rounds = len(replayed)
         stay |= {(request["noise_node"], part): left for part, left in enumerate(replayed, 1)}
-        found = {(row["node"], row["part"]): row["clients"] for row in moment["payload"].get("updates", [])}
+        recorded = {(row["node"], row["part"]): row["clients"] for row in moment["payload"].get("updates", [])}
         if request["method"] == "fed_eraser":  # its updates are new: only whose they are can be told
-            stay, found = ({key: sorted(value) for key, value in one.items()} for one in (stay, found))
+            stay, recorded = ({key: sorted(value) for key, value in updates.items()} for updates in (stay, recorded))
         self.agree(f"{at}: updates erased", sorted(moment["payload"].get("dropped_updates", [])), sorted(dropped))
-        self.check(found == stay, f"{at}: the updates that stay are not those of the remaining clients")
+        self.check(recorded == stay, f"{at}: the updates that stay are not those of the remaining clients")
         self.agree(f"{at}: extra rounds", moment["payload"]["extra"]["rounds"], rounds)
         self.agree(f"{at}: position of the new node", self.nodes[request["noise_node"]]["position"], rounds)
 
@@ -731,14 +731,14 @@ class Verifier:
     def check_request(self, request: Row, spent: dict[int, float]) -> None:
         name, order, sigma, source = (request[k] for k in ("request", "request_order", "noise_std", "source_node"))
         at, moment, noise = f"request {name}", self.rolled[name], self.nodes[request["noise_node"]]
-        asked = [c for n in json.loads(request["clients"]) for c, row in self.clients.items() if row["name"] == n]
+        forgotten = [c for n in json.loads(request["clients"]) for c, row in self.clients.items() if row["name"] == n]
         own = [clients for i, clients in self.subjects.items() if self.owner[i] is request]
-        self.agree(f"{at}: subjects", own, [asked] if request["unit"] == "joint" else [[c] for c in asked])
+        self.agree(f"{at}: subjects", own, [forgotten] if request["unit"] == "joint" else [[c] for c in forgotten])
         self.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
         self.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
         heuristic = request["method"] in REPLAYING
-        made = "merge" if request["method"] == "groups" else "noise"
-        kind = "heuristic" if heuristic else "initial" if source is None else made
+        usual_kind = "merge" if request["method"] == "groups" else "noise"
+        kind = "heuristic" if heuristic else "initial" if source is None else usual_kind
         expected = {"kind": kind, "parent": source, "request_order": order, "branch": order, "noise_std": sigma}
         self.agree(f"{at}: noise node", {key: noise[key] for key in expected}, expected)
 
@@ -797,7 +797,7 @@ class Verifier:
                 self.check(not later, f"{at}: {key} is {chosen}, but {later} fit too")
         strict = request["retention"] == "strict"
         held = {n for i, h in hidden.items() for n in h if strict and self.owner[i] is request and h[n] > 0}
-        hit = {n for n, row in self.groups.items() if set(asked) & set(row["members"])}
+        hit = {n for n, row in self.groups.items() if set(forgotten) & set(row["members"])}
         erased = [n for n in at_hand
                   if n in hit or (n not in self.groups and (source is None or n > source or n in held))]  # fmt: skip
         remaining = [n for n in at_hand if n not in erased]
@@ -888,7 +888,7 @@ class Verifier:
                   facts["identity"] not in ("in process", "node keys"), self.rate_depends(request))  # fmt: skip
         couples = ("a minimum of", "dropping a masked round in which one client fails")
         rounds = (facts["participation"].startswith("fixed"), self.left_out(request), self.restored_before(request),
-                  any(one.startswith(couples) for one in facts["outside"]))  # fmt: skip
+                  any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
         if untouched:
             chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
             return "conditional" if any((*before, chosen, not fresh and any(rounds))) else "exact"

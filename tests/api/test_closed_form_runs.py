@@ -107,15 +107,15 @@ def test_joining_and_leaving_in_any_order_gives_the_bits_of_those_who_are_there(
 def test_records_of_a_client_are_forgotten_by_leaving_and_joining_again_without_them(tmp_path: Path) -> None:
     """The recipe of docs/closed-form.md: the sums are those of a client that never had the records."""
     clients = table_clients(6)
-    known = clients[3]
-    left = ClientData("c3-2", known.x[2:], known.y[2:])
+    third = clients[3]
+    left = ClientData("c3-2", third.x[2:], third.y[2:])
     run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
     (outcome,) = run.forget(["c3"])
     assert outcome.level == "exact"
     again = sifu.open_run(tmp_path / "run", clients=[*clients, left])
     assert again.join() == ["c3-2"]
     assert again.verify().problems == []
-    others = [client for client in clients if client is not known]
+    others = [client for client in clients if client is not third]
     sifu.train(TABLE, run=tmp_path / "never", clients=[*others, left])
     assert kept_sum(tmp_path / "run").digest() == kept_sum(tmp_path / "never").digest()
     np.testing.assert_array_equal(head_of(tmp_path / "run"), head_of(tmp_path / "never"))

@@ -118,7 +118,7 @@ def test_a_key_that_was_slipped_in_is_caught(own_trained: Path) -> None:
     )
     writer.close()
     assert any("not signed by both keys" in problem for problem in run.verify().problems)
-    assert any("signature_by_old" in one for one in verify(own_trained))
+    assert any("signature_by_old" in problem for problem in verify(own_trained))
 
 
 def test_a_rotation_cut_short_leaves_a_key_that_fits(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

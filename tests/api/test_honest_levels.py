@@ -16,10 +16,10 @@ RNG = np.random.default_rng(0)
 
 
 def arrays(rare: bool = False) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    made = {f"site {k}": (RNG.random((6, 4)), RNG.integers(0, 2, 6)) for k in range(6)}
+    sites = {f"site {k}": (RNG.random((6, 4)), RNG.integers(0, 2, 6)) for k in range(6)}
     if rare:
-        made["site 5"] = (RNG.random((6, 4)), np.array([0, 1, 2, 0, 1, 2]))
-    return made
+        sites["site 5"] = (RNG.random((6, 4)), np.array([0, 1, 2, 0, 1, 2]))
+    return sites
 
 
 def level(tmp_path: Path, name: str, spec: dict[str, Any], clients: Any, whom: str, **terms: Any) -> str:

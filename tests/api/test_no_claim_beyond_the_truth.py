@@ -112,8 +112,8 @@ def test_the_size_of_training_noise_is_assumed(tmp_path: Path) -> None:
     run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
     (outcome,) = run.forget(["client-001"], "dp", method="dp")
     assert outcome.level == "conditional"
-    assumed = [one for one in run.certificate("dp").body["premises"] if one["status"] == "assumed"]
-    assert [one["name"] for one in assumed] == ["training noise"]
+    assumed = [premise for premise in run.certificate("dp").body["premises"] if premise["status"] == "assumed"]
+    assert [premise["name"] for premise in assumed] == ["training noise"]
     assert run.verify().problems == []
     assert verify(run.folder) == []
 
@@ -126,7 +126,7 @@ class Refused(SimulatedFederation):
 
     def collect(self, setup: RoundSetup, drawn: Any) -> list[Reply]:
         replies = self.replies(setup, drawn)
-        return [replace(one, vector=one.vector * np.nan) if one.client == 2 else one for one in replies]
+        return [replace(reply, vector=reply.vector * np.nan) if reply.client == 2 else reply for reply in replies]
 
 
 @pytest.mark.parametrize("rule", ["round", "reply"])
@@ -150,9 +150,9 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
     assert "no part in that model" not in cli("plan", run.folder, "--clients", "client-000", "--sigma", "9").out
     (outcome,) = run.forget(["client-002"], "refused", max_rounds=1)
     assert outcome.level == "conditional"
-    assert [one["name"] for one in run.certificate("refused").body["premises"] if one["status"] == "assumed"] == [
-        "replies"
-    ]
+    assert [
+        premise["name"] for premise in run.certificate("refused").body["premises"] if premise["status"] == "assumed"
+    ] == ["replies"]
     assert verify_certificate(run.folder / "certificates" / "refused.auditor.json").problems == []
     # Whoever was not refused, but whose rounds others dropped, is no better off; a fresh model is.
     (outcome,) = run.forget(["client-005"], method="scratch", max_rounds=1)
@@ -186,12 +186,12 @@ def test_a_factory_that_returns_its_trained_module_is_refused() -> None:
 
 def test_a_module_that_a_factory_hands_out_again_is_never_trained() -> None:
     """It looks new when it is checked, and hands out the same one later: what is trained is a copy."""
-    made: list[torch.nn.Module] = []
+    modules: list[torch.nn.Module] = []
 
     def factory() -> torch.nn.Module:
-        if len(made) < 2:
-            made.append(torch.nn.Linear(4, 3))
-        return made[-1]
+        if len(modules) < 2:
+            modules.append(torch.nn.Linear(4, 3))
+        return modules[-1]
 
     model = ModuleModel(factory)
     rng = np.random.default_rng(0)
@@ -213,10 +213,10 @@ def test_the_initial_model_of_a_users_factory_is_trusted_and_said_so(tmp_path: P
     }  # fmt: skip
     run = sifu.train(spec, run=tmp_path / "run", clients=clients, model=lambda: torch.nn.Linear(4, 3))
     run.forget(["site 1"], "own", method="scratch")
-    said = {one["name"]: one["status"] for one in run.certificate("own").body["premises"]}
+    said = {premise["name"]: premise["status"] for premise in run.certificate("own").body["premises"]}
     assert said["initial model"] == "trusted"
     ours = sifu.train(small_spec(), run=tmp_path / "ours")
-    assert {one.name: one.status for one in ours.plan(["client-001"]).premises}["initial model"] == "met"
+    assert {premise.name: premise.status for premise in ours.plan(["client-001"]).premises}["initial model"] == "met"
 
 
 # -- 5: another engine ---------------------------------------------------------------------------------------
@@ -258,12 +258,12 @@ def test_what_an_engine_does_not_say_is_not_known(tmp_path: Path) -> None:
     clients = clients_from_spec(spec)
     engine = SimulatedFederation(clients, "softmax", LocalTraining(0.05, 3))
     run = sifu.train(spec, run=tmp_path / "run", engine=engine)
-    assumed = {one.name for one in run.plan(["client-001"], sigma=9.0).premises if one.status == "assumed"}
+    assumed = {premise.name for premise in run.plan(["client-001"], sigma=9.0).premises if premise.status == "assumed"}
     assert {"preprocessing", "hyper-parameters"} <= assumed
     # It cannot be continued by an engine that says more than was recorded, and claim that.
-    known, _ = engine_from_spec(spec, clients)
+    own_engine, _ = engine_from_spec(spec, clients)
     with pytest.raises(InputError, match="shape_from_labels"):
-        sifu.open_run(run.folder, engine=known).forget(["client-001"], sigma=9.0)
+        sifu.open_run(run.folder, engine=own_engine).forget(["client-001"], sigma=9.0)
 
 
 def test_seeded_training_noise_under_a_spec_that_says_system_is_refused(tmp_path: Path) -> None:
@@ -288,11 +288,11 @@ def test_two_copies_of_a_run_cannot_both_prove_on_one_budget(own_trained: Path, 
     together = math.sqrt(2.0) * first.psi / first.sigma
     assert delta_reached(10.0, 1.0 / together) > first.delta_reached
     body = again.certificate("second").body
-    assert [one["name"] for one in body["premises"] if one["status"] == "assumed"] == ["record"]
+    assert [premise["name"] for premise in body["premises"] if premise["status"] == "assumed"] == ["record"]
     # Every later certificate says so, also of a fresh model, which does not depend on it.
     (third,) = again.forget(["client-004"], "third", method="scratch")
     assert third.level == "exact"
-    assert "record" in {one["name"] for one in again.certificate("third").body["premises"]}
+    assert "record" in {premise["name"] for premise in again.certificate("third").body["premises"]}
     assert again.verify().problems == []
     assert verify(tmp_path / "back") == []
 
@@ -304,7 +304,7 @@ def test_two_copies_of_a_run_cannot_both_prove_on_one_budget(own_trained: Path, 
 def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None:
     base = small_spec(model={"kind": kind})
     run = sifu.train(base, run=tmp_path / "auto")
-    betas = {one.name: one.smoothness or 0.0 for one in run.engine().clients}
+    betas = {client.name: client.smoothness or 0.0 for client in run.engine().clients}
     decides = max(betas, key=betas.__getitem__)
     rate = run.spec.local.rate
     assert isinstance(rate, float)
@@ -313,10 +313,10 @@ def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None
     assert copied.plan([decides], method="scratch").level == "conditional"
     for share in (1 / 2, 1 / 3, 2 / 5, 0.9):
         near = sifu.train(small_spec(model={"kind": kind}, local={"rate": rate * share}), run=tmp_path / f"{share}")
-        said = {one.name: one.status for one in near.plan([decides], method="scratch").premises}
+        said = {premise.name: premise.status for premise in near.plan([decides], method="scratch").premises}
         assert said["hyper-parameters"] in ("trusted", "assumed")
     free = sifu.train(small_spec(model={"kind": kind}, local={"rate": rate * 0.137}), run=tmp_path / "free")
-    said = {one.name: one.status for one in free.plan([decides], method="scratch").premises}
+    said = {premise.name: premise.status for premise in free.plan([decides], method="scratch").premises}
     assert said["hyper-parameters"] == "met"
     assert verify(tmp_path / "copied") == []
 
@@ -360,7 +360,7 @@ def test_delta_reached_is_what_was_spent(own_trained: Path) -> None:
     changed["delta_reached"] = 0.0
     path = own_trained / "changed.json"
     path.write_text(json.dumps({"body": changed, "public_key": "", "signature": ""}))
-    assert any("delta_reached" in one for one in verify_certificate(path).problems)
+    assert any("delta_reached" in problem for problem in verify_certificate(path).problems)
 
 
 def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

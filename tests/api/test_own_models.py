@@ -101,11 +101,11 @@ def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
 
 
 def test_all_ways_to_hand_over_data_record_the_same(tmp_path: Path) -> None:
-    found = [
+    recorded = [
         scalars(sifu.train(SPEC, run=tmp_path / str(number), model=small_cnn, clients=make()).folder)
         for number, make in enumerate(WAYS.values())
     ]
-    assert all(one == found[0] for one in found)
+    assert all(values == recorded[0] for values in recorded)
 
 
 def test_going_on_without_the_model_or_the_data_is_refused(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_lies_outside_the_theory_is_named(tmp_path: Path, layer: nn.Module,
     plan = run.plan(["hospital 1"], sigma=5.0)
     assert plan.level == "conditional"
     named = [premise.statement.lower() for premise in plan.premises if premise.name == "outside the theory"]
-    assert any(word in one for one in named), named
+    assert any(word in text for text in named), named
     run.forget(["hospital 1"], sigma=5.0)
     assert run.verify().problems == []
 
@@ -245,9 +245,9 @@ def test_the_spec_may_be_a_spec_a_mapping_or_a_file(tmp_path: Path) -> None:
     mapping = {"data": {"clients": 5}, "local": {"steps": 1}, "stop": {"target": 0.0, "max_rounds": 2}}
     path = tmp_path / "spec.toml"
     path.write_text("[data]\nclients = 5\n[local]\nsteps = 1\n[stop]\ntarget = 0.0\nmax_rounds = 2\n")
-    found = [
+    recorded = [
         scalars(sifu.train(given, run=tmp_path / str(k)).folder)
         for k, given in enumerate([mapping, sifu.Spec.from_mapping(mapping), path, str(path)])
     ]
-    assert all(one == found[0] for one in found)
+    assert all(values == recorded[0] for values in recorded)
     assert query(tmp_path / "0", "SELECT COUNT(*) FROM clients") == [(5,)]

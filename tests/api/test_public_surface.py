@@ -45,9 +45,9 @@ def test_status_keys_and_certificates_have_plain_forms(run_with_requests: Path) 
     ],
 )
 def test_the_shell_completes_commands_and_choices(words: str, expected: list[str]) -> None:
-    asked = {"_SIFU_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    completion = {"_SIFU_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     program = "import sys; sys.argv = ['sifu']; from sifu.cli.main import main; main()"
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment() | asked, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env=environment() | completion, capture_output=True, text=True, timeout=60
     )
     assert sorted(ended.stdout.split()) == sorted(expected), ended.stderr

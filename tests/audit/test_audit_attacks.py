@@ -32,12 +32,12 @@ def test_scores_agree_with_the_engine(kind: str) -> None:
     model = engine.run_round(engine.initial_model(0), Position(0, 0), everyone).model
     scorer = Scorer(engine.model, engine.layout.dtype)  # type: ignore[attr-defined]
     for chosen in ([3], [0, 5, 7]):
-        samples, found = stacked(clients, chosen), engine.evaluate(model, np.array(chosen))
-        assert scorer.losses(model, samples).mean() == pytest.approx(found.loss, rel=1e-9)
+        samples, evaluation = stacked(clients, chosen), engine.evaluate(model, np.array(chosen))
+        assert scorer.losses(model, samples).mean() == pytest.approx(evaluation.loss, rel=1e-9)
         if scorer.labels:
-            assert scorer.accuracy(model, samples) == pytest.approx(found.accuracy)
+            assert scorer.accuracy(model, samples) == pytest.approx(evaluation.accuracy)
             hits = scorer.predictions(model, samples.x) == samples.y
-            assert hits.mean() == pytest.approx(found.accuracy)
+            assert hits.mean() == pytest.approx(evaluation.accuracy)
             right = np.exp(-scorer.losses(model, samples))
             assert scorer.confidences(model, samples) == pytest.approx(np.log(right / (1 - right)), rel=1e-6)
 
@@ -45,10 +45,10 @@ def test_scores_agree_with_the_engine(kind: str) -> None:
 def test_attack_rates_agree_with_scikit_learn() -> None:
     generator = np.random.default_rng(0)
     members, others = generator.normal(0.7, 1, 400).round(1), generator.normal(0, 1, 300).round(1)
-    found = attack_rates(members, others)
+    rates = attack_rates(members, others)
     labels = np.repeat([1, 0], [400, 300])
-    assert found.area == pytest.approx(roc_auc_score(labels, np.concatenate([members, others])))
-    for rate, at in ((0.01, found.at_1_percent), (0.1, found.at_10_percent)):
+    assert rates.area == pytest.approx(roc_auc_score(labels, np.concatenate([members, others])))
+    for rate, at in ((0.01, rates.at_1_percent), (0.1, rates.at_10_percent)):
         allowed = [t for t in np.unique(others) if (others > t).mean() <= rate]
         assert at == pytest.approx((members > min(allowed)).mean())
 
@@ -66,9 +66,9 @@ def test_shadows_tell_worlds_apart_as_far_as_they_differ() -> None:
 
 
 def test_the_bound_is_the_certificates() -> None:
-    found = bound_rates(exact_multiplier(10.0, 0.01))
-    assert found.at_1_percent == pytest.approx(0.70, abs=0.005)
-    assert found.at_1_percent < found.at_10_percent < 1.0
+    rates = bound_rates(exact_multiplier(10.0, 0.01))
+    assert rates.at_1_percent == pytest.approx(0.70, abs=0.005)
+    assert rates.at_1_percent < rates.at_10_percent < 1.0
 
 
 def test_relearning_counts_rounds() -> None:
@@ -93,12 +93,12 @@ def test_attacks_on_a_marked_run(tmp_path: Path) -> None:
     attacks = report.attacks
     assert attacks is not None
     assert attacks.membership is not None
-    found, membership = attacks.forgetting, attacks.membership
-    assert set(found.accuracy) == {"before", "released", "scratch"}
-    assert set(found.disagreement) == {"forgotten", "held out"}
-    assert found.watermark is not None
-    assert set(found.watermark) >= {"released", "scratch"}
-    assert found.distance_to_scratch > 0.0
+    forgetting, membership = attacks.forgetting, attacks.membership
+    assert set(forgetting.accuracy) == {"before", "released", "scratch"}
+    assert set(forgetting.disagreement) == {"forgotten", "held out"}
+    assert forgetting.watermark is not None
+    assert set(forgetting.watermark) >= {"released", "scratch"}
+    assert forgetting.distance_to_scratch > 0.0
     assert membership.samples == 20
     assert membership.held_out == 197
     assert membership.loss is not None

@@ -49,13 +49,13 @@ def test_random_certified_runs_are_not_contradicted(tmp_path: Path, seed: int) -
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_every_control_is_caught_and_the_honest_operator_is_not(epsilon: float) -> None:
-    found = {control.name: control for control in run_controls(epsilon, seed=1)}
-    assert set(found) == {"honest", "half the noise", "later node", "population accounting"}
-    for value in found.values():
+    controls = {control.name: control for control in run_controls(epsilon, seed=1)}
+    assert set(controls) == {"honest", "half the noise", "later node", "population accounting"}
+    for value in controls.values():
         assert value.passed, value
     # Teeth: on the designed worst case nearly all of the certified epsilon is shown.
-    assert found["honest"].epsilon_shown > 0.6 * epsilon
-    assert found["honest"].epsilon_true == pytest.approx(epsilon, rel=1e-3)
+    assert controls["honest"].epsilon_shown > 0.6 * epsilon
+    assert controls["honest"].epsilon_true == pytest.approx(epsilon, rel=1e-3)
     assert METHODS["sifu"] is Sifu
 
 

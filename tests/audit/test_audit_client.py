@@ -40,14 +40,14 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
     certificates = run.folder / "certificates"
     (own / "certificate.json").write_bytes((certificates / "leave.public.json").read_bytes())
     auditor = json.loads((certificates / "leave.auditor.json").read_bytes())
-    mine = next(one for one in clients_from_spec(run.spec) if one.name == CLIENT)
+    mine = next(client for client in clients_from_spec(run.spec) if client.name == CLIENT)
     np.savez(own / "data.npz", x=mine.x, y=mine.y)
     return Held(own, auditor["public_key"], auditor["body"]["models"]["final_model"]["nonce"])
 
 
 def test_an_honest_operator_leaves_nothing_wrong(held: Held) -> None:
     own = held.folder
-    found = audit_client(
+    audited = audit_client(
         CLIENT,
         own / "certificate.json",
         before=own / "before.safetensors",
@@ -56,21 +56,21 @@ def test_an_honest_operator_leaves_nothing_wrong(held: Held) -> None:
         public_key=held.key,
         nonce=held.nonce,
     )
-    assert found.holds, found.problems
-    assert found.committed is True
-    assert found.samples == 10
-    assert found.distance is not None
-    assert found.distance > 0.0
+    assert audited.holds, audited.problems
+    assert audited.committed is True
+    assert audited.samples == 10
+    assert audited.distance is not None
+    assert audited.distance > 0.0
     spec = Spec.from_mapping(small_spec())
     engine, _ = engine_from_spec(spec, clients_from_spec(spec))
     from sifu.store.files import read_model
 
     model = read_model(own / "before.safetensors", engine.layout)
     expected = engine.evaluate(model, np.array([3]))
-    assert found.before is not None
-    assert found.before.accuracy == pytest.approx(expected.accuracy)
-    assert found.before.loss == pytest.approx(expected.loss)
-    assert any("cannot prove" in statement for statement in found.statements)
+    assert audited.before is not None
+    assert audited.before.accuracy == pytest.approx(expected.accuracy)
+    assert audited.before.loss == pytest.approx(expected.loss)
+    assert any("cannot prove" in statement for statement in audited.statements)
 
 
 def test_what_is_wrong_is_named(held: Held, tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_what_is_wrong_is_named(held: Held, tmp_path: Path) -> None:
 
 
 def test_a_certificate_alone_can_be_checked(held: Held) -> None:
-    found = audit_client(CLIENT, held.folder / "certificate.json")
-    assert found.holds
-    assert found.before is None
-    assert found.committed is None
+    audited = audit_client(CLIENT, held.folder / "certificate.json")
+    assert audited.holds
+    assert audited.before is None
+    assert audited.committed is None
 
 
 @pytest.mark.parametrize(

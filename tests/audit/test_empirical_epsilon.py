@@ -19,9 +19,9 @@ from sifu.theory.calibration import delta_reached, exact_multiplier
 @settings(derandomize=True, max_examples=200, deadline=None)
 def test_clopper_pearson_is_scipys(hits: int, trials: int, mistake: float) -> None:
     hits = min(hits, trials)
-    found = clopper_pearson(hits, trials, mistake)
+    limits = clopper_pearson(hits, trials, mistake)
     interval = stats.binomtest(hits, trials).proportion_ci(1.0 - 2.0 * mistake, method="exact")
-    assert found == pytest.approx((interval.low, interval.high), abs=1e-9)
+    assert limits == pytest.approx((interval.low, interval.high), abs=1e-9)
 
 
 @given(epsilon=st.floats(0.05, 30.0), delta=st.sampled_from([1e-5, 1e-2, 0.2]))
@@ -46,8 +46,8 @@ def gaussian_worlds(mu: float, replays: int, seed: int) -> tuple[np.ndarray, np.
 @pytest.mark.parametrize(("epsilon", "share"), [(1.0, 0.6), (3.0, 0.6), (10.0, 0.3)])
 def test_a_fully_used_budget_is_nearly_shown(epsilon: float, share: float) -> None:
     worlds = gaussian_worlds(1.0 / exact_multiplier(epsilon, 0.01), 40_000, 3)
-    found = epsilon_lower_bound(*worlds, 0.01, 0.01)
-    assert share * epsilon < found.epsilon <= epsilon
+    shown = epsilon_lower_bound(*worlds, 0.01, 0.01)
+    assert share * epsilon < shown.epsilon <= epsilon
 
 
 def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:

@@ -30,7 +30,7 @@ def test_operations_of_b_are_those_torch_counts() -> None:
     module, images = ConvNet(), torch.rand(2, *B.shape)
     with FlopCounterMode(display=False) as counter:
         module(images).sum().backward()
-    (work,) = [one for one in WORK if one.setting == "B"]
+    (work,) = [row for row in WORK if row.setting == "B"]
     assert work.operations == counter.get_total_flops() / len(images) * B.samples_a_round
 
 
@@ -47,7 +47,7 @@ def test_activations_of_b_are_those_of_the_network() -> None:
 
 
 def test_gram_matrices_save_most_of_the_operations_of_a() -> None:
-    direct, gram = (one.operations for one in WORK if one.setting == "A")
+    direct, gram = (row.operations for row in WORK if row.setting == "A")
     assert direct == 10 * 10 * 2 * 2 * 100 * 784 * 10
     assert 6 < direct / gram < 6.2
 

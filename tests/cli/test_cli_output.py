@@ -81,7 +81,7 @@ def test_no_arguments_show_the_help(cli: Command) -> None:
 
 def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> None:
     spec = tmp_path / "spec.toml"
-    asked: dict[str, list[Any]] = {
+    commands: dict[str, list[Any]] = {
         "init": [spec],
         "advise": [spec, "--set", "data.clients=12", "--set", "stop.max_rounds=2", "--set", "stop.target=0.0"],
         "train": [
@@ -108,20 +108,20 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
     }  # fmt: skip
     grouped = tmp_path / "grouped"
     sifu.train(spec_for("groups", stop={"max_rounds": 4}), run=grouped)
-    asked["rebuild"] = [grouped]
-    assert set(asked) | {"demo"} >= set(COMMANDS), "a new command: add it here"
-    found = {}
-    for name, arguments in asked.items():
+    commands["rebuild"] = [grouped]
+    assert set(commands) | {"demo"} >= set(COMMANDS), "a new command: add it here"
+    answers = {}
+    for name, arguments in commands.items():
         answer = cli(name, *arguments, "--format", "json")
         assert answer.code == 0, (name, answer.err)
-        found[name] = one_object(answer)
-    assert found["train"]["phase"] == "ready"
-    assert found["status"]["clients"][5]["state"] == "waiting"
-    assert found["plan"]["clients"] == ["client-007"]
-    assert [request["request"] for request in found["forget"]["requests"]] == ["waits", found["request"]["request"]]
-    assert found["verify"]["holds"] is True
-    assert Path(found["export"]["model"]).is_file()
-    assert Path(found["report"]["report"]).is_file()
+        answers[name] = one_object(answer)
+    assert answers["train"]["phase"] == "ready"
+    assert answers["status"]["clients"][5]["state"] == "waiting"
+    assert answers["plan"]["clients"] == ["client-007"]
+    assert [request["request"] for request in answers["forget"]["requests"]] == ["waits", answers["request"]["request"]]
+    assert answers["verify"]["holds"] is True
+    assert Path(answers["export"]["model"]).is_file()
+    assert Path(answers["report"]["report"]).is_file()
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,13 @@ def wait_for_rounds(folder: Path, process: subprocess.Popen[str], at_least: int,
     for _ in range(6000):
         if (folder / "run.db").exists():
             try:
-                found = query(folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'round' AND branch = ?", (branch,))[0][0]
+                rounds_done = query(
+                    folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'round' AND branch = ?", (branch,)
+                )[0][0]
             except sqlite3.OperationalError:
-                found = 0
-            if found >= at_least:
-                return int(found)
+                rounds_done = 0
+            if rounds_done >= at_least:
+                return int(rounds_done)
         if process.poll() is not None:
             raise AssertionError(f"the process ended with {process.returncode}: {process.communicate()[1]}")
         time.sleep(0.01)

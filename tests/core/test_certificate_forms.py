@@ -110,8 +110,8 @@ def keys_of(value: Any) -> list[str]:
 def leaks(form: dict[str, Any], secrets: list[str]) -> list[str]:
     """Secrets found in the text of a form, and keys that name what must not be there."""
     text = json.dumps(form)
-    found = [secret for secret in secrets if secret in text]
-    return found + [key for key in keys_of(form) if set(key.lower().split("_")) & set(FORBIDDEN_WORDS)]
+    leaked = [secret for secret in secrets if secret in text]
+    return leaked + [key for key in keys_of(form) if set(key.lower().split("_")) & set(FORBIDDEN_WORDS)]
 
 
 @given(facts_with_secrets())

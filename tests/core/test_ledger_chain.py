@@ -179,11 +179,11 @@ def test_a_complaint_names_the_event() -> None:
 
 def test_commitments_hide_equal_payloads() -> None:
     """Two events with the same content and other nonces share neither commitment nor hash."""
-    one = seal(GENESIS, 1, "t", "round", {"drift": 0.5}, bytes(32))
+    first = seal(GENESIS, 1, "t", "round", {"drift": 0.5}, bytes(32))
     other = seal(GENESIS, 1, "t", "round", {"drift": 0.5}, bytes([1]) * 32)
-    assert one.payload == other.payload
-    assert one.commitment != other.commitment
-    assert one.hash != other.hash
+    assert first.payload == other.payload
+    assert first.commitment != other.commitment
+    assert first.hash != other.hash
 
 
 def test_fields_of_an_event_cannot_run_into_each_other() -> None:

@@ -79,7 +79,7 @@ def test_an_assumption_is_conditional_and_listed(name: str) -> None:
     assert level(facts) == "conditional"
     assumed = [premise for premise in collect_premises(facts, MEASURED, **BEST) if premise.status == "assumed"]
     assert len(assumed) == len(facts.outside or (name,))
-    assert all(one.statement.endswith(".") for one in assumed)
+    assert all(premise.statement.endswith(".") for premise in assumed)
 
 
 def test_assumed_regularity_is_conditional_and_says_which_factor() -> None:
@@ -156,9 +156,9 @@ def test_a_worse_premise_never_raises_the_level(premises: list[Premise], exact: 
 @given(PREMISES)
 def test_failed_and_assumed_never_prove(premises: list[Premise]) -> None:
     statuses = {premise.status for premise in premises}
-    found = level_of(premises, exact=False)
-    assert (found == "none") is ("failed" in statuses)
-    assert (found == "proven") is (statuses == {"met"})
+    level = level_of(premises, exact=False)
+    assert (level == "none") is ("failed" in statuses)
+    assert (level == "proven") is (statuses == {"met"})
 
 
 def test_a_failed_preprocessing_premise_is_not_softened_by_exactness() -> None:

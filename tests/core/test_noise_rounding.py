@@ -12,10 +12,10 @@ from sifu.theory.history import ActivePath, PathNode
 from sifu.theory.tracking import SensitivityTracker
 
 
-def exact_distance(one: np.ndarray, other: np.ndarray) -> Fraction:
+def exact_distance(vector: np.ndarray, other: np.ndarray) -> Fraction:
     """The squared distance of two vectors of floats, without any rounding."""
     return sum(
-        ((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(one.tolist(), other.tolist(), strict=True)), Fraction()
+        ((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(vector.tolist(), other.tolist(), strict=True)), Fraction()
     )
 
 

@@ -53,10 +53,10 @@ NEAR = [
 ]
 
 
-@pytest.mark.parametrize(("mapping", "found", "nearest"), NEAR)
-def test_an_unknown_key_names_its_nearest(mapping: dict[str, Any], found: str, nearest: str) -> None:
+@pytest.mark.parametrize(("mapping", "named", "nearest"), NEAR)
+def test_an_unknown_key_names_its_nearest(mapping: dict[str, Any], named: str, nearest: str) -> None:
     message = refused(mapping)
-    assert f"unknown key {found} " in message
+    assert f"unknown key {named} " in message
     assert nearest in message
 
 
@@ -119,8 +119,8 @@ OUT_OF_RANGE = [
 def test_a_value_out_of_range_is_named_with_what_was_found(mapping: dict[str, Any], name: str) -> None:
     message = refused(mapping)
     assert name in message
-    found = next(iter(next(iter(mapping.values())).values())) if isinstance(next(iter(mapping.values())), dict) else -1
-    assert str(found).rstrip("0").rstrip(".") in message or "found" in message
+    value = next(iter(next(iter(mapping.values())).values())) if isinstance(next(iter(mapping.values())), dict) else -1
+    assert str(value).rstrip("0").rstrip(".") in message or "found" in message
 
 
 LITERAL_WORDS = ["auto", "all", "poisson(0.5)", "fixed(3)", "client", "exact", "digits", "", "zeros", "measured"]
@@ -195,9 +195,13 @@ def test_whole_numbers_are_read_as_numbers() -> None:
 
 @given(st.floats(1e-12, 1.0, exclude_min=True), st.integers(1, 10**6))
 def test_participation_reads_back_what_it_says(rate: float, count: int) -> None:
-    for one in (Participation("all"), Participation("poisson", rate=rate), Participation("fixed", count=count)):
-        assert Participation.parse(str(one)) == one
-        assert one.independent is (one.kind != "fixed")
+    for participation in (
+        Participation("all"),
+        Participation("poisson", rate=rate),
+        Participation("fixed", count=count),
+    ):
+        assert Participation.parse(str(participation)) == participation
+        assert participation.independent is (participation.kind != "fixed")
 
 
 def test_specs_are_plain_frozen_values() -> None:

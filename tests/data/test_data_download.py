@@ -58,8 +58,8 @@ def test_a_wrong_checksum_leaves_everything_as_it_was(tmp_path, before):
     if before is not None:
         target.write_bytes(before)
     wrong = Reply(CONTENT[:-1] + b"x")
-    found = hashlib.sha256(wrong.getvalue()).hexdigest()
-    with pytest.raises(InputError, match=f"has checksum sha256:{found}, but {CHECKSUM} is published"):
+    checksum = hashlib.sha256(wrong.getvalue()).hexdigest()
+    with pytest.raises(InputError, match=f"has checksum sha256:{checksum}, but {CHECKSUM} is published"):
         fetch(URL, target, CHECKSUM, opener=lambda url: wrong)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if before is None else [before])
 
@@ -143,16 +143,16 @@ def two_mirrors(monkeypatch):
 
 @pytest.mark.usefixtures("two_mirrors")
 def test_the_second_place_is_tried_and_right_files_are_kept(tmp_path):
-    asked = []
+    urls = []
 
     def opener(url):
-        asked.append(url)
+        urls.append(url)
         return Reply(b"damaged") if "first" in url else Reply()
 
     assert download_official("mnist", tmp_path, opener=opener) == tmp_path
-    assert asked == ["https://first.example/file.bin", "https://second.example/file.bin"]
+    assert urls == ["https://first.example/file.bin", "https://second.example/file.bin"]
     download_official("mnist", tmp_path, opener=opener)
-    assert len(asked) == 2
+    assert len(urls) == 2
     (tmp_path / "file.bin").write_bytes(b"damaged on the disk")
     download_official("mnist", tmp_path, opener=opener)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT

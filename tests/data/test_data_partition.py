@@ -114,9 +114,9 @@ def test_dirichlet_proportions_have_the_moments_of_the_distribution():
 
     parts = partition("dirichlet", labels, 500, 200, generator(11), alpha=alpha)
     shares = np.array([np.bincount(labels[part], minlength=10) / 200 for part in parts])
-    found = ((shares - 0.1) ** 2).mean()
-    assert abs(found / expected(alpha) - 1) < 0.15
-    assert abs(found / expected(alpha / 2) - 1) > 0.15
+    variance = ((shares - 0.1) ** 2).mean()
+    assert abs(variance / expected(alpha) - 1) < 0.15
+    assert abs(variance / expected(alpha / 2) - 1) > 0.15
     np.testing.assert_allclose(shares.mean(axis=0), 0.1, atol=5 * np.sqrt(expected(alpha) / 500))
 
 

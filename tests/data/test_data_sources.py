@@ -124,13 +124,13 @@ def test_download_goes_below_the_first_folder_and_is_read(tmp_path, write_idx, m
         for name, content in served.items()
     )
     monkeypatch.setitem(OFFICIAL, "mnist", files)
-    calls, asked = [], []
+    calls, urls = [], []
 
     class Reply(io.BytesIO):
         headers: dict[str, str] = {}  # noqa: RUF012
 
     def opener(url):
-        asked.append(url)
+        urls.append(url)
         return Reply(served[url.rpartition("/")[2]])
 
     folder = tmp_path / "new"
@@ -139,7 +139,7 @@ def test_download_goes_below_the_first_folder_and_is_read(tmp_path, write_idx, m
     assert calls
     assert sorted(path.name for path in (folder / "mnist").iterdir()) == sorted(served)
     load("mnist", folder, download=True, opener=opener)
-    assert len(asked) == 4  # found the second time, nothing is fetched again
+    assert len(urls) == 4  # found the second time, nothing is fetched again
 
 
 def test_celeba_cannot_be_downloaded(tmp_path):

@@ -38,19 +38,19 @@ def test_places_depend_on_seed_and_client_and_fresh_ones_are_others() -> None:
     def key(*arguments: int, fresh: bool = False) -> tuple[int, ...]:
         return tuple(sorted(mark_places(*arguments, fresh=fresh).tolist()))
 
-    found = [key(1, 0, 784, 10), key(1, 1, 784, 10), key(2, 0, 784, 10), key(1, 0, 784, 10, fresh=True)]
-    assert len(set(found)) == 4
-    assert key(1, 0, 784, 10) == found[0]
+    marks = [key(1, 0, 784, 10), key(1, 1, 784, 10), key(2, 0, 784, 10), key(1, 0, 784, 10, fresh=True)]
+    assert len(set(marks)) == 4
+    assert key(1, 0, 784, 10) == marks[0]
 
 
 def test_a_spec_marks_digits_with_their_own_maximum() -> None:
     plain = {"clients": 4, "samples_per_client": 10, "partition": "dirichlet", "alpha": 1.0}
     before = clients_from_spec(Spec.from_mapping({"data": plain}))
     after = clients_from_spec(Spec.from_mapping({"data": plain | {"watermark": 10}}))
-    for one, other in zip(before, after, strict=True):
-        assert np.array_equal(one.y, other.y)
+    for plain_client, other in zip(before, after, strict=True):
+        assert np.array_equal(plain_client.y, other.y)
         assert ((other.x == 1.0).all(axis=0)).sum() >= 10  # 16 of 16, scaled to [0, 1]
-        assert (one.x != other.x).any(axis=0).sum() <= 10
+        assert (plain_client.x != other.x).any(axis=0).sum() <= 10
 
 
 @pytest.mark.parametrize("pixels", [0, 64])

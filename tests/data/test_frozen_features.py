@@ -41,22 +41,22 @@ def test_features_of_a_sample_do_not_depend_on_the_samples_beside_it() -> None:
     assert mixing.training  # left as it was
     # Negative control: in training mode batch norm and dropout would make them differ.
     with torch.no_grad():
-        one, all_ = (mixing(torch.as_tensor(x)).numpy() for x in (clients[1].x[2:3], clients[1].x))
-    assert not np.allclose(one[0], all_[2])
+        single, all_ = (mixing(torch.as_tensor(x)).numpy() for x in (clients[1].x[2:3], clients[1].x))
+    assert not np.allclose(single[0], all_[2])
 
 
 @pytest.mark.parametrize("norm", [1.0, 4.0])
 def test_every_sample_has_the_length_asked_for(norm: float) -> None:
-    made = frozen_features(digit_clients(2, 5), random_convolutions(1, filters=8, patch=3), norm=norm)
-    for one in made:
-        np.testing.assert_allclose(np.linalg.norm(one.x, axis=1), norm, rtol=1e-12)
+    mapped = frozen_features(digit_clients(2, 5), random_convolutions(1, filters=8, patch=3), norm=norm)
+    for client in mapped:
+        np.testing.assert_allclose(np.linalg.norm(client.x, axis=1), norm, rtol=1e-12)
 
 
 def test_features_are_the_modules_output_when_they_are_not_scaled() -> None:
     clients, module = digit_clients(2, 5), random_convolutions(1, filters=4, patch=3, pool=2)
-    made = frozen_features(clients, module, norm=None)
-    assert made[0].x.shape == (5, 2 * 4 * 2 * 2)
-    np.testing.assert_array_equal(made[1].x, module(torch.as_tensor(clients[1].x)).numpy())
+    mapped = frozen_features(clients, module, norm=None)
+    assert mapped[0].x.shape == (5, 2 * 4 * 2 * 2)
+    np.testing.assert_array_equal(mapped[1].x, module(torch.as_tensor(clients[1].x)).numpy())
 
 
 def test_random_filters_come_from_the_seed_alone() -> None:
@@ -78,14 +78,14 @@ def test_a_module_without_a_row_for_each_sample_is_refused() -> None:
 
 
 def test_a_head_on_frozen_features_is_proven(tmp_path: Path) -> None:
-    made = frozen_features(digit_clients(30, 10), random_convolutions(1, filters=6, patch=3), norm=4.0)
+    mapped = frozen_features(digit_clients(30, 10), random_convolutions(1, filters=6, patch=3), norm=4.0)
     spec = {
         "data": {"preprocessing": "fixed"},
         "model": {"kind": "softmax", "outputs": 10},
         "local": {"steps": 5},
         "stop": {"target": 0.0, "max_rounds": 6},
     }
-    run = sifu.train(spec, run=tmp_path / "run", clients=made)
+    run = sifu.train(spec, run=tmp_path / "run", clients=mapped)
     beta = max(client.smoothness for client in run.reader().clients())
     assert beta <= (4.0**2 + 1.0) / 2.0 * (1.0 + 1e-6)
     (outcome,) = run.forget(["client-003"], sigma=0.5, min_level="proven")
@@ -99,9 +99,9 @@ def test_a_trunk_trained_on_public_data() -> None:
     first = trained_convolutions(public, filters=4, epochs=2, seed=5)
     torch.manual_seed(99)
     again = trained_convolutions(public, filters=4, epochs=2, seed=5)
-    for one, other in zip(first.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
-        assert not one.requires_grad
+    for parameter, other in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(parameter, other)
+        assert not parameter.requires_grad
     labels = np.asarray(public.y_train)
     features = first(torch.as_tensor(public.features("train", flat=False, normalise="unit"))).numpy()
     assert features.shape == (labels.size, 32)

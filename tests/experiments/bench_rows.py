@@ -145,7 +145,7 @@ def _distances(name: str, dataset: str, seed: int, generator: np.random.Generato
 def write_results(name: str, folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
     """A results folder as `sifu bench run` leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    asked = {"experiment": name, "scale": "paper", "max_rounds": None}
+    settings = {"experiment": name, "scale": "paper", "max_rounds": None}
     origin = {
         "date": "2026-01-02 03:04 UTC",
         "command": f"sifu bench run {name}",
@@ -153,7 +153,7 @@ def write_results(name: str, folder: Path, rows: list[dict[str, Any]] | None = N
         "hardware": "a computer",
         "versions": {"sifu": "0"},
     }
-    record(folder, asked, origin)
+    record(folder, settings, origin)
     distance = load_experiment(name).kind == "distance"
     table = Table(folder / "results.csv", DISTANCE_COLUMNS if distance else REQUEST_COLUMNS)
     for row in made_up_rows(name) if rows is None else rows:

@@ -34,7 +34,7 @@ def test_a_table_without_rows_says_so(name: str, tmp_path: Path) -> None:
 
 
 def verdict_of(says: str, name: str, rows: list[dict[str, object]]) -> str:
-    return next(verdict.word for one, verdict in verdicts({name: rows}) if one.says.startswith(says))
+    return next(verdict.word for statement, verdict in verdicts({name: rows}) if statement.says.startswith(says))
 
 
 def test_statements_recognise_the_papers_own_results() -> None:
@@ -81,14 +81,14 @@ def test_statements_recognise_the_opposite() -> None:
 def test_what_was_not_measured_is_said_to_be() -> None:
     assert all("not measured" in verdict.measured for _, verdict in verdicts({}))
     partly = [row for row in made_up_rows("sequential") if row["method"] in ("sifu", "scratch")]
-    found = dict(
+    verdict_of = dict(
         zip(
             (statement.says for statement in STATEMENTS),
             (verdict for _, verdict in verdicts({"sequential": partly})),
             strict=True,
         )
     )
-    assert "not measured" in found["FedEraser takes 12 % more rounds than Scratch on average"].measured
+    assert "not measured" in verdict_of["FedEraser takes 12 % more rounds than Scratch on average"].measured
 
 
 def test_the_share_of_the_control_is_what_it_is() -> None:
@@ -96,7 +96,9 @@ def test_the_share_of_the_control_is_what_it_is() -> None:
     rounds = {"scratch": 100, "noisy_scratch": 70, "sifu": 50}
     chosen = [row | {"rounds": rounds[str(row["method"])]} for row in rows if row["method"] in rounds]
     text = next(
-        v.measured for one, v in verdicts({"sequential": chosen}) if one.says.startswith("how much of the gain")
+        v.measured
+        for statement, v in verdicts({"sequential": chosen})
+        if statement.says.startswith("how much of the gain")
     )
     assert "-30 % rounds, 60 % of what SIFU saves" in text
 
@@ -104,8 +106,8 @@ def test_the_share_of_the_control_is_what_it_is() -> None:
 def test_half_finished_trajectories_are_left_out() -> None:
     rows = made_up_rows("sequential", seeds=1)
     half = [row for row in rows if not (row["method"] == "sifu" and row["dataset"] == "mnist" and row["request"] == 3)]
-    found = [one for one in courses_of(half) if one.first["method"] == "sifu"]
-    assert {one.first["dataset"] for one in found} == {"fashion_mnist", "cifar10", "cifar100", "celeba"}
+    courses = [course for course in courses_of(half) if course.first["method"] == "sifu"]
+    assert {course.first["dataset"] for course in courses} == {"fashion_mnist", "cifar10", "cifar100", "celeba"}
 
 
 def test_ratios_are_to_scratch_of_the_same_seed() -> None:
@@ -114,7 +116,7 @@ def test_ratios_are_to_scratch_of_the_same_seed() -> None:
         row["rounds"] = {"scratch": 100, "sifu": 40}.get(str(row["method"]), 7) * int(str(row["seed"]))
     courses = courses_of(rows)
     assert lines_of(courses)[0].method == "scratch"
-    assert fewer_than_scratch(courses, lambda one: one.first["method"] == "sifu") == {"mnist": pytest.approx(0.4)}
+    assert fewer_than_scratch(courses, lambda course: course.first["method"] == "sifu") == {"mnist": pytest.approx(0.4)}
 
 
 def test_lines_with_fewer_seeds_are_named() -> None:
@@ -144,7 +146,7 @@ def test_the_page_holds_figures_tables_and_where_they_came_from(tmp_path: Path) 
 
 
 def measured(says: str, name: str, rows: list[dict[str, object]]) -> str:
-    return next(verdict.measured for one, verdict in verdicts({name: rows}) if one.says.startswith(says))
+    return next(verdict.measured for statement, verdict in verdicts({name: rows}) if statement.says.startswith(says))
 
 
 def test_a_method_that_diverges_is_not_judged_by_its_other_seeds() -> None:
@@ -159,7 +161,7 @@ def test_a_method_that_diverges_is_not_judged_by_its_other_seeds() -> None:
             row["accuracy_retain_after"] = row["accuracy_forget_after"] = None
     assert verdict_of(alone, "time-limited", limited) == "not the same"
     assert "diverged in the others" in measured(alone, "time-limited", limited)
-    courses = [one for one in courses_of(limited) if "limit" in one.variant]
+    courses = [course for course in courses_of(limited) if "limit" in course.variant]
     assert "diverged in" in time_limited_message(courses, scratch_beside(courses_of(limited)))
 
 
@@ -175,6 +177,6 @@ def test_averages_say_what_they_are_without_the_data_sets_that_missed() -> None:
     for row in rows:
         if (row["method"], row["preset"], row["dataset"]) == ("sifu", "paper", "celeba"):
             row["reached"], row["rounds"] = False, 5000
-    found = {one.says: verdict for one, verdict in verdicts({"sequential": rows})}
-    why = next(verdict.why for says, verdict in found.items() if says.startswith("SIFU takes 52 %"))
+    verdict_of = {statement.says: verdict for statement, verdict in verdicts({"sequential": rows})}
+    why = next(verdict.why for says, verdict in verdict_of.items() if says.startswith("SIFU takes 52 %"))
     assert "-54 % on the data sets where none did (MNIST, FashionMNIST, CIFAR-10, CIFAR-100)" in why

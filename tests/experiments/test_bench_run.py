@@ -179,7 +179,7 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
     """Trajectories in threads, each with an engine of its own that is closed when it is done."""
     from sifu.experiments.engines import Lanes
 
-    made: list[Any] = []
+    lanes: list[Any] = []
 
     class OneLane:
         """A federation that notes when it is closed."""
@@ -191,7 +191,7 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
             return getattr(self._federation, name)
 
         def close(self) -> None:
-            made.append(self)
+            lanes.append(self)
 
     def lane_engines(federations: Any, clients: Any, device: str, precision: str) -> list[Any]:
         assert (device, precision) == ("cuda", "float32")
@@ -204,16 +204,16 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(runner_module, "engine_source", lambda *_: (Lanes(_[2], "cuda", 2), "cpu"))
     result = Bench(options(tmp_path / "lanes", presets=("paper",))).run()
     assert not result.failures
-    assert len(made) == 3  # one training, two trajectories
+    assert len(lanes) == 3  # one training, two trajectories
     assert comparable(tmp_path / "lanes") == comparable(finished)
 
 
 def test_max_rounds_is_laid_over_every_spec_and_lowers_the_least(tmp_path: Path) -> None:
     work = Bench(options(tmp_path, scale="paper", datasets=("mnist", "digits"), max_rounds=20)).work()
-    found = {
+    limits = {
         training.dataset: (training.spec.stop.min_rounds, training.spec.stop.max_rounds) for training in work.trainings
     }
-    assert found == {"mnist": (20, 20), "digits": (10, 20)}
+    assert limits == {"mnist": (20, 20), "digits": (10, 20)}
 
 
 class LoneEngine:
@@ -317,8 +317,8 @@ def test_the_mark_of_a_client_that_was_learned_is_found(tmp_path: Path) -> None:
     )
     engine, _ = engine_from_spec(spec, clients_from_spec(spec))
     fresh, _ = engine_from_spec(spec, clients_from_spec(spec, fresh_marks=True))
-    model, everyone, one = engine.initial_model(0), np.arange(20), np.array([3])
-    untouched = engine.evaluate(model, one).accuracy - fresh.evaluate(model, one).accuracy
+    model, everyone, marked = engine.initial_model(0), np.arange(20), np.array([3])
+    untouched = engine.evaluate(model, marked).accuracy - fresh.evaluate(model, marked).accuracy
     for number in range(30):
         model = engine.run_round(model, Position(0, number), everyone).model
     gains = [

@@ -26,8 +26,8 @@ TABLE = {
 def test_the_settings_are_those_of_the_papers_table(dataset: str) -> None:
     spec, _ = run_spec(load_experiment("sequential"), dataset, "paper", 7, "paper")
     clip = shared_settings().dataset(dataset).clip
-    found = (spec.local.steps, spec.local.batch, spec.server.participation, spec.privacy.sigma, spec.local.rate, clip)
-    assert (*found, spec.stop.target, spec.data.partition) == TABLE[dataset]
+    written = (spec.local.steps, spec.local.batch, spec.server.participation, spec.privacy.sigma, spec.local.rate, clip)
+    assert (*written, spec.stop.target, spec.data.partition) == TABLE[dataset]
     assert (spec.data.clients, spec.data.samples_per_client, spec.seed) == (100, 100, 7)
     assert (spec.privacy.epsilon, spec.privacy.delta, spec.local.momentum) == (10.0, 0.01, 0.9)
     assert (spec.regularity.kind, spec.regularity.factor) == ("assumed", 1.0)
@@ -79,15 +79,19 @@ def test_an_unknown_experiment_is_named_with_its_neighbour(name: str, hint: str)
         load_experiment(name)
 
 
-def work(name: str, methods: tuple[str, ...], *, known: tuple[str, ...] = EVERY_METHOD, limit: bool = True, **more):
+def work(
+    name: str, methods: tuple[str, ...], *, methods_known: tuple[str, ...] = EVERY_METHOD, limit: bool = True, **more
+):
     options = {"datasets": ("mnist",), "seeds": (1, 2), "presets": ("paper", "ours"), "scale": "paper"} | more
-    return plan_work(load_experiment(name), methods=methods, known_methods=known, has_time_limit=limit, **options)  # type: ignore[arg-type]
+    return plan_work(
+        load_experiment(name), methods=methods, known_methods=methods_known, has_time_limit=limit, **options
+    )  # type: ignore[arg-type]
 
 
 def test_both_presets_are_run_where_they_matter_and_one_training_serves_all_the_others() -> None:
-    found = work("sequential", ("sifu", "scratch", "fine_tuning", "last", "noisy_scratch"))
-    per_seed = [trajectory for trajectory in found.trajectories if trajectory.training.seed == 1]
-    pairs = [(one.method, one.training.preset) for one in per_seed]
+    planned = work("sequential", ("sifu", "scratch", "fine_tuning", "last", "noisy_scratch"))
+    per_seed = [trajectory for trajectory in planned.trajectories if trajectory.training.seed == 1]
+    pairs = [(trajectory.method, trajectory.training.preset) for trajectory in per_seed]
     assert pairs == [
         ("sifu", "paper"),
         ("sifu", "ours"),
@@ -97,49 +101,49 @@ def test_both_presets_are_run_where_they_matter_and_one_training_serves_all_the_
         ("last", "ours"),
         ("noisy_scratch", "paper"),
     ]
-    assert len({one.training for one in per_seed}) == 2
-    assert len({trajectory.name for trajectory in found.trajectories}) == len(found.trajectories)
+    assert len({trajectory.training for trajectory in per_seed}) == 2
+    assert len({trajectory.name for trajectory in planned.trajectories}) == len(planned.trajectories)
 
 
 def test_what_this_version_does_not_have_is_left_out_and_said() -> None:
-    found = work("sequential", ("sifu", "last"), known=("sifu",))
-    assert {trajectory.method for trajectory in found.trajectories} == {"sifu"}
-    assert any("last is not part of this version" in note for note in found.notes)
+    planned = work("sequential", ("sifu", "last"), methods_known=("sifu",))
+    assert {trajectory.method for trajectory in planned.trajectories} == {"sifu"}
+    assert any("last is not part of this version" in note for note in planned.notes)
     limited = work("time-limited", ("sifu",), limit=False)
     assert not limited.trajectories
     assert any("max_rounds" in note for note in limited.notes)
 
 
 def test_only_methods_that_take_a_sigma_are_run_along_sigma() -> None:
-    found = work("sigma", ("sifu", "last", "scratch"), presets=("paper",), seeds=(1,))
+    planned = work("sigma", ("sifu", "last", "scratch"), presets=("paper",), seeds=(1,))
     count = {
-        method: sum(trajectory.method == method for trajectory in found.trajectories)
+        method: sum(trajectory.method == method for trajectory in planned.trajectories)
         for method in ("sifu", "last", "scratch")
     }
     assert count == {"sifu": 6, "last": 1, "scratch": 1}
-    sigmas = sorted(trajectory.terms["sigma"] for trajectory in found.trajectories if trajectory.method == "sifu")
+    sigmas = sorted(trajectory.terms["sigma"] for trajectory in planned.trajectories if trajectory.method == "sifu")
     assert sigmas == pytest.approx([0.0005, 0.005, 0.015, 0.05, 0.15, 0.5])
-    assert len({trajectory.training for trajectory in found.trajectories}) == 1
+    assert len({trajectory.training for trajectory in planned.trajectories}) == 1
 
 
 def test_scratch_is_also_run_without_a_time_limit() -> None:
-    found = work("time-limited", ("sifu", "scratch"), presets=("paper",), seeds=(1,))
+    planned = work("time-limited", ("sifu", "scratch"), presets=("paper",), seeds=(1,))
     limits = {
-        method: {trajectory.limit for trajectory in found.trajectories if trajectory.method == method}
+        method: {trajectory.limit for trajectory in planned.trajectories if trajectory.method == method}
         for method in ("sifu", "scratch")
     }
     assert limits == {"sifu": {0.25, 0.33, 0.5}, "scratch": {0.25, 0.33, 0.5, None}}
 
 
 def test_the_scale_experiment_asks_at_the_sigmas_of_the_prototypes() -> None:
-    found = work("scale", ("sifu", "scratch"), presets=("ours",), seeds=(1,))
+    planned = work("scale", ("sifu", "scratch"), presets=("ours",), seeds=(1,))
     at = {
         (v["requests"], v["epsilon"], v["sigma_scale"]): trajectory.terms["sigma"]
-        for trajectory in found.trajectories
+        for trajectory in planned.trajectories
         if trajectory.method == "sifu" and (v := parse_variant(trajectory.variant))["clients"] == "1000"
     }
     assert at[("10", "10", "1")] == pytest.approx(0.007, rel=0.01)
     assert at[("10", "1", "0.7")] == pytest.approx(0.0263, rel=0.01)
     assert at[("1x10", "10", "auto")] == "auto"
-    ten = next(trajectory for trajectory in found.trajectories if "requests=1x10" in trajectory.variant)
+    ten = next(trajectory for trajectory in planned.trajectories if "requests=1x10" in trajectory.variant)
     assert (ten.requests.count, ten.requests.clients) == (10, 1)

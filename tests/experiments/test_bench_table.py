@@ -20,9 +20,9 @@ def row(request: int, **more: object) -> dict[str, object]:
 def test_rows_are_read_back_with_their_types(tmp_path: Path) -> None:
     table = Table(tmp_path / "results.csv", REQUEST_COLUMNS)
     table.add(row(1, variant="limit=0.25", psi=1e-17, reached=False))
-    (found,) = read_table(tmp_path / "results.csv")
-    assert found == table.rows[0]
-    assert (found["rounds"], found["psi"], found["reached"], found["sigma"]) == (7, 1e-17, False, None)
+    (read,) = read_table(tmp_path / "results.csv")
+    assert read == table.rows[0]
+    assert (read["rounds"], read["psi"], read["reached"], read["sigma"]) == (7, 1e-17, False, None)
 
 
 def test_a_row_is_added_once(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_row_is_added_once(tmp_path: Path) -> None:
     table.add(row(1, rounds=8))
     again = Table(tmp_path / "results.csv", REQUEST_COLUMNS)
     again.add(row(1, rounds=9))
-    assert [one["rounds"] for one in read_table(tmp_path / "results.csv")] == [7]
+    assert [row["rounds"] for row in read_table(tmp_path / "results.csv")] == [7]
     assert again.has(row(1))
     assert not again.has(row(2))
 
@@ -50,7 +50,7 @@ def test_a_torn_last_line_is_dropped_and_nothing_before_it(cut: int, tmp_path_fa
     opened = Table(path, REQUEST_COLUMNS)
     assert [row["request"] for row in opened.rows] == list(range(1, whole + 1))
     opened.add(row(9))
-    assert [one["request"] for one in read_table(path)] == [*range(1, whole + 1), 9]
+    assert [row["request"] for row in read_table(path)] == [*range(1, whole + 1), 9]
 
 
 def test_a_table_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -26,20 +26,20 @@ def engine_of(participation: str, seed: int = 3, clients=None):
 
 
 def measured(engine, clients: list[int], rounds: int = 25) -> list[Measured]:
-    return [one for _, found in measure_distances(engine, clients, rounds) for one in found]
+    return [distance for _, distances in measure_distances(engine, clients, rounds) for distance in distances]
 
 
 @pytest.mark.parametrize("participation", ["all", "fixed(4)", "poisson(0.2)"])
 def test_the_honest_bound_holds_in_every_round(participation: str) -> None:
-    found = measured(engine_of(participation)[0], [0, 7, 29])
-    assert len(found) == 75
-    assert all(one.distance <= one.psi_round for one in found)
-    assert any(one.distance > 0.2 * one.psi_round for one in found)  # and is not idle
+    distances = measured(engine_of(participation)[0], [0, 7, 29])
+    assert len(distances) == 75
+    assert all(row.distance <= row.psi_round for row in distances)
+    assert any(row.distance > 0.2 * row.psi_round for row in distances)  # and is not idle
 
 
 def test_the_population_bound_is_broken_where_few_take_part() -> None:
-    found = measured(engine_of("fixed(3)")[0], list(range(0, 30, 3)), 30)
-    assert any(one.distance > one.psi_population for one in found)
+    distances = measured(engine_of("fixed(3)")[0], list(range(0, 30, 3)), 30)
+    assert any(row.distance > row.psi_population for row in distances)
 
 
 def test_the_absent_clients_data_do_not_matter_and_its_slot_is_not_refilled() -> None:
@@ -51,7 +51,7 @@ def test_the_absent_clients_data_do_not_matter_and_its_slot_is_not_refilled() ->
         for k in range(200)
         if 5 in engine.run_round(engine.initial_model(0), Position(0, k), everyone).participants
     )
-    changed = tuple(replace(one, y=(one.y + 1) % 10) if k == 5 else one for k, one in enumerate(clients))
+    changed = tuple(replace(client, y=(client.y + 1) % 10) if k == 5 else client for k, client in enumerate(clients))
     other, _ = engine_of("fixed(4)", clients=changed)
     model = engine.initial_model(0)
     without = engine.run_round(model, position, everyone, absent=absent)
@@ -70,4 +70,4 @@ def test_whoever_never_takes_part_is_at_distance_zero() -> None:
         for k in engine.run_round(engine.initial_model(0), Position(0, n), np.arange(30)).participants
     }
     never = next(k for k in range(30) if k not in part)
-    assert all((one.distance, one.psi_round) == (0.0, 0.0) for one in measured(engine, [never], 3))
+    assert all((row.distance, row.psi_round) == (0.0, 0.0) for row in measured(engine, [never], 3))

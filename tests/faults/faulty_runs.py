@@ -162,8 +162,8 @@ def count_points(folder: Path, job: dict[str, Any]) -> list[str]:
 def differences(path: Path, uninterrupted: Path) -> list[str]:
     """In what a run differs from the one nothing happened to; what is wrong with it by itself."""
     wrong = []
-    expected, found = scalars(uninterrupted), scalars(path)
-    wrong += [f"table {table} differs" for table, rows in expected.items() if found[table] != rows]
+    expected, recorded = scalars(uninterrupted), scalars(path)
+    wrong += [f"table {table} differs" for table, rows in expected.items() if recorded[table] != rows]
     if stored(path) != stored(uninterrupted):
         wrong.append("the models, updates or statistics differ")
     wrong += verify_run(path).problems
@@ -204,16 +204,16 @@ def main() -> None:
             number += 1
             if number % job["every"] != job.get("share", 0):
                 continue
-            folder, found = base / f"{at}-{fault.replace(' ', '-')}", []
+            folder, problems = base / f"{at}-{fault.replace(' ', '-')}", []
             if attempt(folder, job, at, fault) == BROKEN:
-                found.append("it crashed without a sentence")
-            found += at_once(folder)
+                problems.append("it crashed without a sentence")
+            problems += at_once(folder)
             again = attempt(folder, job)
-            found += differences(folder, base / "uninterrupted") if again == 0 else [f"it did not go on ({again})"]
+            problems += differences(folder, base / "uninterrupted") if again == 0 else [f"it did not go on ({again})"]
             done[fault] = done.get(fault, 0) + 1
-            if found:
-                wrong += [f"point {at} ({names[at - 1]}), {fault}: {problem}" for problem in found]
-                print(wrong[-len(found) :], file=sys.stderr, flush=True)
+            if problems:
+                wrong += [f"point {at} ({names[at - 1]}), {fault}: {problem}" for problem in problems]
+                print(wrong[-len(problems) :], file=sys.stderr, flush=True)
             else:
                 shutil.rmtree(folder)
             if number % 50 == 0:

@@ -147,9 +147,9 @@ class CertificateFile(Target):
     def check(self, content: bytes) -> str:
         path = self.folder / "certificate.json"
         path.write_bytes(content)
-        found = verify_certificate(path)
-        if not found.holds:
-            return " / ".join(found.problems)
+        verification = verify_certificate(path)
+        if not verification.holds:
+            return " / ".join(verification.problems)
         said = json.loads(content)
         assert any(same(said, meaning) for meaning in self.meanings), "a changed certificate verifies"
         return "holds"
@@ -247,12 +247,12 @@ class Backup(Target):
             listed["files"] = {
                 name: {"bytes": len(held), "digest": hashlib.sha256(held).hexdigest()} for name, held in members.items()
             }
-        made = io.BytesIO()
-        with zipfile.ZipFile(made, "w") as archive:
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
             for name, held in members.items():
                 archive.writestr(name, held)
             archive.writestr("manifest.json", json.dumps(listed))
-        return made.getvalue()
+        return packed.getvalue()
 
     def check(self, content: bytes) -> str:
         path, back = self.folder / "b.zip", self.folder / "back"
@@ -265,8 +265,8 @@ class Backup(Target):
 
 def holds(folder: Path) -> str:
     """What verification says."""
-    found = verify_run(folder)
-    return "holds" if found.holds else " / ".join(found.problems[:3])
+    verification = verify_run(folder)
+    return "holds" if verification.holds else " / ".join(verification.problems[:3])
 
 
 def answer_of(call: Callable[[], str]) -> str:
@@ -382,8 +382,8 @@ def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
 def fuzz(name: str, seconds: float, run: Path, corpus: Path | None, seed: int) -> dict[str, Any]:
     """Try inputs until the time is up."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="sifu-fuzz-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="sifu-fuzz-") as parent:
+        folder = Path(parent)
         target, watch = make(name, folder, run), Watch()
         watch.allowed = str(folder.resolve())
         inputs = list(target.seeds())
@@ -437,8 +437,8 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        run = arguments.run or Path(made) / "run"
+    with tempfile.TemporaryDirectory() as parent:
+        run = arguments.run or Path(parent) / "run"
         if arguments.run is None:
             build_run_with_requests(run)
         wrong = 0

@@ -40,8 +40,8 @@ def quick_folder(tmp_path: Path) -> Iterator[Path]:
     if not (memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 28):
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(dir=memory, prefix="sifu-faults-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(dir=memory, prefix="sifu-faults-") as parent:
+        yield Path(parent)
 
 
 def matrix(folder: Path, **more: Any) -> dict[str, Any]:

@@ -159,9 +159,9 @@ def test_backups(whole_database: Path, tmp_path: Path) -> None:
     content = (tmp_path / "b.zip").read_bytes()
 
     def check(changes: Any) -> None:
-        with tempfile.TemporaryDirectory(dir=tmp_path) as made:
-            (Path(made) / "b.zip").write_bytes(mutated(content, changes))
-            answers(lambda: restore(Path(made) / "b.zip", Path(made) / "back"))
+        with tempfile.TemporaryDirectory(dir=tmp_path) as parent:
+            (Path(parent) / "b.zip").write_bytes(mutated(content, changes))
+            answers(lambda: restore(Path(parent) / "b.zip", Path(parent) / "back"))
 
     fuzz(mutations, check)
 
@@ -169,12 +169,12 @@ def test_backups(whole_database: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["spec", "certificate", "store", "backup"])
 def test_what_fuzzing_found_before(run_with_requests: Path, tmp_path: Path, target: str) -> None:
     """Every input of the corpus is answered: no other error, no code run, nothing changed that verifies."""
-    made = make(target, tmp_path, run_with_requests)
+    fuzzed = make(target, tmp_path, run_with_requests)
     watch = Watch()
     watch.allowed = str(tmp_path.resolve())
     with tarfile.open(CORPUS / f"{target}.tar.xz") as archive:
         inputs = [archive.extractfile(getmember).read() for getmember in archive.getmembers()]  # type: ignore[union-attr]
-    wrong = [problem for content in inputs if (problem := try_one(made, watch, content)[1])]
+    wrong = [problem for content in inputs if (problem := try_one(fuzzed, watch, content)[1])]
     print(f"{target}: {len(inputs)} inputs of the corpus")
     assert len(inputs) >= 6
     assert wrong == []

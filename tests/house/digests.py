@@ -290,11 +290,11 @@ def main(arguments: Sequence[str]) -> int:
         RECORDED.write_text(json.dumps(dict(sorted(everything.items())), indent=1) + "\n")
         print(f"recorded {len(here)} cases for {key}")
         return 0
-    known = everything.get(key)
-    if known is None:
+    recorded_here = everything.get(key)
+    if recorded_here is None:
         print(f"no digests of this machine ({key}); record them with --record at a commit that is known to be good")
         return 1
-    different = [name for name, found in here.items() if known.get(name) != found]
+    different = [name for name, digest in here.items() if recorded_here.get(name) != digest]
     print("\n".join(f"{'different' if name in different else 'same':<10}{name}" for name in here))
     return 1 if different else 0
 

@@ -8,15 +8,15 @@ from digests import CASES, digest, machine_key, missing, recorded
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_as_recorded(name: str) -> None:
-    known = recorded().get(machine_key())
+    digests = recorded().get(machine_key())
     if missing(name):
         pytest.skip(missing(name))
-    if known is None or name not in known:
+    if digests is None or name not in digests:
         pytest.skip(
             f"no digest was recorded for {machine_key()}: run `python tests/house/digests.py --record` at a commit "
             "that is known to be good"
         )
-    assert digest(name) == known[name]
+    assert digest(name) == digests[name]
 
 
 def test_a_digest_sees_one_bit() -> None:

@@ -96,14 +96,14 @@ def resolve(name: str) -> object:
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found: object = importlib.import_module(".".join(parts[:length]))
+            thing: object = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError as error:
             if error.name and not name.startswith(error.name):
                 raise  # a library that is not installed here, not a wrong name
             continue
         for part in parts[length:]:
-            found = getattr(found, part)
-        return found
+            thing = getattr(thing, part)
+        return thing
     raise ModuleNotFoundError(name)
 
 
@@ -196,8 +196,8 @@ def test_the_papers_labels_have_the_numbers_we_cite() -> None:
 
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page(), flags=re.S | re.M)
-    found = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, PAGE, PAGE, 0)
-    result = doctest.DocTestRunner().run(found)
+    examples = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, PAGE, PAGE, 0)
+    result = doctest.DocTestRunner().run(examples)
     assert result.attempted >= 10
     assert result.failed == 0
 

@@ -56,7 +56,7 @@ def groups_of(run: sifu.Run, names: list[str]) -> dict[str, int]:
     with run.reader() as reader:
         key = bytes.fromhex(reader.value("group_key"))
     members = members_by_group(key, names, range(len(names)), COUNT)
-    return {names[client]: group for group, found in enumerate(members) for client in found}
+    return {names[client]: group for group, clients in enumerate(members) for client in clients}
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +184,8 @@ def test_a_sequence_until_nothing_is_left(tmp_path: Path) -> None:
         (outcome,) = run.forget([name], method="groups")
         assert (outcome.level, plan.level) == ("exact", "exact")
         told.append("this is Scratch" in " ".join(plan.notes))
-        made = "SELECT kind FROM nodes JOIN requests ON node = noise_node WHERE request = ?"
-        kind = query(run.folder, made, (outcome.request,))
+        statement = "SELECT kind FROM nodes JOIN requests ON node = noise_node WHERE request = ?"
+        kind = query(run.folder, statement, (outcome.request,))
         assert kind == [("initial" if told[-1] else "merge",)]
     assert told == sorted(told)
     assert told[-1]

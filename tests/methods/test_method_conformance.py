@@ -26,10 +26,10 @@ def method(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Read only: a trained run for each method; those that need nothing share one."""
-    made = {name: tmp_path_factory.mktemp("runs") / name for name in ("sifu", "dp", "closed_form", "groups")}
-    for name, folder in made.items():
+    folders = {name: tmp_path_factory.mktemp("runs") / name for name in ("sifu", "dp", "closed_form", "groups")}
+    for name, folder in folders.items():
         sifu.train(spec_for(name), run=folder)
-    return {name: made.get(name, made["sifu"]) for name in METHODS}
+    return {name: folders.get(name, folders["sifu"]) for name in METHODS}
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ class TestEveryMethod:
     """Sequential requests, sets, resumption, participation, plans, verification."""
 
     def test_it_describes_itself(self, method: str) -> None:
-        made = method_named(method)
-        assert made.info.name == method
-        assert len(made.info.summary) > 10
-        assert isinstance(made.info.certifies, bool)
+        described = method_named(method)
+        assert described.info.name == method
+        assert len(described.info.summary) > 10
+        assert isinstance(described.info.certifies, bool)
 
     def test_requests_one_after_the_other(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
@@ -144,12 +144,12 @@ class TestEveryMethod:
             run.forget(["client-006"], method=method)
 
     def test_the_same_seed_gives_the_same_run(self, method: str, tmp_path: Path) -> None:
-        found: list[Any] = []
+        recorded: list[Any] = []
         for name in ("one", "two"):
             run = sifu.train(spec_for(method, privacy={"noise": "seeded"}), run=tmp_path / name)
             run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), min_level="none")
-            found.append(scalars(tmp_path / name))
-        assert found[0] == found[1]
+            recorded.append(scalars(tmp_path / name))
+        assert recorded[0] == recorded[1]
 
     def test_before_training_is_done(self, method: str, tmp_path: Path) -> None:
         """A request that comes while the first training was interrupted."""

@@ -36,11 +36,11 @@ Model = np.ndarray  # three weights and a bias
 def tiny_clients() -> Clients:
     """Five clients of different sizes, each with a line of its own."""
     chosen = np.random.default_rng(7)
-    made = {}
+    clients = {}
     for number in range(5):
         x = chosen.normal(size=(3 + 2 * number, 3))
-        made[f"c{number}"] = (x, x @ chosen.normal(size=3) + number)
-    return made
+        clients[f"c{number}"] = (x, x @ chosen.normal(size=3) + number)
+    return clients
 
 
 def local_update(model: Model, x: np.ndarray, y: np.ndarray, steps: int) -> Model:
@@ -183,7 +183,7 @@ def test_a_run_without_updates_refuses(own_trained: Path, method: str) -> None:
 
 def absent_world(clients: Clients, name: str, folder: Path) -> sifu.Run:
     """The same training and the same first request in a world that `name` never was part of."""
-    run = sifu.train(TINY, run=folder, clients={one: data for one, data in clients.items() if one != name})
+    run = sifu.train(TINY, run=folder, clients={client: data for client, data in clients.items() if client != name})
     run.forget(["c1"], method="fed_eraser")
     return run
 
@@ -212,8 +212,10 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
     assert wrong.source_node == heuristic
     without = absent_world(clients, "c4", tmp_path / "without")
     here, there = (
-        np.concatenate([v.reshape(-1) for v in load_file(one.folder / "models" / f"{heuristic}.safetensors").values()])
-        for one in (run, without)
+        np.concatenate(
+            [v.reshape(-1) for v in load_file(world.folder / "models" / f"{heuristic}.safetensors").values()]
+        )
+        for world in (run, without)
     )
     assert np.linalg.norm(here - there) > 0.1, "the certificate would have said: the same"
 
@@ -295,9 +297,9 @@ def test_what_other_methods_may_say_after_a_replay(tmp_path: Path, method: str) 
 def stored_tensors(folder: Path, client: int) -> Iterator[bytes]:
     """The bytes of every stored update of a client."""
     for path in sorted((folder / "updates").iterdir()):
-        found = load_file(path).get(str(client))
-        if found is not None:
-            yield found.tobytes()
+        update = load_file(path).get(str(client))
+        if update is not None:
+            yield update.tobytes()
 
 
 # A closed-form head has no rounds: it stores no updates, and a request has nothing to limit.
@@ -425,6 +427,6 @@ def test_progress_is_that_of_the_request(tmp_path: Path) -> None:
     run = sifu.train(small_spec(), run=tmp_path / "run")
     seen: list[Progress] = []
     run.forget(["client-001"], sigma=0.3, max_rounds=2, target=0.0, progress=seen.append)
-    assert [(one.rounds, one.max_rounds, one.target) for one in seen] == [(1, 2, 0.0), (2, 2, 0.0)]
+    assert [(progress.rounds, progress.max_rounds, progress.target) for progress in seen] == [(1, 2, 0.0), (2, 2, 0.0)]
     payload = query(run.folder, "SELECT payload FROM events WHERE kind = 'rolled back'")[0][0]
     assert json.loads(payload)["extra"] == {"rounds": 0, "local_steps": 0, "bytes_sent": 0}

@@ -122,8 +122,8 @@ class TestFineTuning:
         run.forget(["client-001"], method="fine_tuning")
         (outcome,) = run.forget(["client-002"], method="scratch", compare_scratch=True)
         # The same initial model, schedule and clients: the comparison is the request over again.
-        found = query(own_trained, "SELECT rounds, accuracy FROM comparisons")
-        assert found == [(outcome.rounds, outcome.accuracy)]
+        compared = query(own_trained, "SELECT rounds, accuracy FROM comparisons")
+        assert compared == [(outcome.rounds, outcome.accuracy)]
 
 
 class TestNoisyScratch:
@@ -133,7 +133,7 @@ class TestNoisyScratch:
         plan = run.plan(["client-001"], method="noisy_scratch")
         # The forgotten client's influence decided the noise, and the noise shows in the model.
         assert (plan.level, plan.noise_std, plan.delta_reached) == ("conditional", expected, 0.0)
-        assert [one.name for one in plan.premises if one.status == "assumed"] == ["noise size"]
+        assert [premise.name for premise in plan.premises if premise.status == "assumed"] == ["noise size"]
         (outcome,) = run.forget(["client-001"], method="noisy_scratch", sigma=0.4)
         assert (outcome.level, outcome.sigma, outcome.rollback_to) == ("exact", 0.4, 0)
         node = query(own_trained, "SELECT noise_node FROM requests")[0][0]
@@ -161,13 +161,13 @@ class TestDp:
         mu = math.sqrt(8) * (2 / 12) / (3.0 * math.sqrt(1 / 12))
         for form in ("auditor", "public"):
             body = certificate(folder, form=form)
-            found = body["training_noise"]
-            assert found["epsilon_composed"] == pytest.approx(gaussian_epsilon(mu, 0.01), rel=1e-9)
-            assert found["epsilon_one_round"] == pytest.approx(one_round_epsilon(3.0, 0.01, "exact"), rel=1e-9)
-            assert found["epsilon_composed"] != found["epsilon_one_round"]
+            noise = body["training_noise"]
+            assert noise["epsilon_composed"] == pytest.approx(gaussian_epsilon(mu, 0.01), rel=1e-9)
+            assert noise["epsilon_one_round"] == pytest.approx(one_round_epsilon(3.0, 0.01, "exact"), rel=1e-9)
+            assert noise["epsilon_composed"] != noise["epsilon_one_round"]
             assert body["protection"] == "training noise"
             assert body["level"] == outcome.level == "conditional"
-            assumed = [one["name"] for one in body["premises"] if one["status"] == "assumed"]
+            assumed = [premise["name"] for premise in body["premises"] if premise["status"] == "assumed"]
             assert assumed == ["training noise"]
             assert "noise added to every update" in body["guarantee"]
             assert verify_certificate(folder / "certificates" / f"r1.{form}.json").problems == []
@@ -240,7 +240,7 @@ class TestCost:
         assert outcome.cost.local_steps == 8 * 10 * 3
         assert outcome.cost.bytes_sent == 8 * 10 * 2 * parameters * 8
         kept = query(own_trained, "SELECT bytes FROM models WHERE kept = 1 AND node != (SELECT MAX(node) FROM nodes)")
-        assert outcome.cost.bytes_kept == (sum(one for (one,) in kept) if method == "sifu" else 0)
+        assert outcome.cost.bytes_kept == (sum(size for (size,) in kept) if method == "sifu" else 0)
         assert method != "sifu" or outcome.cost.bytes_kept > 0
         later = run.forget(["client-003"], method="scratch")
         assert run.outcomes() == [outcome, *later]  # as measured then, whatever comes later
@@ -259,7 +259,7 @@ class TestCost:
 
 def test_methods_are_listed(cli: Command) -> None:
     listed = cli("methods", "--format", "json").json["methods"]
-    assert [one["name"] for one in listed] == list(METHODS)
+    assert [info["name"] for info in listed] == list(METHODS)
     text = cli("methods").out
     for value in METHODS.values():
         assert value.info.name in text

@@ -40,9 +40,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows_of(run: Path, subset: str = HEALED) -> list[EvaluationRow]:
     """The evaluations of rehearsed rounds."""
     reader = sifu.open_run(run).reader()
-    found = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(subset)]
+    evaluations = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(subset)]
     reader.close()
-    return found
+    return evaluations
 
 
 @dataclass
@@ -92,9 +92,18 @@ def test_what_is_left_of_noise_is_that_of_its_spectrum(decay: float, rate: float
 
 def test_three_models_go_through_two_rounds_and_less_where_training_was_short() -> None:
     long, short, shortest = Diagonal(np.ones(50)), Diagonal(np.ones(50)), Diagonal(np.ones(50))
-    assert len([one for one in rehearsed(long) if one.subset.startswith(HEALED)]) == 4
+    assert len([evaluation for evaluation in rehearsed(long) if evaluation.subset.startswith(HEALED)]) == 4
     assert long.rounds == [LONG] * 3 + [Position(0, LONG.round + 1)] * 3
-    assert len([one for one in rehearsed(short, Position(0, LEAST_TRAINING)) if one.subset.startswith(HEALED)]) == 2
+    assert (
+        len(
+            [
+                evaluation
+                for evaluation in rehearsed(short, Position(0, LEAST_TRAINING))
+                if evaluation.subset.startswith(HEALED)
+            ]
+        )
+        == 2
+    )
     assert len(rehearsed(shortest, Position(0, LEAST_TRAINING - 1))) == 3
     assert shortest.rounds == []
 
@@ -178,7 +187,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> None:
-    rows = {one.subset: one for one in rows_of(trained)}
+    rows = {evaluation.subset: evaluation for evaluation in rows_of(trained)}
     reader = sifu.open_run(trained).reader()
     view = RunView(reader)
     model, tip = reader.load_model(reader.tip), view.rows[-1]
@@ -191,8 +200,8 @@ def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> N
     everybody = np.arange(60)
     for rounds in (1, 2):
         model = engine.run_round(model, Position(0, tip.node.position + rounds - 1), everybody).model
-        found, row = engine.evaluate(model, everybody), rows[f"{HEALED}{rounds}:0.0"]
-        assert (row.loss, row.accuracy, row.samples) == (found.loss, found.accuracy, 720)
+        evaluation, row = engine.evaluate(model, everybody), rows[f"{HEALED}{rounds}:0.0"]
+        assert (row.loss, row.accuracy, row.samples) == (evaluation.loss, evaluation.accuracy, 720)
     healed = healed_noise(list(rows.values()))
     assert healed is not None
     assert healed.noise_std == pytest.approx(0.75 * tip.distance / math.sqrt(model.size))
@@ -206,8 +215,10 @@ def test_the_run_itself_is_the_one_without_rehearsed_rounds(
     monkeypatch.setattr("sifu.record.rehearsal.MOST_ROUNDS", 0)
     sifu.train(SPEC, run=tmp_path / "without")
     assert rows_of(tmp_path / "without") == []
-    with_rounds, without = ([one for one in rows_of(run, "") if not one.subset.startswith(HEALED)] for run in
-                            (trained, tmp_path / "without"))  # fmt: skip
+    with_rounds, without = (
+        [evaluation for evaluation in rows_of(run, "") if not evaluation.subset.startswith(HEALED)]
+        for run in (trained, tmp_path / "without")
+    )
     assert with_rounds == without
     readers = [sifu.open_run(run).reader() for run in (trained, tmp_path / "without")]
     first, second = (reader.load_model(reader.tip) for reader in readers)

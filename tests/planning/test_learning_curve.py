@@ -77,7 +77,7 @@ def test_training_ends_with_a_rehearsal_on_the_tip(trained: Path) -> None:
         for evaluation in view.reader.evaluations()
         if evaluation.node == row.node.node and evaluation.subset == ACTIVE
     )
-    rises = [one.loss - plain.loss for _, one in noises]
+    rises = [evaluation.loss - plain.loss for _, evaluation in noises]
     assert 0.0 < rises[0] < rises[1] < rises[2]
     for sigma, rise in zip(sigmas, rises, strict=True):
         assert rise_of(trained, sigma) == pytest.approx(rise)
@@ -189,8 +189,8 @@ def test_errors_that_follow_a_power_law_are_continued(first: float, exponent: fl
 
 def test_a_lucky_last_round_does_not_bend_the_errors() -> None:
     wrong = [0.9] + [0.5 * n**-0.4 for n in range(1, 41)]
-    plain = ErrorCurve.fit(range(41), [1.0 - one for one in wrong], 2000)
-    lucky = ErrorCurve.fit(range(41), [1.0 - one for one in [*wrong[:-1], 0.9 * wrong[-1]]], 2000)
+    plain = ErrorCurve.fit(range(41), [1.0 - share for share in wrong], 2000)
+    lucky = ErrorCurve.fit(range(41), [1.0 - share for share in [*wrong[:-1], 0.9 * wrong[-1]]], 2000)
     assert plain is not None
     assert lucky is not None
     assert lucky.last < 0.91 * plain.last

@@ -52,8 +52,8 @@ def test_a_rung_is_at_or_above_and_never_more_than_a_step_away(noise_std: float)
 
 def test_an_interval_holds_its_prediction() -> None:
     for rounds in (0.3, 1.0, 7.4, 500.0):
-        made = Prediction.of(rounds * np.array([0.2, 0.9, 1.1, 1.8]))
-        assert 1 <= made.low <= made.rounds <= made.high
+        prediction = Prediction.of(rounds * np.array([0.2, 0.9, 1.1, 1.8]))
+        assert 1 <= prediction.low <= prediction.rounds <= prediction.high
 
 
 def test_predictions_grow_with_noise_and_fall_with_what_was_learned(trained: Path) -> None:
@@ -294,8 +294,8 @@ def test_the_command_line_shows_it_all(after_one: Path, tmp_path: Path) -> None:
     for words in ("What each noise would do", "joint", "Budgets of those forgotten", "Nothing was changed"):
         assert words in shown.output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    found = runner.invoke(app, ["plan", str(after_one), "--most-expensive", "--format", "json"])
-    values = json.loads(found.stdout)
+    planned = runner.invoke(app, ["plan", str(after_one), "--most-expensive", "--format", "json"])
+    values = json.loads(planned.stdout)
     assert values["clients"] == [sifu.open_run(after_one).most_expensive()]
     assert values["options"]
     assert values["budgets"][0]["clients"] == ["client-000"]

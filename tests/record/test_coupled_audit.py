@@ -71,14 +71,14 @@ def violations(folder: Path, evidence: Evidence) -> list[str]:
         watched, left_out = watched_subjects(reader, EVERYONE)
         assert left_out == 0
         rows = distance_rows(reader, watched, evidence)
-        found = [
-            f"subject {one.subject}: {node}"
-            for one in watched
-            for node in too_far(rows[one.subject], evidence, LAST_BIT)
+        problems = [
+            f"subject {subject.subject}: {node}"
+            for subject in watched
+            for node in too_far(rows[subject.subject], evidence, LAST_BIT)
         ]
-        for one in watched:
-            found += wrong_charges(one, charged_edges(reader, one), evidence, LAST_BIT)
-        return found
+        for subject in watched:
+            problems += wrong_charges(subject, charged_edges(reader, subject), evidence, LAST_BIT)
+        return problems
 
 
 @pytest.mark.parametrize("seed", [*FAST, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW)])

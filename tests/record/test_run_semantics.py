@@ -69,14 +69,14 @@ def traces(folder: Path, client: int) -> dict[int, float]:
     run = sifu.open_run(folder)
     reader = run.reader()
     try:
-        found = {}
+        psi_of = {}
         for node in on_disk(folder):
             view = RunView(reader, tip=node)
             subject = next(subject for subject in view.earlier_subjects() if client in subject.clients)
             (exposure,) = view.exposures([subject])
             if not is_covered(view.path, view.path.tip, subject):
-                found[node] = exposure.curve.one(view.path.tip)
-        return found
+                psi_of[node] = exposure.curve.one(view.path.tip)
+        return psi_of
     finally:
         reader.close()
 
@@ -165,12 +165,12 @@ def test_noise_differs_from_run_to_run_unless_it_is_seeded(trained_run: Path, tm
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Path) -> None:
-    found = [
+    recorded = [
         scalars(sifu.train(small_spec(seed=seed, server={"participation": "poisson(0.5)"}), run=tmp_path / name).folder)
         for seed, name in ((5, "a"), (5, "b"), (6, "c"))
     ]
-    assert found[0] == found[1]
-    assert found[0]["participation"] != found[2]["participation"]
+    assert recorded[0] == recorded[1]
+    assert recorded[0]["participation"] != recorded[2]["participation"]
     # Events group rounds by time, so only what they hold can be compared: every kept model, byte for byte.
     models = [
         {path: digest for path, digest in files_of(tmp_path / name).items() if path.endswith(".safetensors")}

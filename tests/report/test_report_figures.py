@@ -48,7 +48,7 @@ def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
         np.minimum(np.arange(count + 1) // max(rounds, 1), requests),
         tuple((rounds * number, number) for number in range(1, requests + 1)),
     )
-    made = tuple(
+    copies = tuple(
         replace(data.requests[0], request=f"r{number}", rounds=rounds, reached=True, scratch_rounds=rounds * 4)
         for number in range(1, requests + 1)
     )
@@ -56,7 +56,7 @@ def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
         data,
         branches=tuple(branches),
         rounds_in_all=count,
-        requests=made,
+        requests=copies,
         trace=trace,
         psi_panels=data.psi_panels[:1] * min(requests, 6),
     )
@@ -65,14 +65,14 @@ def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
 @pytest.mark.parametrize(("requests", "rounds"), [(0, 0), (1, 1), (30, 5000)])
 def test_figures_stand_any_number_of_requests_and_rounds(busy: ReportData, requests: int, rounds: int) -> None:
     data = stretched(busy, requests, rounds)
-    for one in FIGURES:
-        figure = one.draw(data)
+    for entry in FIGURES:
+        figure = entry.draw(data)
         width, height = figure.get_size_inches()
         assert width < 8
         assert height < 18
         assert len(figure_bytes(figure, "svg")) < 600_000
-        assert one.message(data)
-        assert one.explained(data).endswith(".")
+        assert entry.message(data)
+        assert entry.explained(data).endswith(".")
 
 
 def test_a_long_history_leaves_lanes_out_and_says_so(busy: ReportData) -> None:
@@ -85,25 +85,25 @@ def test_a_long_history_leaves_lanes_out_and_says_so(busy: ReportData) -> None:
 def words_of(figure: Any) -> list[Any]:
     """Every word of a figure but the labels of ticks, of which matplotlib also has some that it does not draw."""
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
-    found = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
+    texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
     for axes in figure.axes:
-        found += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes._left_title]
-    return [one for one in found if one.get_text()]
+        texts += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes._left_title]
+    return [text for text in texts if text.get_text()]
 
 
 def test_no_word_leaves_its_figure(busy: ReportData) -> None:
     for data in (busy, stretched(busy, 8, 90)):
-        for one in FIGURES:
-            figure = one.draw(data)
+        for entry in FIGURES:
+            figure = entry.draw(data)
             figure.draw_without_rendering()
             words = words_of(figure)
             assert words
             for text in words:
                 box = text.get_window_extent()
-                assert figure.bbox.x0 - 2 <= box.x0, (one.name, text)
-                assert box.x1 <= figure.bbox.x1 + 2, (one.name, text)
-                assert figure.bbox.y0 - 2 <= box.y0, (one.name, text)
-                assert box.y1 <= figure.bbox.y1 + 2, (one.name, text)
+                assert figure.bbox.x0 - 2 <= box.x0, (entry.name, text)
+                assert box.x1 <= figure.bbox.x1 + 2, (entry.name, text)
+                assert figure.bbox.y0 - 2 <= box.y0, (entry.name, text)
+                assert box.y1 <= figure.bbox.y1 + 2, (entry.name, text)
 
 
 def test_drawing_leaves_the_users_settings_alone(busy: ReportData) -> None:
@@ -128,7 +128,7 @@ def test_the_history_is_that_of_the_run(busy: ReportData) -> None:
 
 
 def test_psi_at_the_chosen_model_is_what_the_certificate_says(busy: ReportData) -> None:
-    certificates = {one.request: one.certificate for one in busy.done}
+    certificates = {request.request: request.certificate for request in busy.done}
     assert [panel.request for panel in busy.psi_panels] == ["first", "joint-one", "reserved"]
     for panel in busy.psi_panels:
         certificate = certificates[panel.request]
@@ -162,13 +162,13 @@ def test_rounds_that_did_not_reach_the_target_are_never_compared(busy: ReportDat
 
 
 def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
-    one = busy.requests[0]
-    assert "at most 70.2 %" in attacker_words(one)
-    assert "weak promise" in attacker_words(one)
-    assert promise(replace(one, level="none")).startswith("Nothing is promised")
-    assert attacker_words(replace(one, level="none")) == ""
+    request = busy.requests[0]
+    assert "at most 70.2 %" in attacker_words(request)
+    assert "weak promise" in attacker_words(request)
+    assert promise(replace(request, level="none")).startswith("Nothing is promised")
+    assert attacker_words(replace(request, level="none")) == ""
     assert "group as a whole" in promise(busy.requests[1]) or busy.requests[1].level == "exact"
-    nothing = replace(busy, requests=(replace(one, level="none"),))
+    nothing = replace(busy, requests=(replace(request, level="none"),))
     assert "certified" not in verdict(nothing)
     assert "removed without any guarantee" in verdict(nothing)
     assert [strength(rate) for rate in (0.036, 0.24, 0.7)] == ["strong", "moderate", "weak"]

@@ -92,19 +92,19 @@ def test_the_page_names_every_request_its_level_and_its_clients(
     assert [request.request for request in data.requests] == ["first", "joint-one", "fresh", "reserved", "later"]
     assert {request.level for request in data.requests} == {"proven", "exact", None}
     ids = {attributes.get("id") for _, attributes in page.elements}
-    for one in data.requests:
-        assert f"request-{one.request}" in ids
-        assert one.request in page.text
-        assert (one.level or "waiting") in page.text
-        for client in one.clients:
+    for request in data.requests:
+        assert f"request-{request.request}" in ids
+        assert request.request in page.text
+        assert (request.level or "waiting") in page.text
+        for client in request.clients:
             assert client in page.text
-    for one in data.done:
-        assert one.certificate is not None
-        for sentence in one.certificate["not_covered"]:
+    for request in data.done:
+        assert request.certificate is not None
+        for sentence in request.certificate["not_covered"]:
             assert sentence in page.text
-        for premise in one.certificate["premises"]:
+        for premise in request.certificate["premises"]:
             assert premise["statement"] in page.text
-        assert one.certificate["guarantee"] in page.text
+        assert request.certificate["guarantee"] in page.text
 
 
 def test_the_page_says_that_it_is_confidential_before_anything_else(busy_page: tuple[Path, str, Page]) -> None:
@@ -131,7 +131,7 @@ def test_the_figures_lie_beside_the_page_as_png_and_svg(busy_page: tuple[Path, s
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     used = {attributes["href"] for tag, attributes in page.elements if tag == "use"}
-    assert used <= {f"#{one}" for one in ids}
+    assert used <= {f"#{anchor}" for anchor in ids}
 
 
 def test_hostile_names_stay_words(hostile_run: Path, tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def test_a_change_between_the_first_event_of_a_run_and_its_list_keeps_the_others
     entries = [{"name": f"client-00{k}", "key": f"key {k}", "status": "allowed"} for k in range(3)]
     (own_trained / CLIENTS_FILE).write_text(json.dumps(entries))
     assert ask_for_change(own_trained, {"do": "block", "name": "client-001"})
-    found = [(client.name, client.status) for client in listed_clients(own_trained)]
-    assert found == [("client-000", "allowed"), ("client-001", "blocked"), ("client-002", "allowed")]
+    listed = [(client.name, client.status) for client in listed_clients(own_trained)]
+    assert listed == [("client-000", "allowed"), ("client-001", "blocked"), ("client-002", "allowed")]
 
 
 @pytest.mark.parametrize("name", ["", " a", "a,b", "\x1b[2J", "a\nb", "\ud800", "x" * 201])

@@ -251,14 +251,14 @@ def test_a_purge_that_erased_too_little_is_caught(kept: Path, monkeypatch: pytes
     honest = erasure.to_purge
 
     def lazy(*arguments: Any) -> Any:
-        found = honest(*arguments)
-        return erasure.ToPurge(found.models[1:], found.updates)
+        purge = honest(*arguments)
+        return erasure.ToPurge(purge.models[1:], purge.updates)
 
     with monkeypatch.context() as patch:
         patch.setattr(erasure, "to_purge", lazy)
         run.purge()
     assert any("purge" in problem for problem in run.verify().problems)
-    assert any("purged" in one for one in verify(kept))
+    assert any("purged" in problem for problem in verify(kept))
 
 
 def test_a_purge_of_an_unfinished_run_is_refused(kept: Path) -> None:

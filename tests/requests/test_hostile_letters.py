@@ -108,8 +108,8 @@ def test_a_link_put_in_the_place_of_a_letter_is_not_followed(own_trained: Path) 
     from sifu.store import inbox as inbox_module
 
     (own_trained / "request.a.json").symlink_to("/dev/zero")
-    found = inbox_module._read(own_trained / "request.a.json", 0.0)
-    assert (found.content, bool(found.trouble)) == (None, True)
+    letter = inbox_module._read(own_trained / "request.a.json", 0.0)
+    assert (letter.content, bool(letter.trouble)) == (None, True)
 
 
 def test_a_letter_too_long_is_refused(own_trained: Path) -> None:

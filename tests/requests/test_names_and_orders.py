@@ -77,9 +77,9 @@ def test_a_model_is_not_put_in_place_of_another(own_run: Path, node: int) -> Non
 def test_a_model_that_was_never_kept_is_not_recorded_later(tmp_path: Path) -> None:
     folder = sifu.train(small_spec(keep={"models": 3}), run=tmp_path / "run").folder
     seen = {
-        one["node"]
+        model["node"]
         for (payload,) in query(folder, "SELECT payload FROM events")
-        for one in json.loads(payload).get("models", [])
+        for model in json.loads(payload).get("models", [])
     }
     node = next(number for number in range(1, 8) if number not in seen)
     content = (folder / "models" / "8.safetensors").read_bytes()
@@ -113,9 +113,9 @@ def test_a_file_of_updates_does_not_lead_out_of_the_folder(tmp_path: Path) -> No
     name = f"../../{victim.name}"
 
     def edit(kind: str, content: dict[str, Any]) -> None:
-        for one in content.get("updates", []):
-            if one["file"] == file:
-                one["file"] = name
+        for row in content.get("updates", []):
+            if row["file"] == file:
+                row["file"] = name
 
     execute(run.folder, f"UPDATE updates SET file = '{name}' WHERE file = '{file}'")
     rebuild_chain(run.folder, edit)
@@ -211,8 +211,10 @@ def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
     from sifu.launch.federation import clients_from_spec
 
     spec = small_spec(stop={"max_rounds": 3})
-    made = [replace(one, name=str(number)) for number, one in enumerate(clients_from_spec(Spec.from_mapping(spec)))]
-    run = sifu.train(spec, run=tmp_path / "run", clients=made)
+    clients = [
+        replace(client, name=str(number)) for number, client in enumerate(clients_from_spec(Spec.from_mapping(spec)))
+    ]
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
     run.forget(["1"], "strictly", sigma=0.1)
     assert problems(run.folder) == ""
     assert "clients[0] says '01', recomputed '1'" in reissued(run.folder, lambda body: body | {"clients": ["01"]})
@@ -230,17 +232,17 @@ def test_a_request_that_is_done_has_both_certificates(own_run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "other", "same"),
     [
         (1.0, 1.0 + 1e-12, True), (1, 1.0, True), (0.0, 1e-300, False), (float("inf"), 1.0, False),
         (float("inf"), float("inf"), True), (True, 1, False), (True, True, True), ("1", "1.0", False), ("1", 1, False),
         (None, 0, False), (None, None, True),
     ],
 )  # fmt: skip
-def test_what_counts_as_the_same(one: Any, other: Any, same: bool) -> None:
-    assert agree(one, other) is same
-    assert agree(other, one) is same
-    assert (list(differing({"a": [one]}, {"a": [other]})) == []) is same
+def test_what_counts_as_the_same(first: Any, other: Any, same: bool) -> None:
+    assert agree(first, other) is same
+    assert agree(other, first) is same
+    assert (list(differing({"a": [first]}, {"a": [other]})) == []) is same
 
 
 def test_control_signing_an_unchanged_certificate_again_is_no_forgery(own_run: Path) -> None:
@@ -281,12 +283,13 @@ def test_an_event_is_written_one_way_only(own_run: Path, change: Callable[[str],
         "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq DESC LIMIT 1"
     ).fetchone()
     (before,) = connection.execute("SELECT hash FROM events WHERE seq = ?", (seq - 1,)).fetchone()
-    made = commit(nonce, change(payload).encode())
-    found = chain(before, seq, time, kind, made)
+    commitment = commit(nonce, change(payload).encode())
+    link = chain(before, seq, time, kind, commitment)
     connection.execute(
-        "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?", (change(payload), made, found, seq)
+        "UPDATE events SET payload = ?, commitment = ?, hash = ? WHERE seq = ?",
+        (change(payload), commitment, link, seq),
     )
-    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{found.hex()}",))
+    connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{link.hex()}",))
     connection.close()
-    (own_run / "head").write_text(f"{seq}:{found.hex()}\n")
+    (own_run / "head").write_text(f"{seq}:{link.hex()}\n")
     assert "is not written as canonical JSON" in problems(own_run)

@@ -165,9 +165,9 @@ def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Pat
     try:
         while not (tmp_path / "run" / "run.db").exists() and training.poll() is None:
             pass
-        asked = start_cli("request", tmp_path / "run", "--clients", "client-003", "--id", "a")
-        _, err = asked.communicate(timeout=120)
-        assert asked.returncode == 0, err
+        requesting = start_cli("request", tmp_path / "run", "--clients", "client-003", "--id", "a")
+        _, err = requesting.communicate(timeout=120)
+        assert requesting.returncode == 0, err
     finally:
         training.kill()
         training.communicate()
@@ -191,8 +191,8 @@ def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
                 continue
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join()
     assert sorted(answers) == [f"r-{number}" for number in range(4)]

@@ -110,11 +110,13 @@ def test_a_second_plan_asks_no_client_for_its_rate_again(own_trained: Path, monk
 
     run = sifu.open_run(own_trained)
     first = run.plan(["client-003"])
-    asked = []
+    calls = []
     honest = regularity.largest_momentum_step
-    monkeypatch.setattr(regularity, "largest_momentum_step", lambda *known: asked.append(known) or honest(*known))
+    monkeypatch.setattr(
+        regularity, "largest_momentum_step", lambda *arguments: calls.append(arguments) or honest(*arguments)
+    )
     again = run.plan(["client-003"])
-    assert asked == []
+    assert calls == []
     assert again.source_node == first.source_node
     assert sifu.open_run(own_trained).plan(["client-003"]).level == first.level
-    assert asked, "a run that was just opened has to ask"
+    assert calls, "a run that was just opened has to ask"

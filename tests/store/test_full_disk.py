@@ -82,10 +82,10 @@ def limit_pages(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
     opened: Callable[[Path], sqlite3.Connection] = database.open_database
 
     def limited(folder: Path) -> sqlite3.Connection:
-        made = opened(folder)
-        pages = made.execute("PRAGMA page_count").fetchone()[0]
-        made.execute(f"PRAGMA max_page_count = {pages + extra}")
-        return made
+        database = opened(folder)
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+        database.execute(f"PRAGMA max_page_count = {pages + extra}")
+        return database
 
     monkeypatch.setattr(connection, "open_database", limited)
     monkeypatch.setattr(writer, "open_database", limited)

@@ -39,15 +39,15 @@ class Evil:
 
 
 def filled(value: float) -> Corruption:
-    return lambda one: [Reply(one.client, one.position, one.samples, np.full_like(one.vector, value))]
+    return lambda reply: [Reply(reply.client, reply.position, reply.samples, np.full_like(reply.vector, value))]
 
 
 def with_vector(change: Callable[[Any], Any]) -> Corruption:
-    return lambda one: [Reply(one.client, one.position, one.samples, change(one.vector))]
+    return lambda reply: [Reply(reply.client, reply.position, reply.samples, change(reply.vector))]
 
 
 def with_samples(samples: Any) -> Corruption:
-    return lambda one: [Reply(one.client, one.position, samples, one.vector)]
+    return lambda reply: [Reply(reply.client, reply.position, samples, reply.vector)]
 
 
 def one_entry(value: float) -> Callable[[Any], Any]:
@@ -60,7 +60,7 @@ def one_entry(value: float) -> Callable[[Any], Any]:
 
 
 def elsewhere(branch: int, number: int) -> Corruption:
-    return lambda one: [Reply(one.client, Position(branch, number), one.samples, one.vector)]
+    return lambda reply: [Reply(reply.client, Position(branch, number), reply.samples, reply.vector)]
 
 
 BAD: dict[str, tuple[Corruption, str]] = {
@@ -96,20 +96,26 @@ BAD: dict[str, tuple[Corruption, str]] = {
     "samples with code": (with_samples(Evil()), "wrong samples"),
     "the next round": (elsewhere(0, 10**6), "another round"),
     "another branch": (elsewhere(9, 0), "another round"),
-    "no position": (lambda one: [Reply(one.client, None, one.samples, one.vector)], "another round"),
-    "a position with code": (lambda one: [Reply(one.client, Evil(), one.samples, one.vector)], "another round"),
+    "no position": (lambda reply: [Reply(reply.client, None, reply.samples, reply.vector)], "another round"),
+    "a position with code": (lambda reply: [Reply(reply.client, Evil(), reply.samples, reply.vector)], "another round"),
 }
 """Replies after which the client is missing from the round."""
 
 STRAY: dict[str, tuple[Corruption, str]] = {
-    "twice": (lambda one: [one, Reply(one.client, one.position, one.samples, one.vector * 3)], "twice"),
-    "a forgotten client": (lambda one: [one, Reply(FORGOTTEN, one.position, 10, one.vector + 1)], "forgotten client"),
-    "an unknown client": (lambda one: [one, Reply("mallory\n", one.position, 10, one.vector)], "unknown client"),
-    "an unknown number": (lambda one: [one, Reply(10**9, one.position, 10, one.vector)], "unknown client"),
-    "a negative number": (lambda one: [one, Reply(-1, one.position, 10, one.vector)], "unknown client"),
-    "client true": (lambda one: [one, Reply(True, one.position, 10, one.vector)], "unknown client"),
-    "a client with code": (lambda one: [one, Reply(Evil(), one.position, 10, one.vector)], "unknown client"),
-    "late": (lambda one: [one, Reply(one.client, Position(0, 0), one.samples, one.vector)], "another round"),
+    "twice": (lambda reply: [reply, Reply(reply.client, reply.position, reply.samples, reply.vector * 3)], "twice"),
+    "a forgotten client": (
+        lambda reply: [reply, Reply(FORGOTTEN, reply.position, 10, reply.vector + 1)],
+        "forgotten client",
+    ),
+    "an unknown client": (
+        lambda reply: [reply, Reply("mallory\n", reply.position, 10, reply.vector)],
+        "unknown client",
+    ),
+    "an unknown number": (lambda reply: [reply, Reply(10**9, reply.position, 10, reply.vector)], "unknown client"),
+    "a negative number": (lambda reply: [reply, Reply(-1, reply.position, 10, reply.vector)], "unknown client"),
+    "client true": (lambda reply: [reply, Reply(True, reply.position, 10, reply.vector)], "unknown client"),
+    "a client with code": (lambda reply: [reply, Reply(Evil(), reply.position, 10, reply.vector)], "unknown client"),
+    "late": (lambda reply: [reply, Reply(reply.client, Position(0, 0), reply.samples, reply.vector)], "another round"),
 }
 """Replies besides the honest one: the round has all its clients."""
 
@@ -123,7 +129,7 @@ class HostileFederation(SimulatedFederation):
         honest = self.replies(setup, drawn)
         if setup.position.round < 2:
             return honest
-        return [bad for one in honest for bad in (self.corrupt(one) if one.client == VICTIM else [one])]
+        return [bad for reply in honest for bad in (self.corrupt(reply) if reply.client == VICTIM else [reply])]
 
 
 def federation(kind: type[SimulatedFederation], rules: ReplyRules, **more: Any) -> Any:
@@ -151,16 +157,16 @@ def test_a_bad_reply_changes_nothing(name: str) -> None:
     corrupt, reason = BAD[name]
     engine = hostile(corrupt)
     model = engine.initial_model(0)
-    found = engine.run_round(model, PLACE, ACTIVE)
-    honest = hostile(lambda one: [])
+    result = engine.run_round(model, PLACE, ACTIVE)
+    honest = hostile(lambda reply: [])
     expected = honest.run_round(model, PLACE, ACTIVE)
-    assert [(rejection.client, rejection.reason, rejection.left_out) for rejection in found.rejections] == [
+    assert [(rejection.client, rejection.reason, rejection.left_out) for rejection in result.rejections] == [
         ("client-003", reason, True)
     ]
-    assert found.model.tobytes() == expected.model.tobytes()
-    assert found.participants.tolist() == [c for c in ACTIVE.tolist() if c != VICTIM]
-    assert found.drifts.tobytes() == expected.drifts.tobytes()
-    assert found.mean_shift == expected.mean_shift
+    assert result.model.tobytes() == expected.model.tobytes()
+    assert result.participants.tolist() == [c for c in ACTIVE.tolist() if c != VICTIM]
+    assert result.drifts.tobytes() == expected.drifts.tobytes()
+    assert result.mean_shift == expected.mean_shift
 
 
 @pytest.mark.parametrize("name", STRAY)
@@ -168,23 +174,23 @@ def test_a_stray_reply_changes_nothing(name: str) -> None:
     corrupt, reason = STRAY[name]
     engine = hostile(corrupt)
     model = engine.initial_model(0)
-    found = engine.run_round(model, PLACE, ACTIVE)
-    expected = hostile(lambda one: [one]).run_round(model, PLACE, ACTIVE)
-    assert [(rejection.reason, rejection.left_out) for rejection in found.rejections] == [(reason, False)]
-    assert found.model.tobytes() == expected.model.tobytes()
-    assert found.participants.tolist() == ACTIVE.tolist()
+    result = engine.run_round(model, PLACE, ACTIVE)
+    expected = hostile(lambda reply: [reply]).run_round(model, PLACE, ACTIVE)
+    assert [(rejection.reason, rejection.left_out) for rejection in result.rejections] == [(reason, False)]
+    assert result.model.tobytes() == expected.model.tobytes()
+    assert result.participants.tolist() == ACTIVE.tolist()
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_round_can_be_dropped_whole(name: str) -> None:
     engine = hostile(BAD[name][0], "round")
     model = engine.initial_model(0) + 0.25
-    found = engine.run_round(model, PLACE, ACTIVE)
-    assert found.model.tobytes() == model.tobytes()
-    assert found.participants.size == 0
-    reasons = [rejection.reason for rejection in found.rejections]
+    result = engine.run_round(model, PLACE, ACTIVE)
+    assert result.model.tobytes() == model.tobytes()
+    assert result.participants.size == 0
+    reasons = [rejection.reason for rejection in result.rejections]
     assert reasons.count("round dropped") == ACTIVE.size - 1
-    assert all(rejection.left_out for rejection in found.rejections)
+    assert all(rejection.left_out for rejection in result.rejections)
 
 
 @pytest.mark.parametrize("name", ["NaN", "wrong shape", "absurd samples"])
@@ -197,10 +203,10 @@ def test_by_default_the_round_stops_with_a_sentence(name: str) -> None:
 def test_honest_replies_make_the_round_of_the_engine_without_a_gate() -> None:
     """Two routes through the arithmetic: replies averaged as models, and the vectorised engine."""
     plain = federation(SimulatedFederation, ReplyRules("reply"))
-    gated = hostile(lambda one: [one])
+    gated = hostile(lambda reply: [reply])
     model = plain.initial_model(0)
     for number in range(4):
-        a, b = (one.run_round(model, Position(0, number), ACTIVE, want_gram=True) for one in (plain, gated))
+        a, b = (engine.run_round(model, Position(0, number), ACTIVE, want_gram=True) for engine in (plain, gated))
         assert a.rejections == b.rejections == ()
         assert np.allclose(a.model, b.model, rtol=1e-11, atol=1e-13)
         assert np.allclose(a.drifts, b.drifts, rtol=1e-9)
@@ -218,12 +224,12 @@ def test_a_client_whose_own_data_diverge_is_left_out(rule: Any) -> None:
     data = [(rng.normal(size=(8, 5)) * (1e60 if k == 2 else 1.0), rng.normal(size=8)) for k in range(4)]
     clients: Any = [SimpleNamespace(name=f"c{k}", x=x, y=y) for k, (x, y) in enumerate(data)]
     engine = SimulatedFederation(clients, "least_squares", LocalTraining(0.05, 6), replies=ReplyRules(rule))
-    found = engine.run_round(engine.initial_model(0), Position(0, 0), np.arange(4))
-    assert np.isfinite(found.model).all()
-    assert [rejection.client for rejection in found.rejections if rejection.reason in ("not finite", "too large")] == [
+    result = engine.run_round(engine.initial_model(0), Position(0, 0), np.arange(4))
+    assert np.isfinite(result.model).all()
+    assert [rejection.client for rejection in result.rejections if rejection.reason in ("not finite", "too large")] == [
         "c2"
     ]
-    assert found.participants.tolist() == ([0, 1, 3] if rule == "reply" else [])
+    assert result.participants.tolist() == ([0, 1, 3] if rule == "reply" else [])
 
 
 @pytest.mark.parametrize("rule", ["reply", "round"])
@@ -258,7 +264,7 @@ def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> 
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     whole = path.read_bytes()
-    changes = [f"UPDATE rejections SET {one} WHERE round = 4" for one in (
+    changes = [f"UPDATE rejections SET {assignment} WHERE round = 4" for assignment in (
         "left_out = 0", "branch = 1", "round = 40", "number = 1", "client = 'client-005'", "reason = 'twice'",
     )]  # fmt: skip
     changes += ["DELETE FROM rejections WHERE round = 4", "INSERT INTO rejections VALUES (0, 1, 0, 'x', 'twice', 0)"]
@@ -289,12 +295,12 @@ def test_a_bound_on_updates_bounds_every_psi_beforehand(bound: float, rate: floa
             return [Reply(c, setup.position, n, v) for c, n, v in zip(drawn.tolist(), counts, moved, strict=True)]
 
     engine = federation(Liars, ReplyRules("reply", bound), server_rate=rate)
-    found = engine.run_round(engine.initial_model(0), PLACE, ACTIVE)
-    total = int(found.samples.sum())
-    increments = client_increments(found.samples, found.drifts, total, found.mean_shift, rate)
-    for samples, increment in zip(found.samples.tolist(), increments.tolist(), strict=True):
+    result = engine.run_round(engine.initial_model(0), PLACE, ACTIVE)
+    total = int(result.samples.sum())
+    increments = client_increments(result.samples, result.drifts, total, result.mean_shift, rate)
+    for samples, increment in zip(result.samples.tolist(), increments.tolist(), strict=True):
         assert increment <= largest_increment(samples, total - samples, rate, bound) * (1 + 1e-9)
-    assert found.participants.size + len(found.rejections) == ACTIVE.size
+    assert result.participants.size + len(result.rejections) == ACTIVE.size
     assert "leaving out updates beyond a bound" in engine.facts.outside
 
 
@@ -316,7 +322,7 @@ def test_whatever_arrives_the_gate_answers(client: Any, position: Any, samples: 
     for accepted in gate.accepted.values():
         assert accepted.shape == (3,)
         assert np.isfinite(accepted).all()
-    assert all(one.client.isprintable() for one in gate.finish())
+    assert all(rejection.client.isprintable() for rejection in gate.finish())
 
 
 def test_an_accepted_reply_cannot_be_changed_afterwards() -> None:

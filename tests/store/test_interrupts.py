@@ -67,9 +67,9 @@ def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, na
                 clients, number, min_level="none", progress=StopAfterEachRound(), **terms
             )
         )
-    expected, found = scalars(tmp_path / "whole"), scalars(stopped)
+    expected, recorded = scalars(tmp_path / "whole"), scalars(stopped)
     for table, rows in expected.items():
-        assert found[table] == rows, f"{table} differs"
+        assert recorded[table] == rows, f"{table} differs"
     assert run.verify().problems == []
 
 

@@ -65,9 +65,9 @@ def check_all_equal(folder: Path) -> int:
     assert verify_run(reference).problems == []
     others = [path for path in sorted(folder.iterdir()) if path != reference]
     for path in others:
-        found = scalars(path)
+        recorded = scalars(path)
         for table, rows in expected.items():
-            assert found[table] == rows, f"{table} of {path.name} differs"
+            assert recorded[table] == rows, f"{table} of {path.name} differs"
         assert models_of(path) == models
         assert verify_run(path).problems == []
         assert list(path.rglob(".*")) == [], "temporary files were left"

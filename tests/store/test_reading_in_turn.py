@@ -12,12 +12,12 @@ from sifu.store.reader import RunReader
 
 
 def test_threads_read_the_same_rows_in_turn(trained_run: Path) -> None:
-    found: list[int] = []
+    sizes: list[int] = []
 
     def read() -> None:
         reader = RunReader(trained_run)
         try:
-            found.append(reader.participation().nodes.size)
+            sizes.append(reader.participation().nodes.size)
         finally:
             reader.close()
 
@@ -26,9 +26,9 @@ def test_threads_read_the_same_rows_in_turn(trained_run: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
-    assert found[0] > 0
+    assert len(sizes) == 4
+    assert len(set(sizes)) == 1
+    assert sizes[0] > 0
 
 
 def test_a_turn_that_never_comes_holds_nobody_up(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

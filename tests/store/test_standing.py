@@ -40,14 +40,14 @@ def test_training_writes_down_how_everyone_stands(trained: Path) -> None:
     assert standing is not None
     truth = run.engine().evaluate(reader.load_model(reader.tip), np.arange(30))
     assert standing.node == reader.tip
-    for found, right in ((standing.samples, truth.samples), (standing.correct, truth.correct)):
-        np.testing.assert_array_equal(found, right)
+    for counted, right in ((standing.samples, truth.samples), (standing.correct, truth.correct)):
+        np.testing.assert_array_equal(counted, right)
 
 
 def test_the_gain_is_that_of_counting_without_them(trained: Path) -> None:
     standing = read_standing(trained)
     assert standing is not None
-    worst = [int(one) for one in np.argsort(standing.correct)[:3]]
+    worst = [int(index) for index in np.argsort(standing.correct)[:3]]
     rest = np.delete(np.arange(30), worst)
     gain = standing.correct[rest].sum() / 270 - standing.correct.sum() / 300
     assert standing.gain_without(set(worst)) == pytest.approx(gain)

@@ -128,9 +128,9 @@ def test_a_file_that_was_there_first_gets_nothing_of_ours(own_trained: Path, tmp
     run = sifu.open_run(own_trained)
     run.backup(tmp_path / "b.zip")
     run.export(tmp_path / "m.safetensors")
-    for one in held:
-        assert one.read() == b"mine"
-        one.close()
+    for file in held:
+        assert file.read() == b"mine"
+        file.close()
     victim = tmp_path / "victim"
     victim.write_text("somebody else's")
     (tmp_path / ".tmp-c.zip").symlink_to(victim)

@@ -65,9 +65,9 @@ def test_two_full_budget_releases_reach_a_quarter() -> None:
     ("steps", "golden"), [(1, 2.0), (2, 0.892), (3, 0.500), (5, 0.229), (10, 0.0798), (20, 0.0319)]
 )
 def test_golden_momentum_steps(steps: int, golden: float) -> None:
-    found = largest_momentum_step(steps, 0.9)
-    assert found == pytest.approx(golden, rel=2e-3)
-    assert float(f"{found:.3g}") == golden
+    step = largest_momentum_step(steps, 0.9)
+    assert step == pytest.approx(golden, rel=2e-3)
+    assert float(f"{step:.3g}") == golden
 
 
 def precise_momentum_step(steps: int, momentum: float) -> float:
@@ -91,9 +91,9 @@ def precise_momentum_step(steps: int, momentum: float) -> float:
 @pytest.mark.parametrize("steps", [2, 3, 10])
 def test_momentum_step_is_rounded_down(steps: int, momentum: float) -> None:
     truth = precise_momentum_step(steps, momentum)
-    found = largest_momentum_step(steps, momentum)
-    assert found <= truth
-    assert found >= truth * (1.0 - 1e-6)
+    step = largest_momentum_step(steps, momentum)
+    assert step <= truth
+    assert step >= truth * (1.0 - 1e-6)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)

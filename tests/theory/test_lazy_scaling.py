@@ -24,24 +24,24 @@ Rounds = list[RoundScalars]
 def draw_rounds(seed: int, rounds: int, lowest: float, highest: float, zero_every: int = 0) -> Rounds:
     """Random L of the absent and of each participant, random increments, everybody seen now and then."""
     generator = np.random.default_rng(seed)
-    found = []
+    drawn = []
     for number in range(rounds):
         who = np.flatnonzero(generator.random(CLIENTS.size) < 0.3)
         absent = 0.0 if zero_every and number % zero_every == zero_every - 1 else generator.uniform(lowest, highest)
         own = generator.uniform(lowest, highest, who.size)
-        found.append(RoundScalars(who, 10.0 ** generator.uniform(-6, 2, who.size), own, float(absent), 0.0, 1.0))
-    return found
+        drawn.append(RoundScalars(who, 10.0 ** generator.uniform(-6, 2, who.size), own, float(absent), 0.0, 1.0))
+    return drawn
 
 
 def dense(rounds: Rounds) -> list[mpmath.mpf]:
     """The naive recursion over all clients."""
     with mpmath.workdps(40):
         values = [mpmath.mpf(0)] * CLIENTS.size
-        for one in rounds:
-            own = dict(zip(one.participants.tolist(), one.own_contractions.tolist(), strict=True))
-            increments = dict(zip(one.participants.tolist(), one.increments.tolist(), strict=True))
+        for scalars in rounds:
+            own = dict(zip(scalars.participants.tolist(), scalars.own_contractions.tolist(), strict=True))
+            increments = dict(zip(scalars.participants.tolist(), scalars.increments.tolist(), strict=True))
             values = [
-                values[c] * mpmath.mpf(own.get(c, one.absent_contraction)) + mpmath.mpf(increments.get(c, 0.0))
+                values[c] * mpmath.mpf(own.get(c, scalars.absent_contraction)) + mpmath.mpf(increments.get(c, 0.0))
                 for c in range(CLIENTS.size)
             ]
         return values
@@ -50,15 +50,15 @@ def dense(rounds: Rounds) -> list[mpmath.mpf]:
 def compare(rounds: Rounds) -> tuple[float, float]:
     """(largest shortfall, largest excess) of the tracker against the reference, relative; both should be tiny."""
     tracker = SensitivityTracker(CLIENTS.size)
-    for one in rounds:
-        tracker.update(one)
+    for scalars in rounds:
+        tracker.update(scalars)
     short = excess = 0.0
-    for found, truth in zip(tracker.total(CLIENTS).tolist(), dense(rounds), strict=True):
+    for tracked, truth in zip(tracker.total(CLIENTS).tolist(), dense(rounds), strict=True):
         if truth > 1e307:
-            assert found > 1e307  # beyond float64 only infinity is an upper bound
+            assert tracked > 1e307  # beyond float64 only infinity is an upper bound
         elif truth > 0:
-            short = max(short, float((truth - mpmath.mpf(found)) / truth))
-            excess = max(excess, float((mpmath.mpf(found) - truth) / truth))
+            short = max(short, float((truth - mpmath.mpf(tracked)) / truth))
+            excess = max(excess, float((mpmath.mpf(tracked) - truth) / truth))
     return short, excess
 
 
@@ -86,11 +86,11 @@ def test_overflow_ends_at_infinity(rounds: int) -> None:
 def test_a_zero_factor_loses_nothing_that_came_after(seed: int, zero_every: int) -> None:
     rounds = draw_rounds(seed, 30, 0.3, 1.4, zero_every)
     tracker = SensitivityTracker(CLIENTS.size)
-    for one in rounds:
-        tracker.update(one)
-    for found, truth in zip(tracker.total(CLIENTS).tolist(), dense(rounds), strict=True):
-        assert mpmath.mpf(found) >= truth
-        assert mpmath.mpf(found) <= truth * (1 + 1e-9) + mpmath.mpf(10) ** -12
+    for scalars in rounds:
+        tracker.update(scalars)
+    for tracked, truth in zip(tracker.total(CLIENTS).tolist(), dense(rounds), strict=True):
+        assert mpmath.mpf(tracked) >= truth
+        assert mpmath.mpf(tracked) <= truth * (1 + 1e-9) + mpmath.mpf(10) ** -12
 
 
 def test_control_a_lost_rescaling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,22 +115,22 @@ def test_control_plain_rounding_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_round_touches_its_participants_only() -> None:
     """Cost O(participants): no other entry is rewritten, and the array is not replaced."""
     tracker = SensitivityTracker(CLIENTS.size)
-    for one in draw_rounds(3, 40, 0.8, 1.2):
+    for scalars in draw_rounds(3, 40, 0.8, 1.2):
         array, before = tracker._values, tracker._values.copy()
-        tracker.update(one)
+        tracker.update(scalars)
         assert tracker._values is array
-        others = np.setdiff1d(CLIENTS, one.participants)
+        others = np.setdiff1d(CLIENTS, scalars.participants)
         assert tracker._values[others].tobytes() == before[others].tobytes()
 
 
 def test_update_returns_what_crossed() -> None:
     """Psi before and after the round, of the participants, in their order: what `crosses_a_level` is asked with."""
     tracker = SensitivityTracker(CLIENTS.size)
-    for one in draw_rounds(4, 60, 0.8, 1.2):
-        expected = tracker.bare(one.participants)
-        before, after = tracker.update(one)
+    for scalars in draw_rounds(4, 60, 0.8, 1.2):
+        expected = tracker.bare(scalars.participants)
+        before, after = tracker.update(scalars)
         np.testing.assert_array_equal(before, expected)
-        np.testing.assert_allclose(after, tracker.bare(one.participants), rtol=1e-14)
+        np.testing.assert_allclose(after, tracker.bare(scalars.participants), rtol=1e-14)
 
 
 def hand_made(factors: list[float | None], increments: dict[int, float], rounding: float = 0.0) -> tuple:
@@ -276,13 +276,13 @@ def test_the_history_of_five_thousand_rounds_is_never_below_the_dense_recursion(
     factors: list[float | None] = generator.uniform(0.7, 1.3, 5000).tolist()
     increments = {int(d): float(generator.uniform(0.1, 2.0)) for d in np.flatnonzero(generator.random(5000) < 0.01) + 1}
     path, part = hand_made(factors, increments)
-    found = client_curve(path, part).at(np.array([1000, 2500, 5000]))
+    bounds = client_curve(path, part).at(np.array([1000, 2500, 5000]))
     with mpmath.workdps(40):
         psi, wanted = mpmath.mpf(0), []
         for depth, factor in enumerate(factors, start=1):
             psi = psi * mpmath.mpf(factor) + mpmath.mpf(increments.get(depth, 0.0))
             if depth in (1000, 2500, 5000):
                 wanted.append(psi)
-    for value, truth in zip(found.tolist(), wanted, strict=True):
+    for value, truth in zip(bounds.tolist(), wanted, strict=True):
         assert mpmath.mpf(value) >= truth
         assert mpmath.mpf(value) <= truth * (1 + mpmath.mpf(10) ** -8)

@@ -43,9 +43,9 @@ def one_round(seed: int, everyone: bool = False):
 def test_delta_of_a_client_is_the_round_without_it(seed: int) -> None:
     federation, record, _, change = one_round(seed)
     total = int(record.samples.sum())
-    found = client_increments(record.samples, record.drifts, total, record.mean_shift, federation.server_rate)
-    np.testing.assert_allclose(found, change[:-1], rtol=1e-9, atol=1e-13)
-    assert np.all(found >= change[:-1] - 1e-13)
+    increments = client_increments(record.samples, record.drifts, total, record.mean_shift, federation.server_rate)
+    np.testing.assert_allclose(increments, change[:-1], rtol=1e-9, atol=1e-13)
+    assert np.all(increments >= change[:-1] - 1e-13)
 
 
 @given(seed=SEEDS, everyone=st.booleans())
@@ -82,8 +82,8 @@ def test_nobody_left_is_told_by_the_counts() -> None:
 def test_rounds_of_one_client_in_one_call() -> None:
     """The same formula along a client's history: totals and shifts are arrays then."""
     samples, drifts = np.array([2, 2, 2]), np.array([1.0, 1.0, 7.0])
-    found = client_increments(samples, drifts, np.array([4, 10, 2]), np.array([9.0, 9.0, 5.0]), 1.0)
-    np.testing.assert_allclose(found, [1.0, 0.25, 5.0], rtol=1e-12)
+    increments = client_increments(samples, drifts, np.array([4, 10, 2]), np.array([9.0, 9.0, 5.0]), 1.0)
+    np.testing.assert_allclose(increments, [1.0, 0.25, 5.0], rtol=1e-12)
 
 
 def test_control_population_accounting_is_far_too_small() -> None:

@@ -54,11 +54,11 @@ def test_the_short_cut_finds_exactly_what_is_below(seed: int, count: int, fracti
     index = np.arange(count) * 3 + 1
     key = place_key(base_key(seed, "participation"), 0, seed)
     drawn = scores(key, index)
-    places, found = scores_below(key, Places.of(index), fraction_limit(fraction))
+    places, below = scores_below(key, Places.of(index), fraction_limit(fraction))
     assert (places == np.flatnonzero(fractions(drawn) < fraction)).all()
-    assert (found == drawn[places]).all()
+    assert (below == drawn[places]).all()
     for limit in (0, 1, int(drawn[0]), int(drawn[0]) + 1, WORD - 1, WORD):
-        expected = [place for place, one in enumerate(drawn.tolist()[:300]) if one < limit]
+        expected = [place for place, score in enumerate(drawn.tolist()[:300]) if score < limit]
         assert scores_below(key, Places.of(index[:300]), limit)[0].tolist() == expected
 
 

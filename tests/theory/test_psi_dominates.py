@@ -73,7 +73,7 @@ def draw_run(seed: int, family: str, *, rounds: int = 12, sets: bool = False) ->
     removed = [frozenset([i]) for i in range(count)]
     if sets:
         chosen = [frozenset(np.flatnonzero(generator.random(count) < 0.5).tolist()) for _ in range(4)]
-        removed = [one for one in chosen if one] + [frozenset(range(count))]
+        removed = [clients for clients in chosen if clients] + [frozenset(range(count))]
     schedule = random_schedule(generator, count, rounds, float(generator.choice((0.2, 0.5, 1.0))))
     lonely = [int(generator.integers(count))]
     schedule[int(generator.integers(rounds))] = []
@@ -82,20 +82,21 @@ def draw_run(seed: int, family: str, *, rounds: int = 12, sets: bool = False) ->
 
 
 def by_tracker(run: Run) -> list[list[float]]:
-    assert all(len(one) == 1 for one in run.removed)
-    return [[float(values[min(one)]) for one in run.removed] for values in tracked(run)]
+    assert all(len(clients) == 1 for clients in run.removed)
+    return [[float(values[min(clients)]) for clients in run.removed] for values in tracked(run)]
 
 
 def by_client_curve(run: Run) -> list[list[float]]:
     path = path_of(run)
-    curves = [client_curve(path, part_of(run.federation, run.records, min(one))) for one in run.removed]
+    curves = [client_curve(path, part_of(run.federation, run.records, min(clients))) for clients in run.removed]
     return [[curve.one(depth) for curve in curves] for depth in range(len(path))]
 
 
 def by_joint_curve(run: Run, *, with_grams: bool) -> list[list[float]]:
     path = path_of(run, with_grams=with_grams)
     curves = [
-        joint_curve(path, {i: part_of(run.federation, run.records, i) for i in sorted(one)}) for one in run.removed
+        joint_curve(path, {i: part_of(run.federation, run.records, i) for i in sorted(clients)})
+        for clients in run.removed
     ]
     return [[curve.one(depth) for curve in curves] for depth in range(len(path))]
 

@@ -69,7 +69,7 @@ class Operator:
 
     def models(self, gone: frozenset[int] = frozenset()) -> list[Array]:
         """Every model of the active path, replayed from the start in the world without `gone`."""
-        current, found = self.start[None, :].copy(), []
+        current, models = self.start[None, :].copy(), []
         for index in self.path:
             step = self.steps[index]
             if step.kind == "round":
@@ -78,8 +78,8 @@ class Operator:
                 )
             elif step.noise is not None:
                 current = current + step.noise
-            found.append(current[0])
-        return found
+            models.append(current[0])
+        return models
 
     def train(self, rounds: int, rate: float) -> None:
         for _ in range(rounds):
@@ -105,13 +105,13 @@ class Operator:
 
     def exposures(self, path: ActivePath, subjects: list[Subject]) -> list[Exposure]:
         records = [(d, r) for d, i in enumerate(self.path) if (r := self.steps[i].record) is not None]
-        found = []
+        exposures = []
         for subject in subjects:
             parts = {i: part_at(self.federation, records, i) for i in subject.clients}
             single = len(subject.clients) == 1
             curve = client_curve(path, parts[subject.clients[0]]) if single else joint_curve(path, parts)
-            found.append(Exposure(subject, path, lambda curve=curve: curve))
-        return found
+            exposures.append(Exposure(subject, path, lambda curve=curve: curve))
+        return exposures
 
     def request(
         self, clients: list[int], multiplier: float, scope: str, unit: str, share: float, reserve: float
@@ -190,19 +190,19 @@ def play(seed: int, family: str, scope: str | None = None, remembers_used: bool 
 
 def broken_promises(operator: Operator, *, every_scope_is_all: bool = False) -> list[str]:
     """What the replay finds wrong with an operator's books."""
-    found = []
+    broken = []
     for audit in operator.audits:
         subject, budget = audit.subject, audit.subject.multiplier**-2
         truth, charged = sum(audit.true_costs), sum(audit.charges)
         if truth > charged * (1.0 + 1e-6) + 1e-12:
-            found.append(f"subject {subject.subject}: really lost {truth:.4g}, charged {charged:.4g}")
+            broken.append(f"subject {subject.subject}: really lost {truth:.4g}, charged {charged:.4g}")
         if (subject.scope == "all" or every_scope_is_all) and truth > budget * (1.0 + 1e-6):
-            found.append(f"subject {subject.subject}: really lost {truth:.4g} of {budget:.4g}")
+            broken.append(f"subject {subject.subject}: really lost {truth:.4g} of {budget:.4g}")
         if (subject.scope == "all" or every_scope_is_all) and charged > budget:
-            found.append(f"subject {subject.subject}: charged {charged:.4g} of {budget:.4g}")
+            broken.append(f"subject {subject.subject}: charged {charged:.4g} of {budget:.4g}")
         if any(cost > budget * (1.0 + 1e-6) for cost in audit.true_costs):
-            found.append(f"subject {subject.subject}: one release alone exceeds the budget")
-    return found
+            broken.append(f"subject {subject.subject}: one release alone exceeds the budget")
+    return broken
 
 
 FAMILIES = ("tight", "strongly convex", "convex", "smooth", "momentum convex", "averaged")
@@ -273,8 +273,8 @@ def test_every_turn_of_the_rules_is_taken() -> None:
             seen.add("exact" if choice.exact else "noised")
             if choice.depth < choice.wanted_depth:
                 seen.add("not kept")
-            for one, price in zip(exposures, choice.charges, strict=True):
-                if price == 0.0 and one.curve.one(choice.depth) > 0.0:
+            for exposure, price in zip(exposures, choice.charges, strict=True):
+                if price == 0.0 and exposure.curve.one(choice.depth) > 0.0:
                     seen.add("covered")
         for audit in audits:
             if sum(price > 0.0 for price in audit.charges) > 1:
@@ -309,9 +309,9 @@ def test_exact_nodes_need_no_noise() -> None:
 def first_broken(family: str, seeds: range, **changes: object) -> tuple[int, list[str]] | None:
     for seed in seeds:
         for operator, *_ in play(seed, family, **changes):  # type: ignore[arg-type]
-            found = broken_promises(operator, every_scope_is_all=True)
-            if found:
-                return seed, found
+            broken = broken_promises(operator, every_scope_is_all=True)
+            if broken:
+                return seed, broken
     return None
 
 
@@ -322,7 +322,7 @@ LATEST_RULE_SEED = 17
 def test_control_the_latest_release_rule_breaks_the_budget_of_all_releases() -> None:
     broken = first_broken("tight", range(LATEST_RULE_SEED, LATEST_RULE_SEED + 1), scope="latest")
     assert broken is not None
-    assert any("really lost" in one for one in broken[1])
+    assert any("really lost" in sentence for sentence in broken[1])
     assert first_broken("tight", range(LATEST_RULE_SEED, LATEST_RULE_SEED + 1), scope="all") is None
 
 
@@ -364,7 +364,10 @@ def test_control_half_the_noise_is_caught() -> None:
 
 def flat_path(regularities: list[RoundRegularity], rounding: float = 0.0) -> ActivePath:
     nodes = [PathNode(0, None, "initial", 0, 0)]
-    nodes += [PathNode(d, d - 1, "round", 0, d, one, 1.0, rounding) for d, one in enumerate(regularities, start=1)]
+    nodes += [
+        PathNode(d, d - 1, "round", 0, d, regularity, 1.0, rounding)
+        for d, regularity in enumerate(regularities, start=1)
+    ]
     return ActivePath(nodes, 1.0)
 
 
@@ -379,9 +382,9 @@ def exposure(path: ActivePath, taken: TakenPart, multiplier: float = 1.0) -> Exp
 
 def test_unbounded_growth_is_never_taken_for_exact() -> None:
     """Momentum past every bound over many local steps: L is infinite, so only the untouched start is left."""
-    one = RoundRegularity.of(np.array([10, 10, 10]), np.full(3, math.inf), np.ones(3))
+    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.full(3, math.inf), np.ones(3))
     with np.errstate(invalid="ignore"):
-        path = flat_path([one] * 5)
+        path = flat_path([regularity] * 5)
         for taken in (part([2], factor=math.inf), part([2, 3], factor=math.inf), part([1, 4], factor=math.inf)):
             choice = choose_node([exposure(path, taken)], range(6), 1.0, 1)
             assert choice.depth <= int(taken.depths[0])
@@ -426,8 +429,8 @@ def test_what_is_left_never_exceeds_the_budget(multiplier: float, reserve: float
 
 def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
     """With L = 1 Psi still grows by the allowance of every round, between participations too."""
-    one = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
-    path = flat_path([one] * 20, rounding=0.01)
+    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    path = flat_path([regularity] * 20, rounding=0.01)
     subject = exposure(path, part([1]))  # Psi = 0.5 + 0.01 n after depth n
     choice = choose_node([subject], {0, 3}, 0.6, 1)
     assert choice.depth == 3
@@ -436,24 +439,28 @@ def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
 
 def test_a_client_without_samples_changes_nothing() -> None:
     """docs/theory.md, section 3.3: nobody with samples left; a participant may hold none, alone or jointly."""
-    one = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
-    path = flat_path([one, one])
+    regularity = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
+    path = flat_path([regularity, regularity])
     taken = part([1, 2], samples=0)
     assert client_curve(path, taken).one(2) < 1e-150
     assert joint_curve(path, {0: taken}).one(2) < 1e-150
 
 
 def test_a_covered_subject_pays_nothing_and_an_earlier_edge_covers_nobody() -> None:
-    one = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
-    nodes = flat_path([one, one]).nodes
-    nodes = [*nodes, PathNode(3, 2, "noise", 1, 3, noise_std=1.0, order=5), PathNode(4, 3, "round", 1, 4, one, 1.0)]
+    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    nodes = flat_path([regularity, regularity]).nodes
+    nodes = [
+        *nodes,
+        PathNode(3, 2, "noise", 1, 3, noise_std=1.0, order=5),
+        PathNode(4, 3, "round", 1, 4, regularity, 1.0),
+    ]
     path = ActivePath(nodes, 1.0)
     assert path.noise_depths == [(3, 5)]
     for order, covered in ((4, True), (5, True), (6, False)):
         subject = Subject(0, (0,), 1.0, "all", order)
         assert rollback.is_covered(path, 4, subject) is covered
         assert rollback.is_covered(path, 2, subject) is False
-        found = Exposure(subject, path, lambda: client_curve(path, part([1, 2])))
-        assert (found.psi_to_hide(4) == 0.0) is covered
-        assert found.psi_to_hide(2) > 0.0
-        assert rollback.largest_psi([found], 4) == pytest.approx(1.0)
+        exposure = Exposure(subject, path, lambda: client_curve(path, part([1, 2])))
+        assert (exposure.psi_to_hide(4) == 0.0) is covered
+        assert exposure.psi_to_hide(2) > 0.0
+        assert rollback.largest_psi([exposure], 4) == pytest.approx(1.0)

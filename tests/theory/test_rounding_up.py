@@ -18,11 +18,11 @@ from sifu.theory.rounding import down, norm, norm_up, up
 from sifu.theory.sensitivity import client_increments, set_increment_bound, set_increment_exact
 
 
-def is_upper_bound_of_norm(found: float, vector: np.ndarray) -> bool:
+def is_upper_bound_of_norm(bound: float, vector: np.ndarray) -> bool:
     """found >= ||vector||, decided without rounding."""
-    if math.isinf(found):
+    if math.isinf(bound):
         return True
-    return Fraction(found) ** 2 >= sum(Fraction(float(x)) ** 2 for x in vector.reshape(-1))
+    return Fraction(bound) ** 2 >= sum(Fraction(float(x)) ** 2 for x in vector.reshape(-1))
 
 
 WIDE = st.floats(-1e300, 1e300, allow_nan=False)
@@ -41,9 +41,9 @@ def test_norm_is_an_upper_bound_everywhere(vector: np.ndarray) -> None:
 
 @given(hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(-(2.0**100), 2.0**100, width=32)))
 def test_norm_of_float32_is_that_of_its_float64_values(vector: np.ndarray) -> None:
-    found = norm_up(vector)
-    assert is_upper_bound_of_norm(found, vector)
-    assert found <= float(np.linalg.norm(vector.astype(np.float64))) * (1.0 + 1e-12) or found < 1e-140
+    bound = norm_up(vector)
+    assert is_upper_bound_of_norm(bound, vector)
+    assert bound <= float(np.linalg.norm(vector.astype(np.float64))) * (1.0 + 1e-12) or bound < 1e-140
 
 
 def test_norm_is_tight_and_keeps_what_is_not_finite() -> None:
@@ -80,8 +80,8 @@ def test_increments_are_upper_bounds(counts: list[int], data: st.DataObject) -> 
     drifts = [0.0 if x < 1e-290 else x for x in drifts]
     g, extra = data.draw(st.floats(0.01, 2.5)), data.draw(st.integers(1, 10_000))
     total = sum(counts) + extra
-    found = client_increments(np.array(counts), np.array(drifts), total, 1.0, g)
-    for n, drift, value in zip(counts, drifts, found.tolist(), strict=True):
+    increments = client_increments(np.array(counts), np.array(drifts), total, 1.0, g)
+    for n, drift, value in zip(counts, drifts, increments.tolist(), strict=True):
         truth = Fraction(g) * n * Fraction(drift) / (total - n)
         assert Fraction(value) >= truth
         assert Fraction(value) <= truth * (1 + Fraction(1, 2**40))
@@ -113,14 +113,14 @@ def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
     apart = generator.normal(size=(members, size))
     apart[-1] = -(samples[:-1] @ apart[:-1]) / samples[-1] + spread * generator.normal(size=size)
     total = int(samples.sum()) + 7
-    found = set_increment_exact(samples, apart @ apart.T, total, 1.0, 1.3, size)
+    increment = set_increment_exact(samples, apart @ apart.T, total, 1.0, 1.3, size)
     exact = sum(
         sum(int(n) * Fraction(float(row[k])) for n, row in zip(samples, apart, strict=True)) ** 2 for k in range(size)
     )
     truth_squared = Fraction(1.3) ** 2 * exact / 7**2
-    assert Fraction(found) ** 2 >= truth_squared
+    assert Fraction(increment) ** 2 >= truth_squared
     bound = set_increment_bound(samples, np.array([norm_up(row) for row in apart]), total, 1.0, 1.3)
-    assert min(found, bound) <= bound
+    assert min(increment, bound) <= bound
 
 
 def test_control_the_bare_quadratic_form_is_caught() -> None:
@@ -235,9 +235,9 @@ def test_infinite_growth_is_never_read_as_none() -> None:
 
 def test_averagedness_of_several_steps() -> None:
     """alpha = K a / (1 + (K-1) a), a = eta beta / 2: 2/3 for two steps at eta beta = 1."""
-    found = local_regularity(ClientProfile("c", 5, 2, 1.0, 0.0), facts(1.0), None)
-    assert found == LocalRegularity(1.0, pytest.approx(2 / 3, rel=1e-12))
-    assert found.averagedness >= 2 / 3
+    regularity = local_regularity(ClientProfile("c", 5, 2, 1.0, 0.0), facts(1.0), None)
+    assert regularity == LocalRegularity(1.0, pytest.approx(2 / 3, rel=1e-12))
+    assert regularity.averagedness >= 2 / 3
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 20_000])

@@ -19,9 +19,9 @@ def ratio(own: list[int], rounds: list[list[int]], noise: float) -> float:
     """mu of a client with `own` samples in each of these rounds, participants' samples given."""
     return composed_ratio(
         np.array(own),
-        np.array([sum(one) for one in rounds]),
-        np.array([float(sum(n * n for n in one)) for one in rounds]),
-        np.array([len(one) for one in rounds]),
+        np.array([sum(counts) for counts in rounds]),
+        np.array([float(sum(n * n for n in counts)) for counts in rounds]),
+        np.array([len(counts) for counts in rounds]),
         noise,
     )
 
@@ -29,20 +29,20 @@ def ratio(own: list[int], rounds: list[list[int]], noise: float) -> float:
 @pytest.mark.parametrize("rounds", [1, 4, 100])
 def test_n_rounds_are_one_with_less_noise(rounds: int) -> None:
     same = [[10] * 8] * rounds
-    one = ratio([10], [[10] * 8], 2.0 / math.sqrt(rounds))
-    assert ratio([10] * rounds, same, 2.0) == pytest.approx(one, rel=1e-9)
+    single = ratio([10], [[10] * 8], 2.0 / math.sqrt(rounds))
+    assert ratio([10] * rounds, same, 2.0) == pytest.approx(single, rel=1e-9)
     # Eight equal clients: their noises together are sqrt(8) times one, the client moves the mean by 2/8 of C at most.
-    assert one == pytest.approx(2 / math.sqrt(8) * math.sqrt(rounds) / 2.0, rel=1e-9)
+    assert single == pytest.approx(2 / math.sqrt(8) * math.sqrt(rounds) / 2.0, rel=1e-9)
 
 
 def test_composition_agrees_with_dp_accounting() -> None:
     rounds = [[10, 20, 30, 5], [10, 10], [10, 40, 40, 40, 40], [10] * 9]
-    found = ratio([10] * 4, rounds, 3.0)
-    multipliers = [3.0 * math.sqrt(sum(n * n for n in one)) / (2 * 10) for one in rounds]
+    mu = ratio([10] * 4, rounds, 3.0)
+    multipliers = [3.0 * math.sqrt(sum(n * n for n in counts)) / (2 * 10) for counts in rounds]
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=1e-4)
     for multiplier in multipliers:
         accountant.compose(dp_accounting.GaussianDpEvent(multiplier), 25)
-    composed = found * 5.0  # 25 times each round
+    composed = mu * 5.0  # 25 times each round
     assert gaussian_epsilon(composed, 1e-3) == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-3)
     assert delta_reached(2.0, 1 / composed) == pytest.approx(accountant.get_delta(2.0), rel=1e-2)
 

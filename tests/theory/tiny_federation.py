@@ -176,7 +176,7 @@ def run_round(
     return after, RoundRecord(
         np.array(who, dtype=np.int64),
         samples,
-        np.array([norm_up(one) for one in apart]),
+        np.array([norm_up(row) for row in apart]),
         norm_up(mean - models[0]),
         apart @ apart.T,
     )
@@ -212,8 +212,8 @@ def regularity_of(federation: Federation, record: RoundRecord) -> RoundRegularit
     chosen = [federation.regularities[i] for i in record.participants]
     return RoundRegularity.of(
         record.samples,
-        np.array([one.factor for one in chosen]),
-        np.array([one.averagedness for one in chosen]),
+        np.array([regularity.factor for regularity in chosen]),
+        np.array([regularity.averagedness for regularity in chosen]),
     )
 
 
@@ -226,8 +226,8 @@ def scalars_of(federation: Federation, record: RoundRecord, rounding: float = 0.
         record.drifts,
         record.mean_shift,
         rounding,
-        factors=np.array([one.factor for one in chosen]),
-        averagedness=np.array([one.averagedness for one in chosen]),
+        factors=np.array([regularity.factor for regularity in chosen]),
+        averagedness=np.array([regularity.averagedness for regularity in chosen]),
         server_rate=federation.server_rate,
     )[1]
 
@@ -318,11 +318,11 @@ def violations(run: Run, rule: PsiRule) -> list[str]:
 
     Tolerance: the worlds run in float64, so their distance is known to a few ulps of the models.
     """
-    found = []
+    broken = []
     for depth, values in enumerate(rule(run)):
         size = float(np.max(np.abs(run.models[depth])))
         for world, psi in enumerate(values):
             truth = run.distance(depth, world)
             if not truth <= psi * (1.0 + 1e-9) + 1e-12 * (1.0 + size):
-                found.append(f"depth {depth}, without {sorted(run.removed[world])}: {truth:.6g} > {psi:.6g}")
-    return found
+                broken.append(f"depth {depth}, without {sorted(run.removed[world])}: {truth:.6g} > {psi:.6g}")
+    return broken

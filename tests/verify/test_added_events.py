@@ -69,9 +69,9 @@ def test_an_event_that_sifu_does_not_write_is_named(own_run: Path, name: str) ->
     make, expected = ADDED[name]
     kind, payload = make(own_run)
     add_event(own_run, kind, payload)
-    found = "\n".join(verify_run(own_run).problems)
-    assert f"events: event 27 ({kind})" in found
-    assert expected in found
+    problems = "\n".join(verify_run(own_run).problems)
+    assert f"events: event 27 ({kind})" in problems
+    assert expected in problems
 
 
 def test_nothing_is_built_on_such_an_event(own_trained: Path) -> None:
@@ -115,17 +115,17 @@ Groups = Callable[[tuple[Subject, ...]], tuple[Subject, ...]]
 @pytest.mark.parametrize(
     "groups",
     [
-        lambda found: (replace(found[0], clients=(0,)), replace(found[0], subject=2, clients=(1,))),
-        lambda found: (replace(found[0], clients=(0,)),),
-        lambda found: (replace(found[0], clients=(0, 2)),),
-        lambda found: (replace(found[0], clients=()),),
+        lambda subjects: (replace(subjects[0], clients=(0,)), replace(subjects[0], subject=2, clients=(1,))),
+        lambda subjects: (replace(subjects[0], clients=(0,)),),
+        lambda subjects: (replace(subjects[0], clients=(0, 2)),),
+        lambda subjects: (replace(subjects[0], clients=()),),
     ],
     ids=["each alone", "one of two", "another one", "nobody"],
 )
 def test_who_is_hidden_is_who_asked(own_trained: Path, monkeypatch: pytest.MonkeyPatch, groups: Groups) -> None:
     """Two clients asked jointly; a program that hides each alone would add less noise and certify the same."""
     honest = RunView.new_subjects
-    monkeypatch.setattr(RunView, "new_subjects", lambda *known: groups(honest(*known)))
+    monkeypatch.setattr(RunView, "new_subjects", lambda *arguments: groups(honest(*arguments)))
     sifu.open_run(own_trained).forget(["client-000", "client-001"], "both", unit="joint", sigma=0.05)
     monkeypatch.undo()
     assert "request both: it hides the clients" in "\n".join(verify_run(own_trained).problems)
@@ -150,9 +150,9 @@ def test_noise_is_what_the_request_says(own_run: Path, statement: str, expected:
 def test_a_certificate_commits_to_the_models_of_its_request(own_run: Path, which: str) -> None:
     """The commitment opens, the digest was recorded, but it is that of another node."""
     recorded = {
-        one["node"]: one["digest"]
+        model["node"]: model["digest"]
         for (payload,) in query(own_run, "SELECT payload FROM events")
-        for one in json.loads(payload).get("models", [])
+        for model in json.loads(payload).get("models", [])
     }
 
     def edit(kind: str, content: dict[str, Any]) -> None:

@@ -102,16 +102,16 @@ def reissued(folder: Path, target: Path, form: str, change: Change) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("form", "name"), [("public", one) for one in FALSE] + [("auditor", one) for one in OF_THE_AUDITOR]
+    ("form", "name"), [("public", field) for field in FALSE] + [("auditor", field) for field in OF_THE_AUDITOR]
 )
 def test_a_false_certificate_that_is_signed_is_caught(
     run_with_requests: Path, tmp_path: Path, form: str, name: str
 ) -> None:
     words, change = (FALSE if form == "public" else OF_THE_AUDITOR)[name]
     path = reissued(run_with_requests, tmp_path / "signed.json", form, change)
-    found = verify_certificate(path)
-    assert "signature" not in "\n".join(found.problems)
-    assert words in "\n".join(found.problems)
+    verification = verify_certificate(path)
+    assert "signature" not in "\n".join(verification.problems)
+    assert words in "\n".join(verification.problems)
 
 
 def test_control_a_certificate_signed_again_holds(run_with_requests: Path, tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_text_names_nobody(run_with_requests: Path, tmp_path: Path) -> None:
 
 def test_a_certificate_that_does_not_hold_promises_nothing(run_with_requests: Path, tmp_path: Path) -> None:
     path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"level": "exact"})
-    found = audit_client("client-000", path)
-    assert not found.holds
-    assert "promises nothing" in found.statements[0]
+    audited = audit_client("client-000", path)
+    assert not audited.holds
+    assert "promises nothing" in audited.statements[0]
 
 
 @pytest.mark.parametrize("values", [{"epsilon": None}, {"epsilon": "ten"}, {"commitments": 3}, {"level": []}])

@@ -22,9 +22,9 @@ from sifu.store.keys import create_key, sign
 
 
 def problems(folder: Path) -> str:
-    found = verify_run(folder).problems
-    assert found, "the forgery was not caught"
-    return "\n".join(found)
+    sentences = verify_run(folder).problems
+    assert sentences, "the forgery was not caught"
+    return "\n".join(sentences)
 
 
 def test_rebuilding_an_honest_chain_changes_nothing(own_run: Path) -> None:
@@ -132,8 +132,8 @@ def test_a_certificate_signed_by_another_key_is_caught(own_run: Path, tmp_path: 
     content = json.loads(certificate_path(own_run, "strictly", "public").read_text())
     text = json.dumps(sign(stranger, content["body"] | {"epsilon": 1.0}, public), indent=1, sort_keys=True)
     replace_certificate(own_run, "strictly", "public", text)
-    found = problems(own_run)
-    assert "the signature of certificate strictly (public) does not hold" in found
+    sentences = problems(own_run)
+    assert "the signature of certificate strictly (public) does not hold" in sentences
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_limit_whoever_holds_the_key_can_rewrite_the_scalars(own_run: Path) -> N
 
 
 def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(own_run: Path) -> None:
-    known = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
+    real_key = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
     (own_run / "operator.key").unlink()
     forged = create_key(own_run)
 
@@ -214,7 +214,7 @@ def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(ow
     rebuild_chain(own_run, edit)
     resign_everything(own_run)
     assert verify_run(own_run).problems == []
-    assert verify_run(own_run, known).problems != []
+    assert verify_run(own_run, real_key).problems != []
 
 
 def test_limit_events_after_the_last_certificate_are_not_signed(own_run: Path) -> None:

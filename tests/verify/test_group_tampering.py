@@ -59,9 +59,9 @@ def request_merge(folder: Path) -> int:
 
 
 def leave_a_hit_group_in(folder: Path) -> None:
-    node, made = hit_group(folder), request_merge(folder)
-    execute(folder, f"INSERT INTO merges VALUES ({made}, {node[1]}, {node[0]}, {node[2]})")
-    row = {"node": made, "grp": node[1], "source_node": node[0], "samples": node[2]}
+    node, merge = hit_group(folder), request_merge(folder)
+    execute(folder, f"INSERT INTO merges VALUES ({merge}, {node[1]}, {node[0]}, {node[2]})")
+    row = {"node": merge, "grp": node[1], "source_node": node[0], "samples": node[2]}
 
     def edit(kind: str, content: Content) -> None:
         if kind == "rolled back":
@@ -131,16 +131,16 @@ def put_the_forgotten_back(folder: Path) -> None:
 
 def forge_the_merged_model(folder: Path) -> None:
     """Another model under the merge's name, with its digest in table, ledger and file."""
-    made = request_merge(folder)
+    merge = request_merge(folder)
     with RunReader(folder) as reader:
-        content = model_bytes(reader.layout, reader.load_model(made) + np.asarray(1e-9, dtype=reader.layout.dtype))
+        content = model_bytes(reader.layout, reader.load_model(merge) + np.asarray(1e-9, dtype=reader.layout.dtype))
     digest = hashlib.sha256(content).hexdigest()
-    model_path(folder, made).write_bytes(content)
-    execute(folder, f"UPDATE models SET digest = '{digest}' WHERE node = {made}")
+    model_path(folder, merge).write_bytes(content)
+    execute(folder, f"UPDATE models SET digest = '{digest}' WHERE node = {merge}")
 
     def edit(kind: str, payload: Content) -> None:
         for row in [*payload.get("models", []), *payload.get("certified_models", {}).values()]:
-            if row["node"] == made:
+            if row["node"] == merge:
                 row["digest"] = digest
 
     rebuild_chain(folder, edit)

@@ -36,15 +36,15 @@ def looked_after(seed: int, folder: Path) -> Path:
 
 def false_alarms(seeds: range, folder: Path) -> list[str]:
     """What either verifier says of untouched runs."""
-    found = []
+    alarms = []
     for seed in seeds:
         run = looked_after(seed, folder / str(seed))
         problems = verify_run(run).problems + verify(run)
         for path in sorted((run / "certificates").glob("*.json")):
             problems += verify_certificate(path).problems
-        found += [f"run {seed}: {problem}" for problem in problems]
-    print(f"false alarms: {len(found)} on {len(seeds)} untouched runs")
-    return found
+        alarms += [f"run {seed}: {problem}" for problem in problems]
+    print(f"false alarms: {len(alarms)} on {len(seeds)} untouched runs")
+    return alarms
 
 
 def test_no_false_alarm_on_a_few_runs(tmp_path: Path) -> None:
@@ -68,6 +68,6 @@ def test_the_search_for_false_alarms_would_notice_one(tmp_path: Path) -> None:
 
 def test_a_purge_of_a_run_with_gram_matrices_says_that_they_stay(tmp_path: Path) -> None:
     """Random runs may keep them, and some are purged above."""
-    seed = next(one for one in ALL if random_spec(random.Random(one), one)["keep"]["gram_clients"])
+    seed = next(number for number in ALL if random_spec(random.Random(number), number)["keep"]["gram_clients"])
     kept = [what for what, _ in random_run(seed, tmp_path / "run").purge().remains]
-    assert any("Gram" in one for one in kept)
+    assert any("Gram" in text for text in kept)

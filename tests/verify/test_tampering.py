@@ -119,7 +119,7 @@ def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tupl
     pristine.restore_database()
     connection = connect(pristine.folder)
     described = columns(connection, table)
-    keys = [one.name for one in described if one.key]
+    keys = [column.name for column in described if column.key]
     where = " AND ".join(f"{key} = ?" for key in keys)
     rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
     connection.close()
@@ -129,7 +129,7 @@ def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tupl
         if not everything:
             chosen = chosen + [row for row in rows if row[place] is None and row not in chosen][:1]
         for row in chosen:
-            values = dict(zip([one.name for one in described], row, strict=True))
+            values = dict(zip([column.name for column in described], row, strict=True))
             variants = list(other_values(row[place], column))
             for new in variants if everything else variants[:2]:
                 connection = connect(pristine.folder)
@@ -142,12 +142,12 @@ def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tupl
                     continue  # that key is taken; swapping rows is tried elsewhere
                 connection.close()
                 tried += 1
-                found = caught(pristine.folder)
+                problems = caught(pristine.folder)
                 name = f"{table}.{column.name} of {[values[k] for k in keys]}: {row[place]!r} -> {new!r}"
-                if not found:
+                if not problems:
                     wrong.append(f"not caught: {name}"[:300])
-                elif CRASH in found[0] or not is_named(found, table, column):
-                    wrong.append(f"not named: {name}: {found[:3]}"[:600])
+                elif CRASH in problems[0] or not is_named(problems, table, column):
+                    wrong.append(f"not named: {name}: {problems[:3]}"[:600])
                 pristine.restore_database()
     return tried, wrong
 
@@ -195,9 +195,9 @@ ELSEWHERE = ("grams", "rejections", "statistics", "group_models", "merges")
 def test_every_table_is_tampered_with(pristine: Pristine) -> None:
     # Gram matrices have a suite of their own: a run that keeps them cannot have a strict request. So have refused
     # replies: test_hostile_clients changes every column of theirs. So have groups: test_group_tampering.
-    found = dump(pristine.folder)
-    assert sorted(found) == sorted([*ALL_TABLES, *ELSEWHERE])
-    assert all(rows for table, rows in found.items() if table not in ELSEWHERE)
+    tables = dump(pristine.folder)
+    assert sorted(tables) == sorted([*ALL_TABLES, *ELSEWHERE])
+    assert all(rows for table, rows in tables.items() if table not in ELSEWHERE)
 
 
 @pytest.mark.parametrize("table", ALL_TABLES)
@@ -223,8 +223,8 @@ def test_rows_cannot_be_dropped_repeated_or_swapped(pristine: Pristine, table: s
     pristine.restore_database()
     connection = connect(pristine.folder)
     described = columns(connection, table)
-    names = [one.name for one in described]
-    keys = [one.name for one in described if one.key]
+    names = [column.name for column in described]
+    keys = [column.name for column in described if column.key]
     rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
     connection.close()
     key_places = [names.index(key) for key in keys]
@@ -242,9 +242,9 @@ def test_rows_cannot_be_dropped_repeated_or_swapped(pristine: Pristine, table: s
         finally:
             connection.close()
         tried += 1
-        found = caught(pristine.folder)
-        if not found or CRASH in found[0] or not re.search(ALIASES.get(table, table), "\n".join(found)):
-            wrong.append(f"{what}: {found[:2]}")
+        problems = caught(pristine.folder)
+        if not problems or CRASH in problems[0] or not re.search(ALIASES.get(table, table), "\n".join(problems)):
+            wrong.append(f"{what}: {problems[:2]}")
         pristine.restore_database()
 
     insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})"
@@ -264,9 +264,9 @@ def test_rows_cannot_be_dropped_repeated_or_swapped(pristine: Pristine, table: s
         swapped = [list(first), list(second)]
         for place in key_places:
             swapped[0][place], swapped[1][place] = second[place], first[place]
-        if [tuple(one) for one in swapped] != [second, first]:
+        if [tuple(row) for row in swapped] != [second, first]:
             removals = [(delete, tuple(row[place] for place in key_places)) for row in (first, second)]
-            attempt("first and last swapped", *removals, *((insert, tuple(one)) for one in swapped))
+            attempt("first and last swapped", *removals, *((insert, tuple(row)) for row in swapped))
     print(f"{table}: {tried} rows dropped, repeated or swapped")
     assert tried >= 2
     assert not wrong, "\n".join(wrong)
@@ -285,9 +285,9 @@ def test_one_flipped_byte_of_the_database_is_caught_or_changes_nothing(
         for leftover in ("run.db-wal", "run.db-shm"):
             (folder / leftover).unlink(missing_ok=True)
         (folder / "run.db").write_bytes(content[:place] + bytes([content[place] ^ change]) + content[place + 1 :])
-        found = caught(folder)
-        assert not found or CRASH not in found[0], found
-        if not found:
+        problems = caught(folder)
+        assert not problems or CRASH not in problems[0], problems
+        if not problems:
             assert dump(folder) == original
 
     flip()
@@ -393,8 +393,8 @@ def test_a_damaged_certificate_file_is_named(pristine: Pristine, damage: str) ->
                 "spaces": content + b"\n",
             }[damage]
         )
-    found = caught(pristine.folder)
-    assert any(path.name in one for one in found), found
+    problems = caught(pristine.folder)
+    assert any(path.name in problem for problem in problems), problems
     pristine.restore()
 
 
@@ -442,11 +442,11 @@ def test_every_model_file_is_protected(pristine: Pristine) -> None:
         flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
         for new in (flipped, content[:-1], other):
             path.write_bytes(new)
-            found = caught(pristine.folder)
-            assert any(f"node {path.stem}" in one for one in found), (path.name, found)
+            problems = caught(pristine.folder)
+            assert any(f"node {path.stem}" in problem for problem in problems), (path.name, problems)
             tried += 1
         path.unlink()
-        assert any(f"node {path.stem} is missing" in one for one in caught(pristine.folder))
+        assert any(f"node {path.stem} is missing" in problem for problem in caught(pristine.folder))
         path.write_bytes(content)
         tried += 1
     print(f"models: {tried} files changed")
@@ -459,7 +459,7 @@ def test_a_model_put_back_after_its_erasure_is_named(pristine: Pristine, name: s
     models = pristine.folder / "models"
     assert not (models / name).exists()
     shutil.copy(models / "44.safetensors", models / name)
-    assert any(name in one for one in caught(pristine.folder))
+    assert any(name in problem for problem in caught(pristine.folder))
     pristine.restore()
 
 
@@ -470,7 +470,7 @@ def test_a_model_put_back_under_another_name_is_named(pristine: Pristine, name: 
     target = pristine.folder / "models" / name
     target.parent.mkdir(exist_ok=True)
     shutil.copy(pristine.folder / "models" / "44.safetensors", target)
-    assert any(Path(name).name in one for one in caught(pristine.folder))
+    assert any(Path(name).name in problem for problem in caught(pristine.folder))
     pristine.restore()
 
 
@@ -486,12 +486,12 @@ def test_every_file_of_updates_is_protected(pristine: Pristine) -> None:
         header = content.index(b"}}") + 3  # in the padding after the header, where there is any
         for place in (9, header, number * (len(content) - 1) // (len(paths) - 1), len(content) - 1):
             path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-            assert any(path.name in one for one in caught(pristine.folder)), place
+            assert any(path.name in problem for problem in caught(pristine.folder)), place
         for new in (content[:-1], content + b"\0", other):
             path.write_bytes(new)
-            assert any(path.name in one for one in caught(pristine.folder))
+            assert any(path.name in problem for problem in caught(pristine.folder))
         path.unlink()
-        assert any(f"{path.name} is missing" in one for one in caught(pristine.folder))
+        assert any(f"{path.name} is missing" in problem for problem in caught(pristine.folder))
         path.write_bytes(content)
     assert caught(pristine.folder) == []
 
@@ -505,7 +505,7 @@ def test_updates_put_back_after_their_erasure_are_named(pristine: Pristine, name
     source = next(updates.iterdir())
     target.parent.mkdir(exist_ok=True)
     shutil.copy(source, target)
-    assert any(Path(name).name in one for one in caught(pristine.folder))
+    assert any(Path(name).name in problem for problem in caught(pristine.folder))
     pristine.restore()
 
 
@@ -524,8 +524,8 @@ def test_another_key_is_noticed(run_with_requests: Path, cli: Any) -> None:
     right = dict(dump(run_with_requests)["run"])["public_key"]
     assert verify_run(run_with_requests, right).holds
     wrong = "00" * 32
-    found: Verification = verify_run(run_with_requests, wrong)
-    assert any("key" in problem for problem in found.problems)
+    verification: Verification = verify_run(run_with_requests, wrong)
+    assert any("key" in problem for problem in verification.problems)
     certificate = next((run_with_requests / "certificates").iterdir())
     assert verify_certificate(certificate, right).holds
     assert not verify_certificate(certificate, wrong).holds

@@ -64,12 +64,12 @@ def dropped(folder: Path) -> set[str]:
 def test_a_kill_in_mid_rollback_is_noted_until_the_next_writer(kept: Path, cli: Command) -> None:
     killed_after(kept, "rolled back", forget())
     left = dropped(kept)
-    assert any(one.startswith("models") for one in left)
-    assert any(one.startswith("updates") for one in left)
-    found = verify_run(kept)
-    assert found.problems == []
-    assert {leftover.file for leftover in found.leftovers} == left
-    assert all("dropped it" in leftover.why for leftover in found.leftovers)
+    assert any(name.startswith("models") for name in left)
+    assert any(name.startswith("updates") for name in left)
+    verification = verify_run(kept)
+    assert verification.problems == []
+    assert {leftover.file for leftover in verification.leftovers} == left
+    assert all("dropped it" in leftover.why for leftover in verification.leftovers)
     answer = cli("verify", kept)
     assert answer.code == 0
     assert "as an interrupted command leaves them" in " ".join(answer.out.split())
@@ -77,15 +77,15 @@ def test_a_kill_in_mid_rollback_is_noted_until_the_next_writer(kept: Path, cli: 
     assert told["holds"] is True
     assert {leftover["file"] for leftover in told["leftovers"]} == left
     RunWriter.open(kept).close()
-    assert not any((kept / one).exists() for one in left)
-    found = verify_run(kept)
-    assert (found.problems, found.leftovers, found.notes) == ([], [], [])
+    assert not any((kept / name).exists() for name in left)
+    verification = verify_run(kept)
+    assert (verification.problems, verification.leftovers, verification.notes) == ([], [], [])
 
 
 def test_an_erased_model_that_came_back_is_no_leftover(kept: Path) -> None:
     """The same bytes under the same name, once the sweep has been over them; and under any other name."""
     killed_after(kept, "rolled back", forget())
-    name = min(one for one in dropped(kept) if one.startswith("models/"))
+    name = min(name for name in dropped(kept) if name.startswith("models/"))
     stolen = (kept / name).read_bytes()
     sifu.open_run(kept).forget()
     assert verify_run(kept).problems == []
@@ -127,10 +127,10 @@ def test_an_erasure_for_good_that_was_cut_short_fails_until_it_is_finished(kept:
         killed_after(kept, "purged", lambda run: run.purge())
     left = dropped(kept)
     assert left
-    found = verify_run(kept)
-    assert all(any(name in problem and "permanently" in problem for problem in found.problems) for name in left)
-    assert any(problem.startswith("erasure: ") for problem in found.problems)
-    assert found.leftovers == []
+    verification = verify_run(kept)
+    assert all(any(name in problem and "permanently" in problem for problem in verification.problems) for name in left)
+    assert any(problem.startswith("erasure: ") for problem in verification.problems)
+    assert verification.leftovers == []
     assert cli("verify", kept).code == 3
     RunWriter.open(kept).close()
     assert verify_run(kept).problems == []
@@ -166,19 +166,19 @@ def test_a_strict_request_tries_again_when_it_is_done(kept: Path) -> None:
 def test_an_erasure_that_never_began_is_a_leftover(kept: Path) -> None:
     """The mark is written before the event: a kill in between has erased nothing, and claims nothing."""
     (kept / SCRUB_FILE).touch()
-    found = verify_run(kept)
-    assert found.problems == []
-    assert [leftover.file for leftover in found.leftovers] == [SCRUB_FILE]
+    verification = verify_run(kept)
+    assert verification.problems == []
+    assert [leftover.file for leftover in verification.leftovers] == [SCRUB_FILE]
 
 
 def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None:
     """They used to pass without a word."""
     for name in ("models/9999.safetensors", "models/.tmp-9998.safetensors", "updates/9999.0.0.safetensors"):
         (kept / name).write_bytes(b"half a model")
-    found = verify_run(kept)
-    assert found.problems == []
-    assert len(found.leftovers) == 3
-    assert len(found.notes) == 1
+    verification = verify_run(kept)
+    assert verification.problems == []
+    assert len(verification.leftovers) == 3
+    assert len(verification.notes) == 1
     for name in ("models/007.safetensors", "models/notes.txt", "updates/1.0.7.safetensors"):
         (kept / name).write_bytes(b"no file of ours")
         assert any(name in problem for problem in verify_run(kept).problems), name
@@ -188,9 +188,9 @@ def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None
 def test_a_kill_before_certificates_are_written_is_noted(kept: Path) -> None:
     """They are in the database, signed and checked; the next writer writes the files."""
     killed_after(kept, "request done", forget())
-    found = verify_run(kept)
-    assert found.problems == []
-    assert sum("is not there yet" in note for note in found.notes) == 2
+    verification = verify_run(kept)
+    assert verification.problems == []
+    assert sum("is not there yet" in note for note in verification.notes) == 2
     RunWriter.open(kept).close()
     assert verify_run(kept).notes == []
     sifu.open_run(kept).rotate_key()  # from now on the file can only have been taken away

@@ -56,8 +56,8 @@ def free_port() -> int:
     """A port nobody listens on, below those that the system hands out: nobody is given it before it is used."""
     while True:
         port = random.SystemRandom().randrange(12_000, 30_000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
             return port
 
 
@@ -117,22 +117,22 @@ def descendants(parent: int) -> list[int]:
         with contextlib.suppress(OSError):
             after_name = path.read_text().rpartition(")")[2].split()
             children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
-    found, look = [], [parent]
+    processes, look = [], [parent]
     while look:
         new = children.get(look.pop(), [])
-        found += new
+        processes += new
         look += new
-    return found
+    return processes
 
 
 def running(parent: int, program: str) -> list[int]:
     """Those processes under `parent` that run a program."""
-    found = []
+    processes = []
     for descendant in descendants(parent):
         with contextlib.suppress(OSError):
             if program.encode() in Path(f"/proc/{descendant}/cmdline").read_bytes():
-                found.append(descendant)
-    return found
+                processes.append(descendant)
+    return processes
 
 
 class Deployment:
@@ -165,12 +165,12 @@ class Deployment:
     def start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
         """A process in the background, its output in a file of its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            made = subprocess.Popen(
+            process = subprocess.Popen(
                 [str(word) for word in command], stdout=log, stderr=log, env=self.environment, cwd=self.folder,
                 start_new_session=True,
             )  # fmt: skip
-        self.processes[name] = made
-        return made
+        self.processes[name] = process
+        return process
 
     def call(self, *command: object, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """A command in the foreground."""
@@ -193,13 +193,13 @@ class Deployment:
         self.wait_for(self._answers, 60, "superlink")
 
     def _answers(self) -> bool:
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", self.port)) == 0
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", self.port)) == 0
 
     def register(self, key: str) -> None:
         """Tell SuperLink of a node's key."""
-        made = self.call(BIN / "flwr", "supernode", "register", self.folder / f"{key}.pub", "here")
-        assert made.returncode == 0, made.stdout + made.stderr
+        ended = self.call(BIN / "flwr", "supernode", "register", self.folder / f"{key}.pub", "here")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
 
     def supernode(self, key: str, config: str) -> None:
         """Start a SuperNode with a key."""
@@ -217,9 +217,9 @@ class Deployment:
     def kill(self, name: str, number: int) -> None:
         """End a process and what it started, also in sessions of their own (a ServerApp outlives its SuperLink)."""
         process = self.processes.pop(name)
-        for one in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
+        for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(one, number)
+                os.kill(pid, number)
         process.wait(timeout=30)
 
     def wait_for(self, condition: object, seconds: float, what: str) -> None:

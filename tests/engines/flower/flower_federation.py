@@ -38,8 +38,8 @@ def small_spec(**sections: object) -> Spec:
 def grid_of(data: list[object]) -> MemoryGrid:
     """A node for each client's data, under ids that tell nothing of the order."""
     grid = MemoryGrid()
-    for place, one in enumerate(data):
-        mine = ReadyClient(one.name, one.x, one.y)  # type: ignore[attr-defined]
+    for place, client in enumerate(data):
+        mine = ReadyClient(client.name, client.x, client.y)  # type: ignore[attr-defined]
 
         def make(context: Context, mine: ReadyClient = mine) -> ReadyClient:
             return mine
@@ -66,12 +66,12 @@ def both_engines(
     data = clients_from_spec(spec)
     embedded, _ = engine_from_spec(spec, data)
     grid = grid_of(list(data))
-    found = profiles_of(grid, spec)
-    order = {one.name: place for place, one in enumerate(data)}
-    ordered = sorted(found.values(), key=lambda one: order[one.name])  # type: ignore[attr-defined]
-    made, _ = blueprint(spec, ordered, identity=CLAIMED, preprocessing="fixed constants")  # type: ignore[arg-type]
-    roster = ClaimedRoster(grid, {node: one.name for node, one in found.items()})  # type: ignore[attr-defined]
-    return embedded, FlowerFederation(grid, roster, made, patience, masked=masked), grid
+    profiles = profiles_of(grid, spec)
+    order = {client.name: place for place, client in enumerate(data)}
+    ordered = sorted(profiles.values(), key=lambda profile: order[profile.name])  # type: ignore[attr-defined]
+    design, _ = blueprint(spec, ordered, identity=CLAIMED, preprocessing="fixed constants")  # type: ignore[arg-type]
+    roster = ClaimedRoster(grid, {node: profile.name for node, profile in profiles.items()})  # type: ignore[attr-defined]
+    return embedded, FlowerFederation(grid, roster, design, patience, masked=masked), grid
 
 
 def everyone(engine: object) -> np.ndarray:

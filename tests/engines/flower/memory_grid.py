@@ -73,9 +73,9 @@ class MemoryGrid(Grid):
             return Message(Error(2, str(error)), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        found = [self._replies.pop(number) for number in message_ids if number in self._replies]
-        self.received += found
-        return found
+        replies = [self._replies.pop(number) for number in message_ids if number in self._replies]
+        self.received += replies
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

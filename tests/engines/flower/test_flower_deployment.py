@@ -81,16 +81,16 @@ app = server_app(partial(own_blueprint, lambda branch: {"w": np.zeros(4)}))
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("federation")
-    made = Deployment(folder)
+    deployment = Deployment(folder)
     try:
-        made.superlink()
+        deployment.superlink()
         for number in range(NODES):
             make_node_key(folder / f"node{number}")
-            made.register(f"node{number}")
-            start_node(made, number)
-        yield made
+            deployment.register(f"node{number}")
+            start_node(deployment, number)
+        yield deployment
     finally:
-        made.close()
+        deployment.close()
 
 
 def start_node(federation: Deployment, number: int) -> None:
@@ -174,9 +174,9 @@ def test_a_federation_forgets_twice_while_it_trains_whatever_is_killed(federatio
     app, run = numpy_app(federation, tmp_path, 3, marker=str(marker))
     federation.flwr_run(app, "first-run")
     federation.wait_for(lambda: rounds(run) >= 1, 300, "the first round")
-    asked = federation.sifu("request", run, "--clients", "site-1", "--id", "one")
-    assert asked.returncode == 0, asked.stderr
-    assert "handed to the running server" in asked.stdout
+    ended = federation.sifu("request", run, "--clients", "site-1", "--id", "one")
+    assert ended.returncode == 0, ended.stderr
+    assert "handed to the running server" in ended.stdout
     assert federation.sifu("request", run, "--clients", "site-3", "--id", "two").returncode == 0
     federation.wait_for(marker.exists, 300, "the kill in mid-rollback")
     federation.kill("first-run", signal.SIGKILL)  # SuperLink would notice in a minute; nothing has to wait for that
@@ -249,9 +249,9 @@ def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, 
         local = [trained(models[node - 1], int(client)) for client in here.clients]
         models[node] = np.mean(local, axis=0) if local else models[node - 1]
         expected = [float(np.linalg.norm(model - models[node])) for model in local]
-        known = np.isfinite(here.drifts)
-        np.testing.assert_allclose(here.drifts[known], np.array(expected)[known], rtol=1e-6)
-        assert set(here.clients[~known]) <= {4}
+        finite = np.isfinite(here.drifts)
+        np.testing.assert_allclose(here.drifts[finite], np.array(expected)[finite], rtol=1e-6)
+        assert set(here.clients[~finite]) <= {4}
     np.testing.assert_allclose(reader.load_model(3), models[3], atol=1e-12)
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()

@@ -92,22 +92,22 @@ def test_whoever_is_lost_late_or_wrong_was_absent_and_that_is_recorded() -> None
     names = [client.name for client in flower.clients]
     _wrong_sender(grid, nodes[names[1]])
     grid.trouble[nodes[names[2]]] = lambda message: None
-    grid.trouble[nodes[names[4]]] = lambda message: _changed(grid.answer(message), lambda one: one * np.nan)
-    grid.trouble[nodes[names[5]]] = lambda message: _changed(grid.answer(message), lambda one: one[:-1])
-    grid.trouble[nodes[names[6]]] = lambda message: _changed(grid.answer(message), lambda one: one, samples=10**6)
+    grid.trouble[nodes[names[4]]] = lambda message: _changed(grid.answer(message), lambda vector: vector * np.nan)
+    grid.trouble[nodes[names[5]]] = lambda message: _changed(grid.answer(message), lambda vector: vector[:-1])
+    grid.trouble[nodes[names[6]]] = lambda message: _changed(grid.answer(message), lambda vector: vector, samples=10**6)
     del grid.apps[nodes[names[7]]]
     model = flower.initial_model(0)
-    found = flower.run_round(model, Position(0, 0), everyone(flower))
-    assert found.participants.tolist() == [0, 3]
+    result = flower.run_round(model, Position(0, 0), everyone(flower))
+    assert result.participants.tolist() == [0, 3]
     expected = embedded.run_round(model, Position(0, 0), np.array([0, 3]))
-    np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
-    np.testing.assert_allclose(found.drifts, expected.drifts, rtol=1e-6)
+    np.testing.assert_allclose(result.model, expected.model, atol=1e-12)
+    np.testing.assert_allclose(result.drifts, expected.drifts, rtol=1e-6)
     told = {incident.client: incident.what for incident in flower.take_incidents()}
     assert set(told) == {names[k] for k in (1, 2, 7)}
     assert "error 5" in told[names[1]]
     assert "no answer within" in told[names[2]]
     assert "not there" in told[names[7]]
-    refused = {rejection.client: (rejection.reason, rejection.left_out) for rejection in found.rejections}
+    refused = {rejection.client: (rejection.reason, rejection.left_out) for rejection in result.rejections}
     assert refused == {
         names[4]: ("not finite", True), names[5]: ("wrong shape", True), names[6]: ("wrong samples", True),
     }  # fmt: skip
@@ -120,20 +120,20 @@ def test_whoever_is_lost_late_or_wrong_was_absent_and_that_is_recorded() -> None
 @pytest.mark.parametrize("rule", ["stop", "round"])
 def test_a_refused_reply_stops_the_run_or_drops_the_round_as_the_spec_says(rule: str) -> None:
     _, flower, grid = both_engines(small_spec(server={"rejected": rule}))
-    grid.trouble[9000] = lambda message: _changed(grid.answer(message), lambda one: one + 1e15)
+    grid.trouble[9000] = lambda message: _changed(grid.answer(message), lambda vector: vector + 1e15)
     model = flower.initial_model(0)
     if rule == "stop":
         with pytest.raises(RoundRejectedError, match="client-000: too large"):
             flower.run_round(model, Position(0, 0), everyone(flower))
         return
-    found = flower.run_round(model, Position(0, 0), everyone(flower))
-    assert found.participants.size == 0
-    np.testing.assert_array_equal(found.model, model)
-    assert [rejection.reason for rejection in found.rejections] == ["too large", *["round dropped"] * 7]
+    result = flower.run_round(model, Position(0, 0), everyone(flower))
+    assert result.participants.size == 0
+    np.testing.assert_array_equal(result.model, model)
+    assert [rejection.reason for rejection in result.rejections] == ["too large", *["round dropped"] * 7]
 
 
 def _changed(reply: Message, change: object, samples: int | None = None) -> Message:
-    arrays = {name: Array(change(one)) for name, one in arrays_of(reply.content["arrays"]).items()}  # type: ignore
+    arrays = {name: Array(change(array)) for name, array in arrays_of(reply.content["arrays"]).items()}  # type: ignore
     count = reply.content["metrics"]["num-examples"] if samples is None else samples
     content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": count})})
     reply.content = content
@@ -145,10 +145,10 @@ def test_a_round_with_too_few_answers_is_dropped_whole() -> None:
     for node in list(grid.apps)[:5]:
         grid.trouble[node] = lost
     model = flower.initial_model(0) + 0.25
-    found = flower.run_round(model, Position(0, 0), everyone(flower))
-    assert found.participants.size == 0
-    np.testing.assert_array_equal(found.model, model)
-    assert (found.mean_shift, found.rounding, found.drifts.size) == (0.0, 0.0, 0)
+    result = flower.run_round(model, Position(0, 0), everyone(flower))
+    assert result.participants.size == 0
+    np.testing.assert_array_equal(result.model, model)
+    assert (result.mean_shift, result.rounding, result.drifts.size) == (0.0, 0.0, 0)
     assert flower.take_incidents()[-1].what == "3 of 8 answered: the round was dropped"
     assert "a minimum of 4 answers a round" in flower.facts.outside
 
@@ -157,8 +157,8 @@ def test_nobody_answering_changes_nothing_and_says_so() -> None:
     _, flower, grid = both_engines(small_spec())
     grid.apps.clear()
     model = flower.initial_model(0)
-    found = flower.run_round(model, Position(0, 0), everyone(flower))
-    np.testing.assert_array_equal(found.model, model)
+    result = flower.run_round(model, Position(0, 0), everyone(flower))
+    np.testing.assert_array_equal(result.model, model)
     with pytest.raises(NobodyAnsweredError, match="no client answered"):
         flower.evaluate(model, everyone(flower))
     with pytest.raises(NobodyAnsweredError, match="did not answer"):
@@ -170,8 +170,8 @@ def test_clients_that_are_left_out_are_never_spoken_to() -> None:
     flower.leave_out([2, 3])
     grid.sent.clear()
     model = flower.initial_model(0)
-    found = flower.run_round(model, Position(0, 0), everyone(flower))
-    assert found.participants.tolist() == [0, 1, 4, 5, 6, 7]
+    result = flower.run_round(model, Position(0, 0), everyone(flower))
+    assert result.participants.tolist() == [0, 1, 4, 5, 6, 7]
     assert flower.evaluate(model, np.array([2, 3])).samples.tolist() == [0, 0]
     assert {message.metadata.dst_node_id for message in grid.sent}.isdisjoint({9000 - 14, 9000 - 21})
     assert all(message.metadata.message_type == TRAIN for message in grid.sent)
@@ -191,7 +191,7 @@ def test_one_walk_over_the_replies_gives_what_two_passes_give(
     with np.errstate(over="ignore"):
         rows = [(start + spread * random.normal(size=size)).astype(dtype) for _ in range(count)]
     samples = random.integers(1, 1000, size=count)
-    found = average_replies(rows, start, samples, True)
+    averaged = average_replies(rows, start, samples, True)
     expected = average_models(
         lambda: ((slice(k, k + 1), torch.from_numpy(row)[None, :]) for k, row in enumerate(rows)),
         start,
@@ -199,17 +199,19 @@ def test_one_walk_over_the_replies_gives_what_two_passes_give(
         8,
         True,
     )
-    assert found.not_finite == expected.not_finite
-    if found.not_finite:
+    assert averaged.not_finite == expected.not_finite
+    if averaged.not_finite:
         return
-    np.testing.assert_allclose(found.step, expected.step, rtol=1e-12, atol=1e-14 * max(1.0, spread))
+    np.testing.assert_allclose(averaged.step, expected.step, rtol=1e-12, atol=1e-14 * max(1.0, spread))
     rounding = 1e-14 * max(1.0, spread) * np.sqrt(size)
-    np.testing.assert_allclose(found.drifts, expected.drifts, rtol=1e-9, atol=rounding)
-    assert found.mean_shift == pytest.approx(expected.mean_shift, rel=1e-9, abs=rounding)
-    np.testing.assert_allclose(found.gram, expected.gram, rtol=1e-9, atol=1e-9 * max(found.drifts) ** 2 + rounding**2)
+    np.testing.assert_allclose(averaged.drifts, expected.drifts, rtol=1e-9, atol=rounding)
+    assert averaged.mean_shift == pytest.approx(expected.mean_shift, rel=1e-9, abs=rounding)
+    np.testing.assert_allclose(
+        averaged.gram, expected.gram, rtol=1e-9, atol=1e-9 * max(averaged.drifts) ** 2 + rounding**2
+    )
     exact = np.average(np.stack(rows).astype(np.longdouble), axis=0, weights=samples.astype(np.longdouble))
     scale = np.longdouble(max(1e-300, float(np.abs(np.stack(rows) - exact).max())))
-    for row, drift in zip(rows, found.drifts, strict=True):
+    for row, drift in zip(rows, averaged.drifts, strict=True):
         assert drift >= float(np.sqrt((((row - exact) / scale) ** 2).sum()) * scale) * (1 - 1e-15)
 
 

@@ -96,16 +96,16 @@ def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: P
     sifu.open_run(fed.run_folder).request([name], "one", method="groups")
     assert fed.serve() == ["one"]
     embedded.forget([name], "one", method="groups")
-    found = sifu.open_run(fed.run_folder)
-    assert found.verify().problems == []
-    assert [outcome.level for outcome in found.outcomes()] == ["exact"]
+    on_flower = sifu.open_run(fed.run_folder)
+    assert on_flower.verify().problems == []
+    assert [outcome.level for outcome in on_flower.outcomes()] == ["exact"]
 
     def kinds(run: sifu.Run) -> list[str]:
         with run.reader() as reader:
             skipped = ("clients admitted", "incidents")
             return [event.kind for event in reader.events() if event.kind not in skipped]
 
-    assert kinds(found) == kinds(embedded)
-    with found.reader() as first, embedded.reader() as second:
+    assert kinds(on_flower) == kinds(embedded)
+    with on_flower.reader() as first, embedded.reader() as second:
         assert list(first.merges()) == list(second.merges())
         np.testing.assert_allclose(first.load_model(first.tip), second.load_model(second.tip), rtol=0, atol=1e-11)

@@ -19,16 +19,16 @@ Change = Callable[[Message], Message | None]
 
 def values(change: Callable[[Any], Any]) -> Change:
     def changed(reply: Message) -> Message:
-        arrays = {name: Array(change(one)) for name, one in arrays_of(reply.content["arrays"]).items()}
+        arrays = {name: Array(change(array)) for name, array in arrays_of(reply.content["arrays"]).items()}
         reply.content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": reply.content["metrics"]})
         return reply
 
     return changed
 
 
-def metrics(**found: Any) -> Change:
+def metrics(**reported: Any) -> Change:
     def changed(reply: Message) -> Message:
-        reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord(found)})
+        reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord(reported)})
         return reply
 
     return changed
@@ -43,10 +43,10 @@ def content(make: Callable[[RecordDict], RecordDict]) -> Change:
 
 
 def one_entry(value: float) -> Callable[[Any], Any]:
-    def change(found: Any) -> Any:
-        found = np.array(found)
-        found.flat[0] = value
-        return found
+    def change(array: Any) -> Any:
+        array = np.array(array)
+        array.flat[0] = value
+        return array
 
     return change
 
@@ -65,30 +65,30 @@ HOSTILE: dict[str, Change] = {
     "NaN": values(one_entry(np.nan)),
     "Inf": values(one_entry(np.inf)),
     "minus Inf": values(one_entry(-np.inf)),
-    "all NaN": values(lambda one: one * np.nan),
-    "huge": values(lambda one: one + 1e30),
-    "squares overflow": values(lambda one: one + 1e200),
-    "shorter": values(lambda one: one[:-1]),
-    "longer": values(lambda one: np.concatenate([one, one])),
-    "scalar": values(lambda one: np.array(1.0)),
-    "empty": values(lambda one: one[:0]),
-    "float32": values(lambda one: one.astype(np.float32)),
-    "integers": values(lambda one: one.astype(np.int64)),
-    "complex": values(lambda one: one.astype(complex)),
+    "all NaN": values(lambda vector: vector * np.nan),
+    "huge": values(lambda vector: vector + 1e30),
+    "squares overflow": values(lambda vector: vector + 1e200),
+    "shorter": values(lambda vector: vector[:-1]),
+    "longer": values(lambda vector: np.concatenate([vector, vector])),
+    "scalar": values(lambda vector: np.array(1.0)),
+    "empty": values(lambda vector: vector[:0]),
+    "float32": values(lambda vector: vector.astype(np.float32)),
+    "integers": values(lambda vector: vector.astype(np.int64)),
+    "complex": values(lambda vector: vector.astype(complex)),
     "no samples": metrics(**{"num-examples": 0}),
     "negative samples": metrics(**{"num-examples": -10}),
     "absurd samples": metrics(**{"num-examples": 2**62}),
     "half a sample": metrics(**{"num-examples": 9.5}),
     "samples in a list": metrics(**{"num-examples": [10]}),
     "no count": metrics(other=1),
-    "nothing at all": content(lambda one: RecordDict({})),
-    "no arrays": content(lambda one: RecordDict({"metrics": one["metrics"]})),
+    "nothing at all": content(lambda record: RecordDict({})),
+    "no arrays": content(lambda record: RecordDict({"metrics": record["metrics"]})),
     "settings instead": content(
-        lambda one: RecordDict({"arrays": ConfigRecord({"a": "b"}), "metrics": one["metrics"]})
+        lambda record: RecordDict({"arrays": ConfigRecord({"a": "b"}), "metrics": record["metrics"]})
     ),
     "other names": content(
-        lambda one: RecordDict(
-            {"arrays": ArrayRecord({f"x{k}": a for k, a in one["arrays"].items()}), "metrics": one["metrics"]}
+        lambda record: RecordDict(
+            {"arrays": ArrayRecord({f"x{k}": a for k, a in record["arrays"].items()}), "metrics": record["metrics"]}
         )
     ),
     "code": code,
@@ -102,12 +102,12 @@ def test_a_hostile_node_changes_nothing(name: str) -> None:
     embedded, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
     grid.trouble[NODE] = lambda message: HOSTILE[name](grid.answer(message))
     model = flower.initial_model(0)
-    found = flower.run_round(model, Position(0, 0), everyone(flower))
+    result = flower.run_round(model, Position(0, 0), everyone(flower))
     others = np.delete(everyone(flower), VICTIM)
-    assert found.participants.tolist() == others.tolist()
+    assert result.participants.tolist() == others.tolist()
     expected = embedded.run_round(model, Position(0, 0), others)
-    np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
-    said = [rejection.client for rejection in found.rejections] + [
+    np.testing.assert_allclose(result.model, expected.model, atol=1e-12)
+    said = [rejection.client for rejection in result.rejections] + [
         incident.client for incident in flower.take_incidents()
     ]
     assert flower.clients[VICTIM].name in said
@@ -116,7 +116,7 @@ def test_a_hostile_node_changes_nothing(name: str) -> None:
 def test_an_honest_node_is_in_the_round() -> None:
     """The control: the same way without a change."""
     _, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
-    grid.trouble[NODE] = lambda message: values(lambda one: one)(grid.answer(message))
-    found = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
-    assert VICTIM in found.participants.tolist()
-    assert found.rejections == ()
+    grid.trouble[NODE] = lambda message: values(lambda vector: vector)(grid.answer(message))
+    result = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
+    assert VICTIM in result.participants.tolist()
+    assert result.rejections == ()

@@ -59,15 +59,15 @@ def test_masks_cancel_in_the_whole_sum_and_the_mean_is_as_exact_as_said(
     samples = random.integers(1, 10**5, size=count)
     fixed = FixedPoint.of(start, int(samples.sum()))
     secrets = [new_secret() for _ in range(count)]
-    keys = {number: public_part(one) for number, one in enumerate(secrets)}
-    words = [fixed.words(one, int(n)) for one, n in zip(updates, samples, strict=True)]
-    sent = [mask(one, secrets[k], k, keys, b"0.0") for k, one in enumerate(words)]
+    keys = {number: public_part(secret) for number, secret in enumerate(secrets)}
+    words = [fixed.words(update, int(n)) for update, n in zip(updates, samples, strict=True)]
+    sent = [mask(unmasked, secrets[k], k, keys, b"0.0") for k, unmasked in enumerate(words)]
     total = np.sum(sent, axis=0, dtype=np.uint64)
     np.testing.assert_array_equal(total, np.sum(words, axis=0, dtype=np.uint64))
-    found = fixed.mean(total, int(samples.sum()), count)
+    mean = fixed.mean(total, int(samples.sum()), count)
     exact = samples @ updates / samples.sum()
     slack = 1e-14 * spread * np.sqrt(size) * 10
-    assert np.linalg.norm(found - exact) <= fixed.error(size, int(samples.sum()), count) + slack
+    assert np.linalg.norm(mean - exact) <= fixed.error(size, int(samples.sum()), count) + slack
     for some in itertools.combinations(range(count), count - 1):
         assert fixed.mean(np.sum([sent[k] for k in some], axis=0, dtype=np.uint64), 1, count - 1) is None
 
@@ -88,7 +88,7 @@ def test_updates_beyond_the_range_are_refused_and_never_clipped() -> None:
 
 def test_a_mask_wants_enough_participants_and_its_own_key() -> None:
     secrets = [new_secret() for _ in range(3)]
-    keys = {k: public_part(one) for k, one in enumerate(secrets)}
+    keys = {k: public_part(secret) for k, secret in enumerate(secrets)}
     words = np.zeros(4, dtype=np.uint64)
     mask(words, secrets[0], 0, keys, b"")
     for own, given_keys in ((0, {0: keys[0], 1: keys[1]}), (0, keys | {2: keys[1]})):
@@ -137,19 +137,19 @@ def received_arrays(grid: MemoryGrid) -> Iterator[tuple[str, np.ndarray]]:
     """Every array the server was ever sent, with the kind of message it answered."""
     for reply in grid.received:
         for record in reply.content.values() if reply.has_content() else ():
-            for one in record.values() if isinstance(record, ArrayRecord) else ():
-                yield reply.metadata.message_type, one.numpy()
+            for array in record.values() if isinstance(record, ArrayRecord) else ():
+                yield reply.metadata.message_type, array.numpy()
 
 
 def readable_subsets(grid: MemoryGrid, fixed: FixedPoint, samples: int) -> list[int]:
     """Sizes of the sets of received vectors whose sum is a sum of updates: only everybody's may be."""
-    words = [one for kind, one in received_arrays(grid) if kind == MASKED_TRAIN]
-    found = []
+    words = [array for kind, array in received_arrays(grid) if kind == MASKED_TRAIN]
+    sizes = []
     for size in range(1, len(words) + 1):
         for some in itertools.combinations(words, size):
             if fixed.mean(np.sum(some, axis=0, dtype=np.uint64), samples, size) is not None:
-                found.append(size)
-    return found
+                sizes.append(size)
+    return sizes
 
 
 def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
     kinds = [message.metadata.message_type for message in grid.received]
     assert {kind: kinds.count(kind) for kind in kinds} == {PREPARE: 8, MASKED_TRAIN: 8, DRIFT_QUERY: 8}
     arrays = list(received_arrays(grid))
-    assert all(kind == MASKED_TRAIN and one.dtype == np.uint64 for kind, one in arrays)
+    assert all(kind == MASKED_TRAIN and array.dtype == np.uint64 for kind, array in arrays)
     for reply in grid.received:  # besides: a key, counts, one number
         for record in reply.content.values():
             if isinstance(record, ConfigRecord):
@@ -174,7 +174,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
     assert readable_subsets(grid, fixed, samples) == [8]
     # The words of one client tell nothing of its update: all 64 bits are fair coins (5 standard deviations).
     updates = plain.local_updates(model, Position(0, 0), everyone(plain), 3)
-    for words, update in zip((one for _, one in arrays), updates, strict=True):
+    for words, update in zip((array for _, array in arrays), updates, strict=True):
         bits = np.unpackbits(words.view(np.uint8))
         assert abs(bits.mean() - 0.5) < 5 * 0.5 / np.sqrt(bits.size)
         signs = np.sign(words[:-1].view(np.int64)) * np.sign(update)
@@ -205,16 +205,16 @@ def test_who_is_not_ready_was_absent_and_who_fails_later_drops_the_round() -> No
     embedded, masked, grid = both_engines(small_spec(), masked=True)
     model = masked.initial_model(0)
     _when(grid, node_of(2), PREPARE, lost)
-    found = masked.run_round(model, Position(0, 0), everyone(masked))
-    assert found.participants.tolist() == [0, 1, 3, 4, 5, 6, 7]
-    expected = embedded.run_round(model, Position(0, 0), found.participants)
-    np.testing.assert_allclose(found.model, expected.model, atol=1e-12)
-    np.testing.assert_allclose(found.drifts, expected.drifts, rtol=1e-9)
+    result = masked.run_round(model, Position(0, 0), everyone(masked))
+    assert result.participants.tolist() == [0, 1, 3, 4, 5, 6, 7]
+    expected = embedded.run_round(model, Position(0, 0), result.participants)
+    np.testing.assert_allclose(result.model, expected.model, atol=1e-12)
+    np.testing.assert_allclose(result.drifts, expected.drifts, rtol=1e-9)
     assert [incident.client for incident in masked.take_incidents()] == [masked.clients[2].name]
     _when(grid, node_of(2), MASKED_TRAIN, lambda message: None)
-    found = masked.run_round(model, Position(0, 1), everyone(masked))
-    assert found.participants.size == 0
-    np.testing.assert_array_equal(found.model, model)
+    result = masked.run_round(model, Position(0, 1), everyone(masked))
+    assert result.participants.size == 0
+    np.testing.assert_array_equal(result.model, model)
     assert masked.take_incidents()[-1].what == "7 of 8 masked updates came: the round was dropped"
     for client in range(3, 8):
         _when(grid, node_of(client), PREPARE, lost)
@@ -233,8 +233,8 @@ def test_an_update_out_of_range_or_a_mask_that_does_not_cancel_refuses_the_round
         return reply
 
     _when(grid, node_of(5), PREPARE, enlarged)
-    found = masked.run_round(model, Position(0, 0), everyone(masked))
-    assert found.participants.size == 0
+    result = masked.run_round(model, Position(0, 0), everyone(masked))
+    assert result.participants.size == 0
     told = masked.take_incidents()
     assert (told[0].client, told[0].what) == (masked.clients[5].name, "its update has entries beyond 2^10, or NaN")
     assert told[-1].what == "8 of 8 were ready, one update does not fit the range: the round was dropped"
@@ -246,9 +246,9 @@ def test_an_update_out_of_range_or_a_mask_that_does_not_cancel_refuses_the_round
         return reply
 
     _when(grid, node_of(5), MASKED_TRAIN, garbled)
-    found = masked.run_round(model, Position(0, 1), everyone(masked))
-    assert found.participants.size == 0
-    np.testing.assert_array_equal(found.model, model)
+    result = masked.run_round(model, Position(0, 1), everyone(masked))
+    assert result.participants.size == 0
+    np.testing.assert_array_equal(result.model, model)
     assert "do not cancel" in masked.take_incidents()[-1].what
 
 
@@ -264,7 +264,7 @@ def test_a_client_that_diverges_says_so_itself() -> None:
 def _message(arrays: dict[str, np.ndarray], kind: str, **config: object) -> Message:
     MemoryGrid()
     record = ConfigRecord({"branch": 0, "round": 0, "client": 0, "steps": 1, "plan": "", **config})  # type: ignore
-    model = ArrayRecord({name: Array(one) for name, one in arrays.items()})
+    model = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     return Message(RecordDict({"config": record, "arrays": model}), 1, kind)
 
 
@@ -274,7 +274,7 @@ def _usual(answer: dict[str, np.ndarray]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         assert message.metadata.message_type == TRAIN
-        arrays = ArrayRecord({name: Array(one) for name, one in answer.items()})
+        arrays = ArrayRecord({name: Array(array) for name, array in answer.items()})
         return Message(RecordDict({"a": arrays, "m": MetricRecord({"num-examples": 10})}), reply_to=message)
 
     return add_profile(app, "site", 10)
@@ -286,17 +286,17 @@ def test_an_app_that_existed_before_is_masked_too() -> None:
         # Names in another order than the alphabet's, and one array is two-dimensional.
         grid.add(number, _usual({"z": target[:1], "a": target[1:].reshape(1, 1)}))
     profiles = [WireProfile(f"site-{k}", 10, 1) for k in range(4)]
-    made, _ = own_blueprint(
+    design, _ = own_blueprint(
         lambda branch: {"z": np.zeros(1), "a": np.zeros((1, 1))}, small_spec(local={"rate": 0.1, "steps": 1}), profiles,
         identity=CLAIMED, preprocessing="",
     )  # fmt: skip
-    assert isinstance(made, Blueprint)
+    assert isinstance(design, Blueprint)
     roster = ClaimedRoster(grid, {k: f"site-{k}" for k in range(4)})
-    engine = FlowerFederation(grid, roster, made, HASTY, masked=True)
-    found = engine.run_round(np.zeros(2), Position(0, 0), np.arange(4))
+    engine = FlowerFederation(grid, roster, design, HASTY, masked=True)
+    result = engine.run_round(np.zeros(2), Position(0, 0), np.arange(4))
     assert engine.take_incidents() == []
-    np.testing.assert_allclose(found.model, np.mean(targets, axis=0), atol=1e-12)
-    np.testing.assert_allclose(found.drifts, [np.linalg.norm(t - np.mean(targets, axis=0)) for t in targets])
+    np.testing.assert_allclose(result.model, np.mean(targets, axis=0), atol=1e-12)
+    np.testing.assert_allclose(result.drifts, [np.linalg.norm(t - np.mean(targets, axis=0)) for t in targets])
 
 
 def test_a_client_tells_one_distance_a_round_masks_once_and_sends_nothing_in_the_clear() -> None:
@@ -332,8 +332,8 @@ def test_a_masked_run_forgets_and_has_the_same_psi_and_says_what_is_assumed(tmp_
     spec = replace(SPEC, privacy=replace(SPEC.privacy, sigma=0.12))
     plain = Federation(tmp_path / "plain", spec)
     masked = Federation(tmp_path / "masked", spec, masked_updates=True)
-    for one in (plain, masked):
-        one.serve()
+    for federation in (plain, masked):
+        federation.serve()
     np.testing.assert_allclose(psi_of(plain.run_folder), psi_of(masked.run_folder), rtol=0, atol=1e-6)
     name = masked.data[3].name
     a, b = (sifu.open_run(federation.run_folder).plan([name]) for federation in (plain, masked))

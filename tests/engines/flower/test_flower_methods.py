@@ -39,12 +39,12 @@ def test_a_request_ends_as_on_the_embedded_engine(tmp_path: Path, method: str) -
     done = fed.serve(min_level="none")
     assert done == ["one"]
     assert name not in fed.contacted()
-    found, expected = (sifu.open_run(folder) for folder in (fed.run_folder, tmp_path / "embedded"))
-    assert found.verify().problems == []
-    (a,), (b,) = found.outcomes(), expected.outcomes()
+    on_flower, expected = (sifu.open_run(folder) for folder in (fed.run_folder, tmp_path / "embedded"))
+    assert on_flower.verify().problems == []
+    (a,), (b,) = on_flower.outcomes(), expected.outcomes()
     assert (a.rollback_to, a.rounds, a.sigma, a.level) == (b.rollback_to, b.rounds, pytest.approx(b.sigma), b.level)
     assert a.psi == pytest.approx(b.psi, rel=1e-6)
-    first, second = found.reader(), expected.reader()
+    first, second = on_flower.reader(), expected.reader()
     np.testing.assert_allclose(first.load_model(first.tip), second.load_model(second.tip), rtol=0, atol=1e-8)
     first.close()
     second.close()

@@ -128,8 +128,8 @@ def test_the_strategy_records_the_same_psi_as_the_engine(tmp_path: Path) -> None
         mean = samples / 100.0 @ local
         psi += client_increments(samples, np.linalg.norm(local - mean, axis=1), 100, 1.0, 1.0)
         model = mean
-    found = strategy.psi()
-    np.testing.assert_allclose([found[100 + k] for k in range(4)], psi, rtol=1e-9)
+    tracked = strategy.psi()
+    np.testing.assert_allclose([tracked[100 + k] for k in range(4)], psi, rtol=1e-9)
     np.testing.assert_allclose(arrays_of(result.arrays)["w"], model, atol=1e-12)
     lines = (tmp_path / "psi" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
@@ -199,5 +199,5 @@ def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_server_holds_nothing_of_a_client_that_is_left_out() -> None:
     _, flower, _ = both_engines(small_spec())
     flower.leave_out(range(8))
-    found = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
-    assert found.participants.size == 0
+    result = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
+    assert result.participants.size == 0

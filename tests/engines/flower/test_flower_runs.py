@@ -56,18 +56,18 @@ class Federation:
         self.nodes = dict(zip([client.name for client in self.data], self.grid.apps, strict=True))
         (folder / "spec.toml").write_text(commented_toml(spec))
         if keyed:
-            for one in self.data:
-                path, pem = new_key(folder, one.name)
-                self.grid.keys[self.nodes[one.name]] = pem
-                ask_for_change(self.run_folder, {"do": "add", "name": one.name, "key": fingerprint_of_file(path)})
+            for client in self.data:
+                path, pem = new_key(folder, client.name)
+                self.grid.keys[self.nodes[client.name]] = pem
+                ask_for_change(self.run_folder, {"do": "add", "name": client.name, "key": fingerprint_of_file(path)})
         self.settings = Settings(str(self.run_folder), str(folder / "spec.toml"), not keyed, wait=0.2, **settings)  # type: ignore[arg-type]
 
     def serve(self, at_round: dict[tuple[str, int], object] | None = None, min_level: Level | None = None) -> list[str]:
         """Run the server; `at_round` maps (phase, rounds) to what happens right after that round."""
         waiting = dict(at_round or {})
 
-        def progress(made: Progress) -> None:
-            act = waiting.pop((made.phase, made.rounds), None)
+        def progress(update: Progress) -> None:
+            act = waiting.pop((update.phase, update.rounds), None)
             if act:
                 act()  # type: ignore[operator]
 
@@ -150,9 +150,9 @@ def test_the_rehearsal_is_one_message_to_each_client_and_says_what_the_embedded_
     flower.serve()
     several = [message for message in flower.grid.sent if message.metadata.message_type == EVALUATE_SEVERAL]
     assert sorted(message.metadata.dst_node_id for message in several) == sorted(flower.nodes.values())
-    found, expected = rehearsed(flower.run_folder), rehearsed(sifu.train(AUTO, run=tmp_path / "embedded").folder)
-    assert len(found) == len(expected) == 3
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    on_flower, expected = rehearsed(flower.run_folder), rehearsed(sifu.train(AUTO, run=tmp_path / "embedded").folder)
+    assert len(on_flower) == len(expected) == 3
+    np.testing.assert_allclose(on_flower, expected, rtol=1e-12)
 
 
 LONGER = replace(AUTO, stop=replace(AUTO.stop, max_rounds=24, target=0.0))
@@ -162,31 +162,31 @@ LONGER = replace(AUTO, stop=replace(AUTO.stop, max_rounds=24, target=0.0))
 def test_rounds_are_rehearsed_as_on_the_embedded_engine(tmp_path: Path, masked: bool) -> None:
     flower = Federation(tmp_path, LONGER, masked_updates=masked)
     flower.serve()
-    found, expected = healed(flower.run_folder), healed(sifu.train(LONGER, run=tmp_path / "embedded").folder)
-    assert list(found) == list(expected)
-    assert len(found) == 4
+    on_flower, expected = healed(flower.run_folder), healed(sifu.train(LONGER, run=tmp_path / "embedded").folder)
+    assert list(on_flower) == list(expected)
+    assert len(on_flower) == 4
     # Masked updates are rounded to whole numbers.
-    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5 if masked else 1e-12)
+    np.testing.assert_allclose(list(on_flower.values()), list(expected.values()), rtol=1e-5 if masked else 1e-12)
     assert sifu.open_run(flower.run_folder).verify().problems == []
 
 
 @pytest.mark.parametrize("answer", ["once", "always", "wrong"])
 def test_who_does_not_rehearse_rounds_holds_up_nobody(tmp_path: Path, answer: str) -> None:
     flower = Federation(tmp_path, LONGER)
-    victim, asked = list(flower.nodes.values())[2], []
+    victim, late_messages = list(flower.nodes.values())[2], []
 
     def trouble(message: Message) -> Message | None:
         reply = flower.grid.answer(message)
         if message.metadata.message_type != TRAIN or int(message.content["config"]["round"]) < 24:  # type: ignore[call-overload, arg-type]
             return reply
-        asked.append(message)
+        late_messages.append(message)
         if answer == "wrong":
             return Message(RecordDict({"metrics": MetricRecord({"num-examples": 3})}), reply_to=message)
-        return None if answer == "always" or len(asked) == 2 else reply
+        return None if answer == "always" or len(late_messages) == 2 else reply
 
     flower.grid.trouble[victim] = trouble
     flower.serve()
-    assert asked
+    assert late_messages
     run = sifu.open_run(flower.run_folder)
     assert run.status().phase == "ready"
     # Missing from one of the three it spoils the comparison; missing from all of them it is simply not there.
@@ -201,8 +201,8 @@ def healed(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
     reader.close()
     places = [row.subset.removeprefix(HEALED).split(":") for row in rows]
     return {
-        (rounds, float(sigma) > 0.0): (one.samples, one.accuracy, one.loss)
-        for (rounds, sigma), one in zip(places, rows, strict=True)
+        (rounds, float(sigma) > 0.0): (row.samples, row.accuracy, row.loss)
+        for (rounds, sigma), row in zip(places, rows, strict=True)
     }
 
 
@@ -255,12 +255,12 @@ def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_
     def ask(client: str, id: str | None) -> None:
         fed.grid.sent.clear()
         other = sifu.open_run(fed.run_folder)
-        made = other.request([client], id)
-        assert other.request_status(made) == "posted"
-        assert made == (id or made)
-        assert other.request([client], made) == made  # the same again changes nothing
+        posted = other.request([client], id)
+        assert other.request_status(posted) == "posted"
+        assert posted == (id or posted)
+        assert other.request([client], posted) == posted  # the same again changes nothing
         with pytest.raises(InputError, match="other terms"):
-            other.request([names[9]], made)
+            other.request([names[9]], posted)
 
     done = fed.serve(
         {
@@ -409,9 +409,10 @@ def joined_federation(folder: Path, phase: str = "training", third: object = Non
     node, app = fed.nodes[late], fed.grid.apps.pop(fed.nodes[late])
     pem = fed.grid.keys[node]
     (folder / "run" / "clients.json").unlink()
-    for one in fed.data[:11]:
+    for client in fed.data[:11]:
         ask_for_change(
-            fed.run_folder, {"do": "add", "name": one.name, "key": fingerprint_of_file(folder / f"{one.name}.pub")}
+            fed.run_folder,
+            {"do": "add", "name": client.name, "key": fingerprint_of_file(folder / f"{client.name}.pub")},
         )
 
     def add() -> None:
@@ -436,7 +437,7 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
     assert len(reader.joined()) == 1
     part = reader.participation()
     took_part = set(part.nodes[part.clients == 11].tolist())
-    known, rate = reader.clients(), reader.facts["local_rate"]
+    recorded, rate = reader.clients(), reader.facts["local_rate"]
     kinds = [event.kind for event in reader.events()]
     reader.close()
     assert kinds.count("client joined") == 1
@@ -447,7 +448,7 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
     for path in (fed.run_folder / "certificates").iterdir():
         assert sifu.api.verify_certificate(path).problems == []
     # The rate was found among the first eleven, and stays.
-    assert rate == largest_certified_rate(known[:11], 0.0)
+    assert rate == largest_certified_rate(recorded[:11], 0.0)
     # A restarted server knows it; it can be forgotten, exactly, by going back to before it came.
     plan = run.plan([late], sigma=1e-9)
     assert plan.level == "exact"
@@ -467,9 +468,9 @@ def test_psi_of_everyone_is_the_same_as_if_the_newcomer_had_been_absent_before(
     rounds = [part.between(node, node) for node in range(1, 15)]
     sizes = [row.clients.size for row in rounds]
     psi = np.zeros(12)
-    for one in rounds:
-        total = int(one.samples.sum())
-        psi[one.clients] += client_increments(one.samples, one.drifts, total, 0.0, 1.0)
+    for taken_part in rounds:
+        total = int(taken_part.samples.sum())
+        psi[taken_part.clients] += client_increments(taken_part.samples, taken_part.drifts, total, 0.0, 1.0)
     reader.close()
     assert set(sizes) == {11, 12}
     np.testing.assert_allclose(psi_of(fed.run_folder), psi, rtol=1e-6)
@@ -481,9 +482,9 @@ def test_a_newcomer_that_would_lower_what_is_proven_is_refused_and_recorded(
     monkeypatch.setattr(flower_server, "LOOK_FOR_NEWCOMERS", 0.0)
     usual = ReadyClient.profile
 
-    def steep(self: ReadyClient, asked: object) -> object:
-        found = usual(self, asked)  # type: ignore[arg-type]
-        return replace(found, smoothness=1e6) if self.name == "client-011" else found
+    def steep(self: ReadyClient, question: object) -> object:
+        profile = usual(self, question)  # type: ignore[arg-type]
+        return replace(profile, smoothness=1e6) if self.name == "client-011" else profile
 
     monkeypatch.setattr(ReadyClient, "profile", steep)
     fed, late = joined_federation(tmp_path)

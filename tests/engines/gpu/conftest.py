@@ -28,12 +28,12 @@ class SomeClient:
 def some_clients(seed: int, count: int, samples: int, shape: tuple[int, ...], classes: int) -> tuple[SomeClient, ...]:
     """Clients of unequal sizes: every second one has a sample less."""
     generator = np.random.default_rng(seed)
-    made = []
+    clients = []
     for number in range(count):
         size = samples - number % 2
         x = generator.standard_normal((size, *shape))
-        made.append(SomeClient(f"c{number}", x, generator.integers(0, classes, size)))
-    return tuple(made)
+        clients.append(SomeClient(f"c{number}", x, generator.integers(0, classes, size)))
+    return tuple(clients)
 
 
 @pytest.fixture

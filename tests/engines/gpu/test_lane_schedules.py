@@ -45,7 +45,7 @@ def test_participants_batches_and_dropout_are_those_of_the_other_engines(partici
     absent = np.zeros_like(active)
     absent[0, 3] = True
     drawing = Drawing(CLIENTS, rule, batch, steps, 2)
-    found = draw_schedule(
+    schedule = draw_schedule(
         tables(),
         torch.from_numpy(active),
         torch.from_numpy(absent),
@@ -60,18 +60,18 @@ def test_participants_batches_and_dropout_are_those_of_the_other_engines(partici
             position = Position(branch, first + ahead)
             key = place_key(base_key(seeds[lane], "participation"), position.branch, position.round)
             drawn = [c for c in rule.draw(np.flatnonzero(active[lane]), key) if not absent[lane, c]]
-            who = found.participants[ahead, lane].numpy()
+            who = schedule.participants[ahead, lane].numpy()
             assert who[who >= 0].tolist() == drawn
             for slot, client in enumerate(drawn):
-                assert float(found.weights[ahead, lane, slot]) == SIZES[lane, client] / SIZES[lane, drawn].sum()
+                assert float(schedule.weights[ahead, lane, slot]) == SIZES[lane, client] / SIZES[lane, drawn].sum()
                 batches = batch_sequence(training, int(SIZES[lane, client]), seeds[lane], position, int(client))
                 for step, expected in enumerate(batches):
-                    rows = found.rows[ahead, step, lane * CLIENTS + slot].numpy()
+                    rows = schedule.rows[ahead, step, lane * CLIENTS + slot].numpy()
                     places = rows[rows >= 0] - (lane * CLIENTS + client) * MOST
                     assert places.tolist() == expected.tolist()
                     for layer in range(2):
                         wanted = int(dropout_key(seeds[lane], position, int(client), step, layer))
-                        assert int(found.dropout[ahead, step, layer, lane * CLIENTS + slot]) % 2**64 == wanted
+                        assert int(schedule.dropout[ahead, step, layer, lane * CLIENTS + slot]) % 2**64 == wanted
 
 
 def test_another_seed_draws_others() -> None:

@@ -33,23 +33,23 @@ def rounds_of(engine: Any, wanted: RoundsWanted, active: np.ndarray) -> Rounds:
 
 
 def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
-    found: list[Any] = [None] * len(works)
+    results: list[Any] = [None] * len(works)
 
-    def one(place: int) -> None:
+    def run(place: int) -> None:
         try:
-            found[place] = works[place]()
+            results[place] = works[place]()
         except BaseException as error:
-            found[place] = error
+            results[place] = error
 
-    threads = [threading.Thread(target=one, args=(place,), daemon=True) for place in range(len(works))]
+    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(works))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(600)
-    for one_found in found:
-        if isinstance(one_found, BaseException):
-            raise one_found
-    return found
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
 
 
 def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: float, updates_every: int = 0) -> None:
@@ -72,22 +72,22 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
         wanted = RoundsWanted(stop, start[place], updates_every=updates_every)
         expected = rounds_of(federations[place], wanted, active)
         assert len(lane) == len(expected) == rounds
-        for (one, model), (other, reference) in zip(lane, expected, strict=True):
-            assert one.participants.tolist() == other.participants.tolist()
-            assert one.samples.tolist() == other.samples.tolist()
+        for (streamed, model), (other, reference) in zip(lane, expected, strict=True):
+            assert streamed.participants.tolist() == other.participants.tolist()
+            assert streamed.samples.tolist() == other.samples.tolist()
             scale = max(float(np.abs(reference).max()), 1e-30)
             assert np.abs(model - reference).max() <= tolerance * scale
-            assert one.drifts == pytest.approx(other.drifts, rel=100 * tolerance)
-            assert one.mean_shift == pytest.approx(other.mean_shift, rel=100 * tolerance)
-            assert one.distance == pytest.approx(other.distance, rel=100 * tolerance)
-            assert one.rounding == pytest.approx(other.rounding, rel=1e-6)
-            assert (one.evaluation is None) == (other.evaluation is None)
-            if one.evaluation and other.evaluation:
-                assert one.evaluation.loss == pytest.approx(other.evaluation.loss, rel=100 * tolerance)
-                assert one.evaluation.clients.tolist() == other.evaluation.clients.tolist()
-            assert (one.updates is None) == (other.updates is None)
-            if one.updates is not None and other.updates is not None:
-                assert np.abs(one.updates - other.updates).max() <= tolerance * scale
+            assert streamed.drifts == pytest.approx(other.drifts, rel=100 * tolerance)
+            assert streamed.mean_shift == pytest.approx(other.mean_shift, rel=100 * tolerance)
+            assert streamed.distance == pytest.approx(other.distance, rel=100 * tolerance)
+            assert streamed.rounding == pytest.approx(other.rounding, rel=1e-6)
+            assert (streamed.evaluation is None) == (other.evaluation is None)
+            if streamed.evaluation and other.evaluation:
+                assert streamed.evaluation.loss == pytest.approx(other.evaluation.loss, rel=100 * tolerance)
+                assert streamed.evaluation.clients.tolist() == other.evaluation.clients.tolist()
+            assert (streamed.updates is None) == (other.updates is None)
+            if streamed.updates is not None and other.updates is not None:
+                assert np.abs(streamed.updates - other.updates).max() <= tolerance * scale
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
 )
 def test_networks(make_federation: Any, network: ConvNet) -> None:
     """Between them they take every form of a weight gradient, with images and with activations."""
-    made = [make_federation(network, seed=seed) for seed in (1, 2)]
-    compare([one for one, _ in made], [data for _, data in made], 2, 1e-5, updates_every=2)
+    federations = [make_federation(network, seed=seed) for seed in (1, 2)]
+    compare([federation for federation, _ in federations], [data for _, data in federations], 2, 1e-5, updates_every=2)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_networks(make_federation: Any, network: ConvNet) -> None:
 def test_linear_models(
     make_federation: Any, participation: str, samples: int, features: int, training: LocalTraining, dtype: str
 ) -> None:
-    made = [
+    federations = [
         make_federation(
             (features, 3),
             seed=seed,
@@ -131,27 +131,29 @@ def test_linear_models(
         for seed in (1, 2)
     ]
     tolerance = 1e-12 if dtype == "float64" else 1e-5
-    compare([one for one, _ in made], [data for _, data in made], 25, tolerance, updates_every=3)
+    compare(
+        [federation for federation, _ in federations], [data for _, data in federations], 25, tolerance, updates_every=3
+    )
 
 
 def test_clipped_updates(make_federation: Any) -> None:
-    made = [
+    federations = [
         make_federation((6, 3), seed=seed, clients=5, dtype="float64", clipping=Clipping(0.02, 0.0, "seeded", seed))
         for seed in (1, 2)
     ]
-    compare([one for one, _ in made], [data for _, data in made], 3, 1e-6)
+    compare([federation for federation, _ in federations], [data for _, data in federations], 3, 1e-6)
 
 
 def test_local_updates_and_single_rounds(make_federation: Any) -> None:
     federation, data = make_federation((40, 3), clients=6, participation="fixed(3)", dtype="float64")
     (engine,) = lane_engines([federation], [data], DEVICE)
     start, who = federation.initial_model(0), np.array([4, 1, 0, 5])
-    found = engine.local_updates(start, Position(1, 7), who, 1)
-    assert found == pytest.approx(federation.local_updates(start, Position(1, 7), who, 1), abs=1e-14)
-    one = engine.run_round(start, Position(1, 7), np.arange(6), absent=np.array([2]))
+    updates = engine.local_updates(start, Position(1, 7), who, 1)
+    assert updates == pytest.approx(federation.local_updates(start, Position(1, 7), who, 1), abs=1e-14)
+    result = engine.run_round(start, Position(1, 7), np.arange(6), absent=np.array([2]))
     other = federation.run_round(start, Position(1, 7), np.arange(6), absent=np.array([2]))
-    assert one.model == pytest.approx(other.model, abs=1e-14)
-    assert one.participants.tolist() == other.participants.tolist()
+    assert result.model == pytest.approx(other.model, abs=1e-14)
+    assert result.participants.tolist() == other.participants.tolist()
     evaluated = engine.evaluate(start, who)
     assert evaluated.correct.tolist() == federation.evaluate(start, who).correct.tolist()
     with pytest.raises(InputError, match="Gram"):
@@ -161,8 +163,8 @@ def test_local_updates_and_single_rounds(make_federation: Any) -> None:
 
 def test_lanes_that_are_done_drop_out(make_federation: Any) -> None:
     """Lanes of different lengths; the longest ends although the others are gone."""
-    made = [make_federation((6, 3), seed=seed, clients=5, dtype="float64") for seed in range(5)]
-    engines = lane_engines([one for one, _ in made], [data for _, data in made], DEVICE)
+    federations = [make_federation((6, 3), seed=seed, clients=5, dtype="float64") for seed in range(5)]
+    engines = lane_engines([federation for federation, _ in federations], [data for _, data in federations], DEVICE)
 
     def work(place: int) -> Callable[[], int]:
         def run() -> int:
@@ -205,12 +207,12 @@ def test_a_diverging_lane_fails_alone(make_federation: Any) -> None:
 
 
 def test_what_cannot_be_a_lane_is_refused(make_federation: Any) -> None:
-    one, data = make_federation((6, 3), seed=1)
+    federation, data = make_federation((6, 3), seed=1)
     other, more = make_federation((6, 3), seed=2, training=LocalTraining(0.01, 2, 2, 0.9))
     with pytest.raises(InputError, match="must share"):
-        lane_engines([one, other], [data, more], DEVICE)
+        lane_engines([federation, other], [data, more], DEVICE)
     with pytest.raises(InputError, match="precision"):
-        lane_engines([one], [data], DEVICE, "half")
+        lane_engines([federation], [data], DEVICE, "half")
 
 
 def test_a_network_in_float64_is_refused(make_federation: Any) -> None:
@@ -226,9 +228,9 @@ def test_a_program_is_freed_with_its_last_user() -> None:
     network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
     images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
     with without_collector():
-        made = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=1, slots=2, batch=2, chunk=1)
-        gone = weakref.ref(made)
-        del made
+        program = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=1, slots=2, batch=2, chunk=1)
+        gone = weakref.ref(program)
+        del program
         assert gone() is None
 
 
@@ -282,7 +284,9 @@ def test_a_lane_is_summed_alike_whoever_runs_beside_it(slots: int) -> None:
 
     def forms(lanes: int) -> tuple[Any, ...]:
         images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
-        made = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=lanes, slots=slots, batch=2, chunk=1)
-        return (*made.plan.forms, *(made.plan.tiles(kernel, 0) for kernel in ("convolve", "input", "weight")))
+        program = ConvProgram(
+            network, images, labels, LocalTraining(0.1, 1), lanes=lanes, slots=slots, batch=2, chunk=1
+        )
+        return (*program.plan.forms, *(program.plan.tiles(kernel, 0) for kernel in ("convolve", "input", "weight")))
 
     assert len({forms(lanes) for lanes in (1, 3, 10)}) == 1

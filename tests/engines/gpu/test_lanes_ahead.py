@@ -37,8 +37,8 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def stream_of(engine: Any, start: np.ndarray, first: int, rounds: int, **wanted: Any) -> Iterator[StreamedRound]:
     """Rounds `first` to `rounds` from `start`, measured from the initial model."""
     origin = engine.initial_model(0).astype(np.float64)
-    asked = RoundsWanted(StopSpec(0.0, 0, rounds, 2), origin, **wanted)
-    return stream_rounds(engine, start, Position(0, first), np.arange(len(engine.clients)), asked)
+    rounds_wanted = RoundsWanted(StopSpec(0.0, 0, rounds, 2), origin, **wanted)
+    return stream_rounds(engine, start, Position(0, first), np.arange(len(engine.clients)), rounds_wanted)
 
 
 def seen(done: StreamedRound) -> tuple[Any, ...]:
@@ -57,12 +57,12 @@ def seen(done: StreamedRound) -> tuple[Any, ...]:
 
 def everything(engines: list[Any], **wanted: Any) -> list[list[tuple[Any, ...]]]:
     """All rounds of all lanes, each taken by a thread of its own; engines are closed."""
-    found: list[Any] = [None] * len(engines)
+    taken: list[Any] = [None] * len(engines)
 
     def take(place: int) -> None:
         engine = engines[place]
         try:
-            found[place] = [seen(done) for done in stream_of(engine, engine.initial_model(0), 0, ROUNDS, **wanted)]
+            taken[place] = [seen(done) for done in stream_of(engine, engine.initial_model(0), 0, ROUNDS, **wanted)]
         finally:
             engine.close()
 
@@ -71,8 +71,8 @@ def everything(engines: list[Any], **wanted: Any) -> list[list[tuple[Any, ...]]]
         thread.start()
     for thread in threads:
         thread.join(600)
-    assert None not in found
-    return found
+    assert None not in taken
+    return taken
 
 
 def taken_until_error(stream: Iterator[StreamedRound]) -> tuple[int, BaseException | None]:
@@ -87,8 +87,8 @@ def taken_until_error(stream: Iterator[StreamedRound]) -> tuple[int, BaseExcepti
 
 
 def two_lanes(make_federation: Any, **more: Any) -> list[Any]:
-    made = [make_federation(NETWORK, seed=seed, clients=3, samples=4, **more) for seed in (1, 2)]
-    return lane_engines([one for one, _ in made], [data for _, data in made], DEVICE)
+    federations = [make_federation(NETWORK, seed=seed, clients=3, samples=4, **more) for seed in (1, 2)]
+    return lane_engines([federation for federation, _ in federations], [data for _, data in federations], DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_a_draw_that_does_not_fit_stops_its_own_lane_at_its_own_round(
     make_federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "slots_for", lambda *_: 2)
-    made = [make_federation(LINEAR, seed=seed, clients=4, participation="poisson(0.3)") for seed in range(4)]
-    engines = lane_engines([one for one, _ in made], [data for _, data in made], DEVICE)
+    federations = [make_federation(LINEAR, seed=seed, clients=4, participation="poisson(0.3)") for seed in range(4)]
+    engines = lane_engines([federation for federation, _ in federations], [data for _, data in federations], DEVICE)
     drawn = [
         [done.participants.size for done in stream_of(federation, federation.initial_model(0), 0, 12)]
-        for federation, _ in made
+        for federation, _ in federations
     ]
     good = [next((place for place, size in enumerate(sizes) if size > 2), None) for sizes in drawn]
     assert None in good, "the seeds should show both cases"

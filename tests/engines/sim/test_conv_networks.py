@@ -64,20 +64,20 @@ def federation(model: Any, clients: list[Client], strategy: str, dtype: str = "f
     return SimulatedFederation(clients, model, LocalTraining(**options), dtype=dtype, seed=5, strategy=strategy)
 
 
-def relative(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.linalg.norm((one - other).astype(np.float64)) / np.linalg.norm(other.astype(np.float64)))
+def relative(vector: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm((vector - other).astype(np.float64)) / np.linalg.norm(other.astype(np.float64)))
 
 
 def disagreement(model: Any, clients: list[Client], dtype: str, **options: Any) -> float:
     """How far the two paths' changes of a model are apart in a round, the largest of clients and mean."""
     loop, fast = (federation(model, clients, strategy, dtype, **options) for strategy in ("loop", "vectorised"))
     start, everyone = loop.initial_model(0), np.arange(len(clients))
-    found = [0.0]
+    errors = [0.0]
     for position in (Position(0, 0), Position(2, 5)):
         expected, other = (engine.run_round(start, position, everyone) for engine in (loop, fast))
         assert other.model.dtype == dtype
-        found += [relative(other.model - start, expected.model - start), relative(other.drifts, expected.drifts)]
-    return max(found)
+        errors += [relative(other.model - start, expected.model - start), relative(other.drifts, expected.drifts)]
+    return max(errors)
 
 
 @pytest.fixture(params=(1, 2, 3))
@@ -227,10 +227,10 @@ def test_gradients_are_autograds(network):
     parameters = parameter_views(
         network, nn.utils.parameters_to_vector(module.parameters()).detach()[order].contiguous()
     )
-    found = torch.full((network.parameters,), torch.nan, dtype=torch.float64)
-    one, rows = ConvPass(network, 6, torch.float64), torch.arange(6)
+    gradient = torch.full((network.parameters,), torch.nan, dtype=torch.float64)
+    conv_pass, rows = ConvPass(network, 6, torch.float64), torch.arange(6)
     for _ in range(2):  # the second time in used buffers
-        one.gradient(
+        conv_pass.gradient(
             padded_images(network, x),
             rows,
             y,
@@ -238,9 +238,9 @@ def test_gradients_are_autograds(network):
             None,
             parameters,
             prepare(network, parameters),
-            parameter_views(network, found),
+            parameter_views(network, gradient),
         )
-        assert relative(found.numpy(), expected[order].numpy()) < 1e-13
+        assert relative(gradient.numpy(), expected[order].numpy()) < 1e-13
 
 
 def test_both_kinds_of_tiles_are_tried():
@@ -257,8 +257,8 @@ def change_after_ties(name: str, strategy: str) -> np.ndarray:
     clients = images(SHAPES[name])
     for client in clients:
         client.x = (client.x > 0).astype(np.float64)
-    one = federation(name, clients, strategy, steps=1)
-    start = one.initial_model(0)
+    engine = federation(name, clients, strategy, steps=1)
+    start = engine.initial_model(0)
     for layer in CONV_NETS[name](clients[0].x.shape[-3:] if len(SHAPES[name]) == 3 else (1, *SHAPES[name]), 4).layers:
         if len(layer.weight_shape) == 4:
             weight = np.zeros(layer.weight_shape)
@@ -266,7 +266,7 @@ def change_after_ties(name: str, strategy: str) -> np.ndarray:
             weight[outputs, outputs % layer.weight_shape[1], 1, 1] = 1.0
             start[layer.weight_at : layer.bias_at] = weight.reshape(-1)
             start[layer.bias_at : layer.end] = 0.25
-    return one.run_round(start, Position(0, 0), np.arange(3)).model - start
+    return engine.run_round(start, Position(0, 0), np.arange(3)).model - start
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -325,10 +325,10 @@ def test_evaluation_agrees_and_keeps_the_order_asked_for(name, dtype):
     loop, fast = (federation(name, images(SHAPES[name]), strategy, dtype) for strategy in ("loop", "auto"))
     model = loop.initial_model(3)
     for clients in (np.arange(3), np.array([2, 0]), np.arange(0)):
-        expected, found = loop.evaluate(model, clients), fast.evaluate(model, clients)
-        assert (found.clients == clients).all()
-        assert (found.correct == expected.correct).all()
-        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12 if dtype == "float64" else 1e-5)
+        expected, evaluation = loop.evaluate(model, clients), fast.evaluate(model, clients)
+        assert (evaluation.clients == clients).all()
+        assert (evaluation.correct == expected.correct).all()
+        assert evaluation.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12 if dtype == "float64" else 1e-5)
 
 
 def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypatch):
@@ -356,8 +356,8 @@ def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypat
 def test_fewer_steps_agree_with_the_loop():
     loop, fast = (federation("cnn_fashion_mnist", images((1, 7, 8)), strategy) for strategy in ("loop", "auto"))
     start = loop.initial_model(0)
-    expected, found = (engine.local_updates(start, Position(0, 1), np.array([2, 0]), 2) for engine in (loop, fast))
-    assert relative(found, expected) < 1e-10
+    expected, updates = (engine.local_updates(start, Position(0, 1), np.array([2, 0]), 2) for engine in (loop, fast))
+    assert relative(updates, expected) < 1e-10
 
 
 def test_an_error_in_a_thread_reaches_the_caller(threads, monkeypatch):

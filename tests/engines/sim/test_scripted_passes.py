@@ -34,17 +34,17 @@ class Client:
     y: Any
 
 
-def gradients(one: ConvPass, network: ConvNet, dtype: torch.dtype) -> list[torch.Tensor]:
+def gradients(conv_pass: ConvPass, network: ConvNet, dtype: torch.dtype) -> list[torch.Tensor]:
     """Of the same six samples, ten times over: TorchScript rewrites what it runs after the first calls."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn((6, *network.input_shape), generator=generator).to(dtype)
     labels = torch.randint(0, network.outputs, (6,), generator=generator)
     parameters = parameter_views(network, (0.1 * torch.randn(network.parameters, generator=generator)).to(dtype))
     kept = [torch.rand((6, units), generator=generator) > 0.3 for units in network.hidden]
-    found = []
+    results = []
     for _ in range(10):
         flat = torch.full((network.parameters,), torch.nan, dtype=dtype)
-        one.gradient(
+        conv_pass.gradient(
             padded_images(network, x),
             torch.tensor([5, 0, 1, 4, 2, 3]),
             labels,
@@ -54,9 +54,9 @@ def gradients(one: ConvPass, network: ConvNet, dtype: torch.dtype) -> list[torch
             prepare(network, parameters),
             parameter_views(network, flat),
         )
-        one.forward(padded_images(network, x), torch.arange(6), parameters, prepare(network, parameters))
-        found += [flat, one.scores.clone()]
-    return found
+        conv_pass.forward(padded_images(network, x), torch.arange(6), parameters, prepare(network, parameters))
+        results += [flat, conv_pass.scores.clone()]
+    return results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -80,17 +80,17 @@ def rounds(clients: int = 5) -> list[bytes]:
     """Models of eight rounds."""
     generator = np.random.default_rng(3)
     data = [
-        Client(f"{one}", generator.standard_normal((12 + one, 1, 9, 8)), generator.integers(0, 4, 12 + one))
-        for one in range(clients)
+        Client(f"{number}", generator.standard_normal((12 + number, 1, 9, 8)), generator.integers(0, 4, 12 + number))
+        for number in range(clients)
     ]
     federation = SimulatedFederation(
         data, "cnn_fashion_mnist", LocalTraining(0.05, 4, 5, 0.9), dtype="float32", seed=5, strategy="vectorised"
     )
-    model, found = federation.initial_model(0), []
+    model, models = federation.initial_model(0), []
     for number in range(8):
         model = federation.run_round(model, Position(0, number), np.arange(clients)).model
-        found.append(model.tobytes())
-    return found
+        models.append(model.tobytes())
+    return models
 
 
 def test_a_run_does_not_show_when_its_passes_were_compiled(monkeypatch):
@@ -98,20 +98,20 @@ def test_a_run_does_not_show_when_its_passes_were_compiled(monkeypatch):
     compiled: list[bool] = []
 
     def watched(module):
-        made = scripted(module)
-        compiled.append(isinstance(made, torch.jit.ScriptModule))
-        return made
+        script = scripted(module)
+        compiled.append(isinstance(script, torch.jit.ScriptModule))
+        return script
 
     monkeypatch.setattr(trainer, "scripted", watched)
-    found = []
+    histories = []
     for after in (2, 17, 10**9):
         monkeypatch.setattr(trainer, "SCRIPT_AFTER", after)
-        found.append(rounds())
+        histories.append(rounds())
         assert bool(compiled) == (after < 10**9)
         assert all(compiled)
         compiled.clear()
-    assert found[0] == found[1] == found[2]
-    assert len(set(found[0])) == 8
+    assert histories[0] == histories[1] == histories[2]
+    assert len(set(histories[0])) == 8
 
 
 def test_without_torchscript_the_same_code_runs(monkeypatch):

@@ -20,9 +20,9 @@ PARTICIPATION = ("all", "poisson(0.6)", "fixed(3)")
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
 
 
-def relative(one: np.ndarray, other: np.ndarray) -> float:
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    return float(np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-300))
+def relative(vector: np.ndarray, other: np.ndarray) -> float:
+    vector, other = vector.astype(np.float64), other.astype(np.float64)
+    return float(np.linalg.norm(vector - other) / max(np.linalg.norm(other), 1e-300))
 
 
 def both(make_federation, kind: str, **options):
@@ -56,16 +56,16 @@ def test_a_round_agrees_with_the_loop(make_federation, kind, dtype, momentum, we
         )
         for position in (Position(0, 0), Position(2, 5)):
             expected = loop.run_round(start, position, np.arange(5), want_gram=True)
-            found = fast.run_round(start, position, np.arange(5), want_gram=True)
-            assert found.model.dtype == dtype
-            assert relative(found.model - start, expected.model - start) < TOLERANCE[dtype]
-            if found.participants.size > 1:
-                assert relative(found.drifts, expected.drifts) < TOLERANCE[dtype]
-                assert relative(found.gram, expected.gram) < 2 * TOLERANCE[dtype]
-            assert found.mean_shift == pytest.approx(expected.mean_shift, rel=TOLERANCE[dtype])
-            assert found.rounding == expected.rounding
-            assert (found.participants == expected.participants).all()
-            assert (found.samples == expected.samples).all()
+            result = fast.run_round(start, position, np.arange(5), want_gram=True)
+            assert result.model.dtype == dtype
+            assert relative(result.model - start, expected.model - start) < TOLERANCE[dtype]
+            if result.participants.size > 1:
+                assert relative(result.drifts, expected.drifts) < TOLERANCE[dtype]
+                assert relative(result.gram, expected.gram) < 2 * TOLERANCE[dtype]
+            assert result.mean_shift == pytest.approx(expected.mean_shift, rel=TOLERANCE[dtype])
+            assert result.rounding == expected.rounding
+            assert (result.participants == expected.participants).all()
+            assert (result.samples == expected.samples).all()
 
 
 def test_the_matrix_above_uses_both_coordinates():
@@ -89,13 +89,13 @@ def test_the_local_models_agree_one_by_one(make_federation, batch_size):
     )
     position, who = Position(1, 2), np.array([0, 2, 3, 4])
     expected = {place.start: rows[0] for place, rows in loop._trainer.train(start, position, who, 4)}
-    found = {
+    by_place = {
         int(place): row
         for places, rows in fast._trainer.train(start, position, who, 4)
         for place, row in zip(places, rows, strict=True)
     }
-    assert sorted(found) == sorted(expected) == [0, 1, 2, 3]
-    for place, row in found.items():
+    assert sorted(by_place) == sorted(expected) == [0, 1, 2, 3]
+    for place, row in by_place.items():
         assert relative(row.numpy(), expected[place].numpy()) < 1e-12
 
 
@@ -104,20 +104,20 @@ def test_partial_participation_agrees(make_federation, participation):
     loop, fast, start = both(make_federation, "softmax", participation=participation, sizes=(4, 4, 5, 6, 9, 30, 31))
     for number in range(8):
         expected = loop.run_round(start, Position(0, number), np.array([0, 1, 3, 5, 6]))
-        found = fast.run_round(start, Position(0, number), np.array([0, 1, 3, 5, 6]))
-        assert (found.participants == expected.participants).all()
-        assert relative(found.model, expected.model) < 1e-12
+        result = fast.run_round(start, Position(0, number), np.array([0, 1, 3, 5, 6]))
+        assert (result.participants == expected.participants).all()
+        assert relative(result.model, expected.model) < 1e-12
 
 
 def test_runs_of_clients_between_those_that_are_gone_agree(make_federation):
     loop, fast, start = both(make_federation, "softmax", sizes=(6,) * 100, features=40, rate=0.01)
     active = np.delete(np.arange(100), 50)
-    expected, found = (engine.run_round(start, Position(0, 0), active) for engine in (loop, fast))
-    assert relative(found.model - start, expected.model - start) < 1e-12
-    assert relative(found.drifts, expected.drifts) < 1e-10
-    expected, found = (engine.evaluate(start, active) for engine in (loop, fast))
-    assert (found.correct == expected.correct).all()
-    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
+    expected, result = (engine.run_round(start, Position(0, 0), active) for engine in (loop, fast))
+    assert relative(result.model - start, expected.model - start) < 1e-12
+    assert relative(result.drifts, expected.drifts) < 1e-10
+    expected, result = (engine.evaluate(start, active) for engine in (loop, fast))
+    assert (result.correct == expected.correct).all()
+    assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [MIXED, EQUAL])
@@ -125,12 +125,12 @@ def test_runs_of_clients_between_those_that_are_gone_agree(make_federation):
 def test_evaluation_agrees_and_keeps_the_order_asked_for(make_federation, kind, sizes):
     loop, fast, start = both(make_federation, kind, sizes=sizes)
     for clients in (np.arange(5), np.array([3, 0])):
-        expected, found = loop.evaluate(start, clients), fast.evaluate(start, clients)
-        assert (found.clients == clients).all()
-        assert (found.samples == expected.samples).all()
-        assert (found.correct == expected.correct).all()
-        assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
-        assert (kind == "least_squares") == (found.correct.sum() == 0)
+        expected, evaluation = loop.evaluate(start, clients), fast.evaluate(start, clients)
+        assert (evaluation.clients == clients).all()
+        assert (evaluation.samples == expected.samples).all()
+        assert (evaluation.correct == expected.correct).all()
+        assert evaluation.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12)
+        assert (kind == "least_squares") == (evaluation.correct.sum() == 0)
 
 
 def test_the_loop_is_torch_written_out(make_clients):
@@ -147,9 +147,9 @@ def test_the_loop_is_torch_written_out(make_clients):
     expected = np.concatenate([layer.weight.detach().numpy().T.reshape(-1), layer.bias.detach().numpy()])
     for strategy in ("loop", "vectorised"):
         federation = SimulatedFederation([client], "softmax", training, strategy=strategy)
-        found = federation.run_round(start, Position(0, 0), np.array([0]))
-        assert relative(found.model, expected) < 1e-13
-        assert found.drifts[0] == 0.0
+        result = federation.run_round(start, Position(0, 0), np.array([0]))
+        assert relative(result.model, expected) < 1e-13
+        assert result.drifts[0] == 0.0
 
 
 def test_models_beyond_the_memory_budget_are_trained_again(make_federation, monkeypatch):
@@ -171,7 +171,7 @@ def test_blocks_within_a_small_budget_give_the_same_round(make_federation, monke
     cut = make_federation("softmax", sizes=sizes, features=30)
     start = np.random.default_rng(1).standard_normal(whole.layout.size) / 10
     for active in (np.arange(24), np.arange(0, 24, 3)):
-        one = whole.run_round(start, Position(0, 0), active)
+        at_once = whole.run_round(start, Position(0, 0), active)
         other = cut.run_round(start, Position(0, 0), active)
-        assert relative(one.model, other.model) < 1e-14
-        assert relative(one.drifts, other.drifts) < 1e-12
+        assert relative(at_once.model, other.model) < 1e-14
+        assert relative(at_once.drifts, other.drifts) < 1e-12

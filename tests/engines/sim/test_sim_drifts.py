@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(np.finfo(Extended).eps > 1e-18, reason="long dou
 
 
 def part_of(x: list[np.ndarray], outputs: int) -> Part:
-    clients = [CheckedClient(f"{i}", one, np.zeros(len(one), int)) for i, one in enumerate(x)]
+    clients = [CheckedClient(f"{i}", rows, np.zeros(len(rows), int)) for i, rows in enumerate(x)]
     block = make_block(clients, np.arange(len(x)), OBJECTIVES["softmax"], outputs, torch.float64, between_samples=True)
     everyone = np.arange(len(x))
     (part,) = block.parts(everyone, everyone)
@@ -29,18 +29,18 @@ def part_of(x: list[np.ndarray], outputs: int) -> Part:
 
 def duals(x: list[np.ndarray], generator: np.random.Generator, outputs: int, scale: float) -> np.ndarray:
     """V' (clients, outputs, rows), zero on padding."""
-    found = np.zeros((len(x), outputs, max(len(rows) for rows in x)))
-    for place, one in enumerate(x):
-        found[place, :, : len(one)] = generator.standard_normal((outputs, len(one))) * scale
-    return found
+    dual = np.zeros((len(x), outputs, max(len(rows) for rows in x)))
+    for place, samples in enumerate(x):
+        dual[place, :, : len(samples)] = generator.standard_normal((outputs, len(samples))) * scale
+    return dual
 
 
 def exact_drifts(x: list[np.ndarray], dual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Drifts and mean shift (from zero) of u_i = X_i' V_i in extended precision."""
     updates = np.array(
         [
-            dual[place, :, : len(one)].astype(Extended) @ np.column_stack([one, np.ones(len(one))]).astype(Extended)
-            for place, one in enumerate(x)
+            dual[place, :, : len(rows)].astype(Extended) @ np.column_stack([rows, np.ones(len(rows))]).astype(Extended)
+            for place, rows in enumerate(x)
         ]
     )
     samples = np.array([len(rows) for rows in x]).astype(Extended)
@@ -71,8 +71,8 @@ class Overflowed:
 
 def test_a_distance_that_overflowed_bounds_nothing():
     """NaN compares as false with everything: as a drift it would pass for none at all."""
-    found = average([Overflowed()], None, 0.0, np.array([1, 1, 1]), False)
-    assert found.drifts.tolist() == [np.inf, np.nextafter(1.0, 2.0), 0.0]
+    averaged = average([Overflowed()], None, 0.0, np.array([1, 1, 1]), False)
+    assert averaged.drifts.tolist() == [np.inf, np.nextafter(1.0, 2.0), 0.0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -91,15 +91,15 @@ def test_drifts_are_never_below_the_truth(count, features, outputs, seed, closen
     common = generator.standard_normal((rows, features))
     x = [common + generator.standard_normal((rows, features)) * 10.0**-closeness for _ in range(count)]
     dual = duals(x[:1], generator, outputs, scale).repeat(count, axis=0)
-    found = found_drifts(x, dual)
+    measured = found_drifts(x, dual)
     drifts, shift = exact_drifts(x, dual)
-    assert (found.drifts >= drifts).all()
-    assert found.mean_shift >= shift
+    assert (measured.drifts >= drifts).all()
+    assert measured.mean_shift >= shift
     size = np.linalg.norm(dual[0]) * np.linalg.norm(common) if scale > 1e-100 else 0.0
     if closeness < 4.0 and scale > 1e-100:
-        assert (found.drifts <= drifts * (1.0 + TOLERATED_EXCESS)).all()
+        assert (measured.drifts <= drifts * (1.0 + TOLERATED_EXCESS)).all()
     if scale > 1e-100:
-        assert (found.drifts <= drifts * (1.0 + TOLERATED_EXCESS) + 1e-12 * size * (1 + rows)).all()
+        assert (measured.drifts <= drifts * (1.0 + TOLERATED_EXCESS) + 1e-12 * size * (1 + rows)).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,11 +108,11 @@ def test_unequal_clients_with_updates_of_their_own_are_tight(sizes, features, se
     generator = np.random.default_rng(seed)
     x = [generator.standard_normal((size, features)) for size in sizes]
     dual = duals(x, generator, 3, 1.0)
-    found = found_drifts(x, dual)
+    measured = found_drifts(x, dual)
     drifts, shift = exact_drifts(x, dual)
-    assert (found.drifts >= drifts).all()
-    assert (found.drifts <= drifts * (1.0 + TOLERATED_EXCESS)).all()
-    assert shift <= found.mean_shift <= shift * (1.0 + 1e-6) + 1e-9
+    assert (measured.drifts >= drifts).all()
+    assert (measured.drifts <= drifts * (1.0 + TOLERATED_EXCESS)).all()
+    assert shift <= measured.mean_shift <= shift * (1.0 + 1e-6) + 1e-9
 
 
 def test_control_without_the_allowance_cancellation_would_under_report():
@@ -143,20 +143,20 @@ def test_whole_rounds_are_between_the_truth_and_a_millionth_more(make_clients):
     federation = SimulatedFederation(clients, "softmax", LocalTraining(0.01, 5, weight_decay=0.1))
     start = np.random.default_rng(0).standard_normal(federation.layout.size)
     who = np.arange(5)
-    found = federation.run_round(start, Position(0, 0), who)
+    result = federation.run_round(start, Position(0, 0), who)
     local = np.zeros((5, start.size), dtype=Extended)
     for places, rows in federation._trainer.train(start, Position(0, 0), who, 5):
         local[places] = rows.numpy()
     samples = np.array([5, 6, 8, 9, 10], dtype=Extended)
     mean = (samples[:, None] * local).sum(axis=0) / samples.sum()
     drifts = np.sqrt(((local - mean) ** 2).sum(axis=1)).astype(float)
-    assert found.drifts == pytest.approx(drifts, rel=1e-6)
-    assert found.mean_shift == pytest.approx(float(np.sqrt(((mean - start) ** 2).sum())), rel=1e-9)
-    assert found.model == pytest.approx(mean.astype(float), rel=1e-12, abs=1e-13)
+    assert result.drifts == pytest.approx(drifts, rel=1e-6)
+    assert result.mean_shift == pytest.approx(float(np.sqrt(((mean - start) ** 2).sum())), rel=1e-9)
+    assert result.model == pytest.approx(mean.astype(float), rel=1e-12, abs=1e-13)
 
 
 def test_one_participant_is_its_own_mean(make_federation):
     federation = make_federation(features=40, rate=0.01)
-    found = federation.run_round(np.zeros(federation.layout.size), Position(0, 0), np.array([1]), want_gram=True)
-    assert found.drifts.tolist() == [0.0]
-    assert found.gram.tolist() == [[0.0]]
+    result = federation.run_round(np.zeros(federation.layout.size), Position(0, 0), np.array([1]), want_gram=True)
+    assert result.drifts.tolist() == [0.0]
+    assert result.gram.tolist() == [[0.0]]

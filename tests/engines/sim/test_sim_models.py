@@ -47,10 +47,10 @@ def test_networks_train_replay_and_learn(make_clients, name, dtype):
     assert start.tobytes() == twin.initial_model(0).tobytes() != federation.initial_model(1).tobytes()
     model = start
     for number in range(6):
-        found = federation.run_round(model, Position(0, number), np.arange(2))
+        result = federation.run_round(model, Position(0, number), np.arange(2))
         other = twin.run_round(model, Position(0, number), np.arange(2))
-        assert found.model.tobytes() == other.model.tobytes()
-        model = found.model
+        assert result.model.tobytes() == other.model.tobytes()
+        model = result.model
     assert federation.evaluate(model, np.arange(2)).loss < 0.8 * federation.evaluate(start, np.arange(2)).loss
     assert federation.evaluate(model, np.arange(2)).accuracy > 0.6
     assert not federation.facts.smooth_model
@@ -98,9 +98,9 @@ def test_a_module_of_a_linear_model_is_the_linear_model(make_federation):
     arrays = module.layout.unflatten(start)
     twin = np.concatenate([arrays["weight"].T.reshape(-1), arrays["bias"]])
     expected = linear.layout.unflatten(linear.run_round(twin, Position(0, 0), ALL).model)
-    found = module.layout.unflatten(module.run_round(start, Position(0, 0), ALL).model)
-    assert np.abs(found["weight"].T - expected["weight"]).max() < 1e-14
-    assert np.abs(found["bias"] - expected["bias"]).max() < 1e-14
+    parameters = module.layout.unflatten(module.run_round(start, Position(0, 0), ALL).model)
+    assert np.abs(parameters["weight"].T - expected["weight"]).max() < 1e-14
+    assert np.abs(parameters["bias"] - expected["bias"]).max() < 1e-14
     assert not module.facts.smooth_model  # nobody proves what a user's module is
 
 
@@ -109,13 +109,13 @@ def test_modules_with_other_targets_and_losses(make_federation, kind):
     outputs = 1 if kind == "logistic" else 3
     federation = make_federation(kind, model=ModuleModel(lambda: nn.Linear(5, outputs), kind))
     start = federation.initial_model(0)
-    found = federation.run_round(start, Position(0, 0), ALL)
-    assert federation.evaluate(found.model, ALL).loss < federation.evaluate(start, ALL).loss
+    result = federation.run_round(start, Position(0, 0), ALL)
+    assert federation.evaluate(result.model, ALL).loss < federation.evaluate(start, ALL).loss
     huber = ModuleModel(
         lambda: nn.Linear(5, outputs), kind, lambda z, t: nn.functional.huber_loss(z, t.view_as(z).double())
     )
     other = make_federation(kind, model=huber).run_round(start, Position(0, 0), ALL)
-    assert other.model.tobytes() != found.model.tobytes()
+    assert other.model.tobytes() != result.model.tobytes()
 
 
 def test_unusable_models_are_sentences(make_federation):

@@ -60,14 +60,14 @@ def test_the_round_is_equation_5(make_federation, server_rate):
     local = np.array([alone.run_round(start, Position(0, 0), np.array([i])).model for i in ALL]).astype(np.longdouble)
     samples = np.array([4, 7, 3, 12, 30], dtype=np.longdouble)
     mean = (samples[:, None] * local).sum(axis=0) / samples.sum()
-    found = federation.run_round(start, Position(0, 0), ALL, want_gram=True)
+    result = federation.run_round(start, Position(0, 0), ALL, want_gram=True)
     exact = start + np.longdouble(server_rate) * (mean - start)
-    assert np.abs(found.model - exact).max() < 1e-14
+    assert np.abs(result.model - exact).max() < 1e-14
     drifts = np.sqrt(((local - mean) ** 2).sum(axis=1))
-    assert (found.drifts >= drifts * (1 - 1e-14)).all()
-    assert found.drifts == pytest.approx(drifts.astype(float), rel=1e-11)
-    assert found.mean_shift == pytest.approx(float(np.sqrt(((mean - start) ** 2).sum())), rel=1e-11)
-    assert found.gram == pytest.approx(((local - mean) @ (local - mean).T).astype(float), rel=1e-9, abs=1e-14)
+    assert (result.drifts >= drifts * (1 - 1e-14)).all()
+    assert result.drifts == pytest.approx(drifts.astype(float), rel=1e-11)
+    assert result.mean_shift == pytest.approx(float(np.sqrt(((mean - start) ** 2).sum())), rel=1e-11)
+    assert result.gram == pytest.approx(((local - mean) @ (local - mean).T).astype(float), rel=1e-9, abs=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -88,16 +88,18 @@ def test_drifts_are_never_below_the_distance_to_the_exact_mean(dtype, scale):
         rows = torch.tensor(models.astype(dtype))
         samples = generator.integers(1, 50, count)
         start = np.zeros(size)
-        found = average_models(lambda rows=rows, count=count: iter([(slice(0, count), rows)]), start, samples, 8, False)
+        averaged = average_models(
+            lambda rows=rows, count=count: iter([(slice(0, count), rows)]), start, samples, 8, False
+        )
         exact = rows.numpy().astype(np.longdouble)
         mean = (samples[:, None].astype(np.longdouble) * exact).sum(axis=0) / np.longdouble(samples.sum())
         norms = np.array([np.sqrt((((r - mean) / scale) ** 2).sum()) * np.longdouble(scale) for r in exact])
         if count == 1:
-            assert found.drifts[0] == 0.0
+            assert averaged.drifts[0] == 0.0
         else:
-            assert (found.drifts >= norms).all(), trial
+            assert (averaged.drifts >= norms).all(), trial
         shift = np.sqrt(((mean / scale) ** 2).sum()) * np.longdouble(scale)
-        assert found.mean_shift >= shift
+        assert averaged.mean_shift >= shift
 
 
 def test_an_empty_round_leaves_the_model_as_it_was(make_federation):
@@ -105,13 +107,13 @@ def test_an_empty_round_leaves_the_model_as_it_was(make_federation):
     start = np.random.default_rng(0).standard_normal(federation.layout.size)
     empty = 0
     for number in range(40):
-        found = federation.run_round(start, Position(0, number), ALL, want_gram=True)
-        if found.participants.size == 0:
+        result = federation.run_round(start, Position(0, number), ALL, want_gram=True)
+        if result.participants.size == 0:
             empty += 1
-            assert found.model.tobytes() == start.tobytes()
-            assert not np.shares_memory(found.model, start)
-            assert (found.drifts.size, found.samples.size, found.mean_shift, found.rounding) == (0, 0, 0.0, 0.0)
-            assert found.gram.shape == (0, 0)
+            assert result.model.tobytes() == start.tobytes()
+            assert not np.shares_memory(result.model, start)
+            assert (result.drifts.size, result.samples.size, result.mean_shift, result.rounding) == (0, 0, 0.0, 0.0)
+            assert result.gram.shape == (0, 0)
     assert 20 < empty < 40  # (0.95)^5 = 0.77 of 40
     nobody = make_federation().run_round(start, Position(0, 0), np.array([], dtype=np.int64))
     assert nobody.participants.size == 0
@@ -122,10 +124,10 @@ def test_fixed_participation_takes_the_count_or_whoever_is_left(make_federation)
     start = federation.initial_model(0)
     seen = set()
     for number in range(30):
-        found = federation.run_round(start, Position(0, number), np.array([0, 1, 2, 4]))
-        assert found.participants.size == 3
-        assert (np.diff(found.participants) > 0).all()
-        seen.update(found.participants.tolist())
+        result = federation.run_round(start, Position(0, number), np.array([0, 1, 2, 4]))
+        assert result.participants.size == 3
+        assert (np.diff(result.participants) > 0).all()
+        seen.update(result.participants.tolist())
     assert seen == {0, 1, 2, 4}
     assert federation.run_round(start, Position(0, 0), np.array([1])).participants.tolist() == [1]
 

@@ -85,11 +85,11 @@ def errors_over_allowance(seed: int, make_clients, strategy: str, clip: float = 
     federation = SimulatedFederation(clients, model, training, server_rate=server_rate, strategy=strategy)
     assert federation.facts.rounding_bounded
     position = Position(0, seed)
-    found = federation.run_round(start, position, np.arange(len(clients)))
+    result = federation.run_round(start, position, np.arange(len(clients)))
     exact = exact_round(clients, kind, training, server_rate, start, model.outputs, position)
-    error = float(np.sqrt(((found.model - exact) ** 2).sum()))
-    assert found.rounding > 0.0
-    return error / (found.rounding / 2.0)  # the allowance counts both worlds, this is one of them
+    error = float(np.sqrt(((result.model - exact) ** 2).sum()))
+    assert result.rounding > 0.0
+    return error / (result.rounding / 2.0)  # the allowance counts both worlds, this is one of them
 
 
 @pytest.mark.parametrize("strategy", ["loop", "vectorised"])
@@ -117,19 +117,19 @@ def test_two_computed_worlds_stay_within_the_exact_distance_plus_the_allowance(m
     for number in range(50):
         theta = generator.standard_normal(federation.layout.size)
         phi = theta + generator.standard_normal(theta.size) * 10.0 ** -generator.uniform(0, 16)
-        one = federation.run_round(theta, Position(0, number), np.arange(5))
+        result = federation.run_round(theta, Position(0, number), np.arange(5))
         other = federation.run_round(phi, Position(0, number), np.arange(5))
-        assert norm_up(one.model - other.model) <= np.linalg.norm(theta - phi) + one.rounding
+        assert norm_up(result.model - other.model) <= np.linalg.norm(theta - phi) + result.rounding
 
 
 def test_the_allowance_is_small_beside_what_it_protects(make_clients):
     """digits-like (160 x 10 samples, 64 features, K = 10): some 1e-9 against one round's Delta of 1e-3."""
     clients = make_clients("softmax", sizes=(10,) * 160, features=64, outputs=10, scale=0.5)
     federation = SimulatedFederation(clients, "softmax", LocalTraining(0.05, 10))
-    found = federation.run_round(federation.initial_model(0), Position(0, 0), np.arange(160))
-    delta = found.drifts.min() / 159
+    result = federation.run_round(federation.initial_model(0), Position(0, 0), np.arange(160))
+    delta = result.drifts.min() / 159
     assert delta > 1e-3
-    assert 0.0 < found.rounding < 1e-5 * delta
+    assert 0.0 < result.rounding < 1e-5 * delta
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_the_allowance_is_small_beside_what_it_protects(make_clients):
 def test_nothing_is_claimed_outside_what_is_proven(make_federation, options):
     federation = make_federation(**options)
     assert not federation.facts.rounding_bounded
-    found = federation.run_round(federation.initial_model(0), Position(0, 0), np.arange(5))
-    assert found.rounding == 0.0
+    result = federation.run_round(federation.initial_model(0), Position(0, 0), np.arange(5))
+    assert result.rounding == 0.0
 
 
 def test_momentum_costs_more(make_federation):

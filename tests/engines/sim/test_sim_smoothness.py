@@ -23,8 +23,8 @@ FACTORS = {"softmax": 0.5, "logistic": 0.25, "least_squares": 1.0}
 
 def curvature(x: np.ndarray, objective, training: LocalTraining, name: str) -> SimpleNamespace:
     """Of one client alone."""
-    found = linear_curvature([CheckedClient(name, x, np.zeros(len(x), int))], objective, training)
-    return SimpleNamespace(smoothness=float(found.smoothness[0]), energy=float(found.energy[0]))
+    measured = linear_curvature([CheckedClient(name, x, np.zeros(len(x), int))], objective, training)
+    return SimpleNamespace(smoothness=float(measured.smoothness[0]), energy=float(measured.energy[0]))
 
 
 def reference(x: np.ndarray, factor: float) -> float:
@@ -38,10 +38,10 @@ def reference(x: np.ndarray, factor: float) -> float:
 def test_beta_is_never_below_the_reference_and_hardly_above(kind, samples, features, seed, scale, single):
     x = scale * np.random.default_rng(seed).standard_normal((samples, features))
     x = x.astype(np.float32) if single else x
-    found = curvature(x, OBJECTIVES[kind], LocalTraining(0.1, 1, weight_decay=0.25), "a")
+    measured = curvature(x, OBJECTIVES[kind], LocalTraining(0.1, 1, weight_decay=0.25), "a")
     exact = reference(x, FACTORS[kind]) + 0.25
-    assert exact <= found.smoothness <= exact * (1 + 1e-8)
-    assert found.energy >= found.smoothness - 0.25 - 1e-8 * found.smoothness
+    assert exact <= measured.smoothness <= exact * (1 + 1e-8)
+    assert measured.energy >= measured.smoothness - 0.25 - 1e-8 * measured.smoothness
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,13 +49,13 @@ def test_beta_is_never_below_the_reference_and_hardly_above(kind, samples, featu
 def test_the_batch_beta_bounds_every_batch_drawn(samples, batch_size, features, seed):
     x = np.random.default_rng(seed).standard_normal((samples, features)) * 3.0
     training = LocalTraining(0.1, steps=15, batch_size=batch_size, weight_decay=0.5)
-    found = curvature(x, OBJECTIVES["softmax"], training, "a")
+    measured = curvature(x, OBJECTIVES["softmax"], training, "a")
     for batch in batch_sequence(training, samples, seed, Position(0, seed), 0):
-        assert reference(x[batch], 0.5) + 0.5 <= found.smoothness * (1 + 1e-14)
+        assert reference(x[batch], 0.5) + 0.5 <= measured.smoothness * (1 + 1e-14)
         energy = 0.5 * (np.square(x[batch]).sum() + batch.size) / batch.size
-        assert energy <= found.energy * (1 + 1e-14)
+        assert energy <= measured.energy * (1 + 1e-14)
     rows = 0.5 * (np.square(x).sum(axis=1).max() + 1.0) + 0.5
-    assert found.smoothness <= rows * (1 + 1e-8)
+    assert measured.smoothness <= rows * (1 + 1e-8)
 
 
 def test_a_batch_beta_of_the_whole_data_would_be_too_small():
@@ -105,7 +105,7 @@ def test_beta_of_float32_training_is_that_of_the_float32_data(make_federation):
     single = make_federation(dtype="float32", scale=1 / 3)
     double = make_federation(dtype="float64", scale=1 / 3)
     pairs = zip(single.clients, double.clients, strict=True)
-    assert all(one.smoothness != other.smoothness for one, other in pairs)
+    assert all(client.smoothness != other.smoothness for client, other in pairs)
 
 
 def test_samples_whose_squares_overflow_are_refused():
