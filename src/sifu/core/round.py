@@ -172,7 +172,7 @@ def gate_replies(
     left_out = [f"{rejection.client}: {rejection.reason}" for rejection in rejections if rejection.left_out]
     if left_out and rules.on_rejection == "stop":
         raise RoundRejectedError(
-            f"{_rejected(position)}{len(left_out)} of {drawn.size} replies cannot be used ({_listed(left_out)}). "
+            f"{_rejected(position)}{len(left_out)} of {drawn.size} replies cannot be used ({listed(left_out)}). "
             "See server.rejected"
         )
     if not gate.accepted:
@@ -200,7 +200,7 @@ def step(
     names = [repr(steps.clients[participants[place]].name) for place in average.not_finite]
     raise RoundRejectedError(
         f"{where}{len(names)} of {participants.size} clients returned a model with NaN or Inf "
-        f"({_listed(names)}){advice}"
+        f"({listed(names)}){advice}"
     )
 
 
@@ -213,5 +213,6 @@ def _rejected(position: Position) -> str:
     return f"round {position.round} of branch {position.branch} was rejected and changed nothing: "
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few of them, for an error."""
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

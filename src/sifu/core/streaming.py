@@ -84,7 +84,8 @@ class RoundsWanted:
 class StreamedRound:
     """One round of a stream; the fields are those of `RoundResult`, `fetch_model` brings the model after it.
 
-    `distance` is ||model - origin||, `evaluation` that of the active clients where the stop rule looks.
+    `distance` is ||model - origin||, `evaluation` that of the active clients where the stop rule looks. A `lost` round
+    has no participants although clients were asked: it does not use up `stop.max_rounds`.
     """
 
     participants: ClientIndices
@@ -98,6 +99,7 @@ class StreamedRound:
     gram: Floats | None = None
     updates: NDArray[np.floating] | None = None
     rejections: tuple[Rejection, ...] = ()
+    lost: bool = False
 
 
 @runtime_checkable
@@ -109,6 +111,20 @@ class StreamingEngine(Protocol):
     ) -> Iterator[StreamedRound]:
         """Rounds from `model` until `wanted.stop.max_rounds`, or until nobody takes them any more."""
         ...
+
+
+@runtime_checkable
+class LosesRounds(Protocol):
+    """An engine whose rounds can be lost, since its clients may not answer."""
+
+    def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
+        """Whether a round with these participants was lost: nobody took part although clients were asked."""
+        ...
+
+
+def stop_without(stop: StopSpec, lost: int) -> StopSpec:
+    """The stop rule after so many lost rounds, which do not use up `max_rounds`."""
+    return replace(stop, max_rounds=stop.max_rounds + lost) if lost else stop
 
 
 def stream_rounds(
@@ -145,8 +161,8 @@ def rounds_one_by_one(
     """Rounds of an engine that runs each when it is taken; `evaluate` may find that nobody answers (None)."""
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on it from round to round
-    accuracy = wanted.accuracy
-    for start in range(position.round, wanted.stop.max_rounds):
+    accuracy, stop, start = wanted.accuracy, wanted.stop, position.round
+    while start < stop.max_rounds:
         result = engine.run_round(
             model,
             Position(position.branch, start),
@@ -160,7 +176,13 @@ def rounds_one_by_one(
                 f"round {start + 1} made a model with NaN or Inf and was rejected: "
                 "lower local.rate; the last good state stays"
             )
-        evaluation = evaluate(model, active) if is_evaluated(wanted.stop, start + 1, accuracy) else None
+        lost = isinstance(engine, LosesRounds) and engine.loses(
+            Position(position.branch, start), active, result.participants
+        )
+        if lost:
+            stop = stop_without(stop, 1)
+        start += 1
+        evaluation = evaluate(model, active) if is_evaluated(stop, start, accuracy) else None
         accuracy = accuracy if evaluation is None else evaluation.accuracy
         yield StreamedRound(
             result.participants,
@@ -174,4 +196,5 @@ def rounds_one_by_one(
             result.gram,
             result.updates,
             result.rejections,
+            lost,
         )

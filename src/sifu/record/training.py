@@ -18,7 +18,15 @@ from sifu.core.engine import Engine, Evaluation, Position
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec, StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated, should_stop, stream_rounds
+from sifu.core.streaming import (
+    LosesRounds,
+    RoundsWanted,
+    StreamedRound,
+    is_evaluated,
+    should_stop,
+    stop_without,
+    stream_rounds,
+)
 from sifu.errors import RunDamagedError
 from sifu.record.evaluations import ACTIVE, evaluation_row
 from sifu.record.everyones_psi import remember_psi, track_everyone
@@ -86,8 +94,8 @@ class RecordedTraining:
 
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> None:
         self.engine, self.writer, self.view = engine, writer, view
-        self._stop = stop or view.spec.stop
         self.active: ClientIndices = view.active
+        self._stop = stop_without(stop or view.spec.stop, self._lost_rounds())
         current = writer.load_model(view.rows[-1].node.node)
         self._fetch_model: Callable[[], Vector] = lambda: current
         self._tip = view.rows[-1].node
@@ -127,10 +135,9 @@ class RecordedTraining:
         return ended
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
-        stop = self._stop
-        if self._accuracy is None and is_evaluated(stop, self._tip.position, self._latest_accuracy):
+        if self._accuracy is None and is_evaluated(self._stop, self._tip.position, self._latest_accuracy):
             self._record_evaluation(self.engine.evaluate(self.model, self.active))
-        if should_stop(stop, self._tip.position, self._accuracy):
+        if should_stop(self._stop, self._tip.position, self._accuracy):
             return True
         for done in self._stream():
             # An interrupt between two of these steps would leave half a round to be committed.
@@ -140,8 +147,8 @@ class RecordedTraining:
                 self.commit()
             if progress:
                 accuracy = self._accuracy if self._accuracy is not None else math.nan
-                progress(Progress(phase, self._tip.position, accuracy, stop.target, stop.max_rounds))
-            if should_stop(stop, self._tip.position, self._accuracy):
+                progress(Progress(phase, self._tip.position, accuracy, self._stop.target, self._stop.max_rounds))
+            if should_stop(self._stop, self._tip.position, self._accuracy):
                 return True
             if pause and pause():
                 return False
@@ -156,6 +163,15 @@ class RecordedTraining:
             self.active,
             RoundsWanted(self._stop, self._root, keep.gram_clients > 0, keep.updates_every, self._latest_accuracy),
         )
+
+    def _lost_rounds(self) -> int:
+        """Rounds on the way to the tip that nobody answered, where the engine knows such rounds."""
+        engine, nobody = self.engine, np.zeros(0, dtype=np.int64)
+        if not isinstance(engine, LosesRounds):
+            return 0
+        rounds = [row.node for row in self.view.rows if row.node.kind == "round"]
+        empty = [Position(node.branch, node.position - 1) for node in rounds if node.regularity.total_samples == 0]
+        return sum(engine.loses(position, self.active, nobody) for position in empty)
 
     @property
     def model(self) -> Vector:
@@ -185,6 +201,8 @@ class RecordedTraining:
             unmoved = self._tracker.total(others, rounding_before)
             self._keep(max(_largest(psi_before), _largest(unmoved)))
         self._add(done, regularity)
+        if done.lost:
+            self._stop = stop_without(self._stop, 1)
         self._accuracy = None
         if done.evaluation is not None:
             self._record_evaluation(done.evaluation)

@@ -26,15 +26,16 @@ NO_NOISE = "none"
 
 MINIMUM_OF_ANSWERS = "a minimum of"
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
+CLOSED_EARLY = "closing a round before the slowest clients have answered"
 
 
 def decides_rounds(what: str) -> bool:
-    """Whether an item of `TrainingFacts.outside` lets one client decide whether a round counts at all.
+    """Whether an item of `TrainingFacts.outside` lets one client decide whether a round, or another's answer, counts.
 
     >>> decides_rounds("a minimum of 3 answers a round"), decides_rounds("dropout")
     (True, False)
     """
-    return what.startswith((MINIMUM_OF_ANSWERS, DROPPED_MASKED_ROUND))
+    return what.startswith((MINIMUM_OF_ANSWERS, DROPPED_MASKED_ROUND, CLOSED_EARLY))
 
 
 ROUNDING_HOLDS_UP_TO = 1000.0

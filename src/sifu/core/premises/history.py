@@ -91,8 +91,8 @@ def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
             yield Premise(
                 "schedule",
                 "assumed",
-                f"{capitalised} lets one client decide whether a round counts; the certificate compares with a world "
-                "in which the same rounds counted.",
+                f"{capitalised} lets one client decide which rounds and answers count; the certificate compares "
+                "with a world in which the same ones counted.",
             )
         else:
             yield Premise(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
+from sifu.engines.flower.waiting import Wait
 from sifu.engines.sim.clipping import Clipping
-from sifu.theory.facts import MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
+from sifu.theory.facts import CLOSED_EARLY, MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
 
 
@@ -39,7 +40,7 @@ class Patience:
     `timeout` seconds for the answers of a round or an evaluation; `min_replies` answers make a round (more than one
     couples clients to each other, which certificates then name as assumed harmless); after `rounds_without_answer`
     empty rounds in a row training stops, to be continued later; `pause` seconds pass before the next try; replies are
-    looked for every `poll` seconds.
+    looked for every `poll` seconds. `wait` says when a round closes before that (`server.wait`).
     """
 
     timeout: float = 600.0
@@ -47,10 +48,22 @@ class Patience:
     rounds_without_answer: int = 5
     pause: float = 5.0
     poll: float = 0.5
+    wait: Wait = Wait()
+
+    @property
+    def round_timeout(self) -> float:
+        """Seconds for the answers of a round."""
+        return self.timeout if self.wait.seconds is None else min(self.wait.seconds, self.timeout)
 
 
 def with_minimum(facts: TrainingFacts, patience: Patience) -> TrainingFacts:
-    """The facts of a training whose rounds need several answers: without one client a round might not have counted."""
-    if patience.min_replies <= 1:
-        return facts
-    return replace(facts, outside=(*facts.outside, f"{MINIMUM_OF_ANSWERS} {patience.min_replies} answers a round"))
+    """The facts of a training whose rounds need several answers, or close without the slowest.
+
+    Without one client such a round might not have counted, or somebody else's answer would have.
+    """
+    coupled = []
+    if patience.min_replies > 1:
+        coupled.append(f"{MINIMUM_OF_ANSWERS} {patience.min_replies} answers a round")
+    if patience.wait.closes_early:
+        coupled.append(CLOSED_EARLY)
+    return replace(facts, outside=(*facts.outside, *coupled)) if coupled else facts

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import vector_refusal
-from sifu.core.round import RoundSetup, draw, run_round
+from sifu.core.round import RoundSetup, draw, listed, run_round
 from sifu.core.streaming import RoundsWanted, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.blueprint import Blueprint, Patience, with_minimum
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.group_rounds import run_groups_together
 from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
-from sifu.engines.flower.messenger import NOWHERE, Answer, Incident, Messenger
+from sifu.engines.flower.messenger import EVALUATION, NOWHERE, Answer, Incident, Messenger
 from sifu.engines.flower.roster import Roster
 from sifu.engines.flower.rounds import OpenRound
 from sifu.engines.flower.wire import EVALUATE, EVALUATE_SEVERAL, arrays_record, read_score, read_scores
@@ -141,27 +141,26 @@ class FlowerFederation:
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
-        """Rounds one after another; several in a row without any answer end it, to be continued later."""
-        silent = 0
+        """Rounds one after another; several lost in a row end it with the clients' own errors, to be continued later."""
+        lost_in_a_row = 0
         rounds = rounds_one_by_one(self, model, position, active, wanted, self._evaluation_if_any)
         for number, done in enumerate(rounds, position.round):
-            yield done
-            dropped = (
-                done.participants.size == 0
-                and done.evaluation is None
-                and self._enough_are_drawn(Position(position.branch, number), active)
-            )
-            silent = silent + 1 if dropped else 0
-            if silent >= self._patience.rounds_without_answer:
+            reasons = self._messenger.reasons(Position(position.branch, number))
+            reasons += [f"{rejection.client}: {rejection.reason}" for rejection in done.rejections]
+            yield done  # what was noted is taken away with it
+            lost_in_a_row = lost_in_a_row + 1 if done.lost else 0
+            if lost_in_a_row >= self._patience.rounds_without_answer:
                 raise NobodyAnsweredError(
-                    f"no client answered in {silent} rounds in a row: every round is saved; see that the nodes are "
-                    "connected and start the run again to go on"
+                    f"{lost_in_a_row} rounds in a row were lost, no client's training could be used "
+                    f"({listed(reasons)}): every round is saved; see to the clients and start the run again to go on"
                 )
-            if dropped:
+            if done.lost:
                 time.sleep(self._patience.pause)
 
-    def _enough_are_drawn(self, position: Position, active: ClientIndices) -> bool:
-        """Whether enough clients are asked for a round to count; a draw of fewer is a round like any other."""
+    def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
+        """Whether a round was lost: nobody took part although enough were asked; a draw of fewer is no loss."""
+        if participants.size:
+            return False
         setup = RoundSetup(np.zeros(0), position, active)
         drawn = draw(self.facts.participation, self._round.participation_key, setup)
         return drawn.size >= self._round.least
@@ -247,11 +246,13 @@ class FlowerFederation:
         kind: str,
         read: Callable[[Message], Answer],
     ) -> dict[int, Answer]:
+        busy = self._messenger.busy()  # with a round: a node answers one message after another
         messages = {
             client: self._messenger.message(record, NOWHERE, client, node, kind)
             for client, node in self._messenger.nodes(clients).items()
+            if client not in busy
         }
-        return self._messenger.ask(messages, read, doing="evaluation: ")
+        return self._messenger.ask(messages, read, doing=EVALUATION, closing=True)
 
 
 def _evaluation(clients: ClientIndices, scores: Sequence[Score]) -> Evaluation:

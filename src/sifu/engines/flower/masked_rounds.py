@@ -79,7 +79,7 @@ class MaskedRound(FlowerRound):
                 "masked updates are not seen by the server: keep.gram_clients and keep.updates_every must be 0"
             )
         prepared, messages = self.preparation(setup, self._messenger.online(setup.position, drawn))
-        return replace(prepared, ready=self._messenger.ask(messages, read_ready, setup.position))
+        return replace(prepared, ready=self._messenger.ask(messages, read_ready, setup.position, closing=True))
 
     def preparation(self, setup: RoundSetup, nodes: Mapping[int, int]) -> tuple[Prepared, dict[int, Message]]:
         """A round of the clients at these nodes, in which nobody is ready yet, and what each of them is sent."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 NOWHERE = Position(0, 0)
 """The position of what belongs to no round, such as an evaluation."""
+EVALUATION = "evaluation: "
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Messenger:
         name = "" if client is None else self.clients[client].name
         self.incidents.append(Incident(position.branch, position.round, name, what))
 
+    def reasons(self, position: Position) -> list[str]:
+        """Why clients had no part in a round, as noted."""
+        noted = [incident for incident in self.incidents if Position(incident.branch, incident.round) == position]
+        return [f"{incident.client}: {incident.what}" for incident in noted if incident.client]
+
     def take_incidents(self) -> list[Incident]:
         """What went otherwise than asked since this was last called."""
         taken, self.incidents = self.incidents, []
@@ -78,20 +84,37 @@ class Messenger:
         """Those of `clients` that are not left out."""
         return [int(client) for client in clients if int(client) not in self.left_out]
 
+    def busy(self) -> frozenset[int]:
+        """Clients that have not answered an earlier message yet, which still may be answered."""
+        return self._exchange.busy()
+
+    def note_late(self, position: Position) -> None:
+        """Note the answers to earlier messages that have come since: they are refused."""
+        for client, seconds in self._exchange.late():
+            self.note(position, client, f"late: its answer to an earlier round came {seconds:.1f} s too late, refused")
+
     def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
         """The nodes of those of `clients` that may be asked and are there."""
         names = {client: self.clients[client].name for client in self.may_ask(clients)}
         nodes = self._roster.nodes(list(names.values()))
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
-    def online(self, position: Position, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
-        """As `nodes`, sorted by client; who is not there is noted."""
-        reachable = self.may_ask(clients)
+    def online(
+        self, position: Position, clients: Iterable[int] | ClientIndices, everybody: bool = False
+    ) -> dict[int, int]:
+        """As `nodes`, sorted by client; who is not there, or busy with an earlier round, is noted.
+
+        With `everybody` the busy are asked, too.
+        """
+        self.note_late(position)
+        reachable, busy = self.may_ask(clients), frozenset() if everybody else self.busy()
         nodes = self.nodes(reachable)
         for client in reachable:
             if client not in nodes:
                 self.note(position, client, "its node is not there")
-        return dict(sorted(nodes.items()))
+            elif client in busy:
+                self.note(position, client, "late: still busy with an earlier round, not asked")
+        return {client: node for client, node in sorted(nodes.items()) if client not in busy}
 
     def message(
         self,
@@ -113,9 +136,23 @@ class Messenger:
         read: Callable[[Message], Answer],
         position: Position = NOWHERE,
         doing: str = "",
+        closing: bool = False,
     ) -> dict[int, Answer]:
-        """The answers by client, as `read` makes them out; a client without one is noted, with what it was `doing`."""
-        answers, failed = self.try_to_ask(messages, read)
+        """The answers by client, as `read` makes them out; a client without one is noted, with what it was `doing`.
+
+        With `closing` the spec's `server.wait` says when enough have answered; without, everybody is waited for.
+        """
+        if closing:
+            patience = self.patience
+            answers, failed = self._exchange.ask(
+                messages,
+                patience.round_timeout,
+                read,
+                expires=patience.timeout,
+                enough=patience.wait.enough(len(messages)),
+            )
+        else:
+            answers, failed = self.try_to_ask(messages, read)
         for client, why in sorted(failed.items()):
             self.note(position, client, f"{doing}{why}")
         return answers
@@ -129,10 +166,14 @@ class Messenger:
     def train(
         self, start: Vector, position: Position, clients: Iterable[int] | ClientIndices, steps: int | None = None
     ) -> dict[int, tuple[Vector, int]]:
-        """The models and counts of samples that clients answer with, not yet checked."""
+        """The models and counts of samples that clients answer with, not yet checked.
+
+        With `steps` it is no round: everybody is needed and waited for.
+        """
+        everybody = steps is not None
         record = arrays_record(self.layout, start)
         messages = {
             client: self.message(record, position, client, node, TRAIN, steps)
-            for client, node in self.online(position, clients).items()
+            for client, node in self.online(position, clients, everybody).items()
         }
-        return self.ask(messages, lambda reply: read_model(reply, self.layout), position)
+        return self.ask(messages, lambda reply: read_model(reply, self.layout), position, closing=not everybody)
