@@ -12,6 +12,7 @@ import numpy as np
 from sifu.core.ledger import finite_or_text
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE
+from sifu.core.waiting import LATE
 from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
 from sifu.record.evaluations import ACTIVE
@@ -26,6 +27,8 @@ from sifu.store.table_rows import RejectionRow, RequestRow
 
 MOST_TOLD = 10
 """Refusals and incidents that are shown; the ledger has them all."""
+LATEST_ROUNDS = 200
+"""Over how many of the latest rounds in which something went wrong late clients are counted."""
 ClientState = Literal["active", "waiting", "forgotten"]
 
 
@@ -157,6 +160,7 @@ class RunStatus:
     inbox: tuple[InboxLetter, ...]
     refused: tuple[Refusal, ...]
     incidents: tuple[dict[str, Any], ...]
+    late: dict[str, int]
     rejections: tuple[RejectionRow, ...]
     requests: tuple[RequestStatus, ...]
     groups: tuple[GroupStatus, ...] = ()
@@ -222,6 +226,7 @@ def status_of(view: RunView) -> RunStatus:
         inbox=tuple(InboxLetter(letter.kind, letter.id, letter.trouble) for letter in letters(reader.folder)),
         refused=_refusals(reader),
         incidents=_incidents(reader),
+        late=_late(reader),
         rejections=tuple(reader.rejections()),
         requests=tuple(request_status_of(reader, row, now) for row in view.requests),
         groups=groups_of(view),
@@ -281,3 +286,13 @@ def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
     events = reader.latest_events(("incidents",), MOST_TOLD)
     incidents = [{"time": time} | incident for time, _, content in events for incident in content["incidents"]]
     return tuple(incidents[-MOST_TOLD:])
+
+
+def _late(reader: RunReader) -> dict[str, int]:
+    """In how many of the latest rounds on Flower each client was too late, the most often first."""
+    rounds: dict[str, set[tuple[int, int]]] = {}
+    for _, _, content in reader.latest_events(("incidents",), LATEST_ROUNDS):
+        for incident in content["incidents"]:
+            if incident["what"].startswith(LATE):
+                rounds.setdefault(incident["client"], set()).add((incident["branch"], incident["round"]))
+    return {name: len(missed) for name, missed in sorted(rounds.items(), key=lambda item: (-len(item[1]), item[0]))}

@@ -106,6 +106,9 @@ def _print_refusals(status: RunStatus) -> None:
         out.print("\nRefused, the latest:")
         for refusal in status.refused[-3:]:
             out.print(f"  {refusal.time} {escape(refusal.what)}: {escape(refusal.reason)}")
+    if status.late:
+        named = ", ".join(f"{escape(name)} ({count})" for name, count in list(status.late.items())[:MOST_CLIENTS])
+        out.print(f"\nToo late in some of the latest rounds: {named}. See server.wait, or sifu clients block.")
     if status.incidents:
         out.print("\nWent otherwise than asked, the latest:")
         for incident in status.incidents[-3:]:

@@ -199,8 +199,7 @@ def step(
         )
     names = [repr(steps.clients[participants[place]].name) for place in average.not_finite]
     raise RoundRejectedError(
-        f"{where}{len(names)} of {participants.size} clients returned a model with NaN or Inf "
-        f"({listed(names)}){advice}"
+        f"{where}{len(names)} of {participants.size} clients returned a model with NaN or Inf ({listed(names)}){advice}"
     )
 
 

@@ -13,6 +13,7 @@ from sifu.core.engine import Engine
 from sifu.core.randomness import keyed_generator
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
+from sifu.core.waiting import ALL
 from sifu.errors import InputError
 from sifu.launch.features import is_declared, map_of, with_features
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
@@ -168,6 +169,10 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
     from sifu.engines.sim.clipping import Clipping
     from sifu.engines.sim.objectives import OBJECTIVES
 
+    if spec.server.wait != ALL:
+        raise InputError(
+            f"server.wait = {spec.server.wait!r} is for Flower, where clients can be late: leave it out, or say all"
+        )
     if spec.model.kind == RIDGE:
         return closed_form_engine(spec, clients)
     clients = with_features(spec, clients)

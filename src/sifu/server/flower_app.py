@@ -19,6 +19,7 @@ from sifu.api.start_run import check_same_spec, create_run, open_run
 from sifu.choices import Level
 from sifu.core.identity import Admitted, plain
 from sifu.core.spec import Spec
+from sifu.core.waiting import Wait
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.exchange import Exchange
@@ -126,8 +127,8 @@ def serve_on_flower(
 ) -> list[str]:
     """Create the run or continue it until all is done; returns the requests that were carried out."""
     folder = Path(settings.run)
-    patience = patience or settings.patience
     spec = load_spec(settings.spec)
+    patience = replace(patience or settings.patience, wait=Wait.parse(spec.server.wait))
     listed = listed_clients(folder)
     check_identity(grid, settings, listed)
     if (Path(settings.spec).parent / "pyproject.toml").exists() and folder.is_relative_to(Path(settings.spec).parent):

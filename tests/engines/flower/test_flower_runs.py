@@ -17,6 +17,7 @@ from memory_grid import MemoryGrid
 import sifu
 from sifu.choices import Level
 from sifu.core.spec import Spec, commented_toml
+from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import EVALUATE_SEVERAL, TRAIN
 from sifu.errors import InputError, NobodyAnsweredError
@@ -62,7 +63,12 @@ class Federation:
                 ask_for_change(self.run_folder, {"do": "add", "name": client.name, "key": fingerprint_of_file(path)})
         self.settings = Settings(str(self.run_folder), str(folder / "spec.toml"), not keyed, wait=0.2, **settings)  # type: ignore[arg-type]
 
-    def serve(self, at_round: dict[tuple[str, int], object] | None = None, min_level: Level | None = None) -> list[str]:
+    def serve(
+        self,
+        at_round: dict[tuple[str, int], object] | None = None,
+        min_level: Level | None = None,
+        patience: Patience = HASTY,
+    ) -> list[str]:
         """Run the server; `at_round` maps (phase, rounds) to what happens right after that round."""
         waiting = dict(at_round or {})
 
@@ -71,7 +77,7 @@ class Federation:
             if act:
                 act()  # type: ignore[operator]
 
-        return serve_on_flower(self.grid, self.settings, patience=HASTY, progress=progress, min_level=min_level)
+        return serve_on_flower(self.grid, self.settings, patience=patience, progress=progress, min_level=min_level)
 
     def contacted(self) -> set[str]:
         """Who was sent anything since the grid's list was last cleared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sifu.core.replies import ReplyRules
+from sifu.core.waiting import Wait
 from sifu.core.spec.sections import (
     IMAGE_FEATURES,
     LINEAR_KINDS,
@@ -59,6 +60,7 @@ def check_server(server: ServerSpec) -> None:
     demand(0 < server.rate <= 10, "server.rate", server.rate, "in (0, 10]")
     Participation.parse(server.participation)
     ReplyRules(server.rejected, server.update_bound)
+    Wait.parse(server.wait)
     demand(server.clip == 0 or 1e-9 <= server.clip <= 1e9, "server.clip", server.clip, "0, or in 1e-9 to 1e9")
     noisy = server.clip > 0 and 1e-9 <= server.noise <= 1e6
     demand(server.noise == 0 or noisy, "server.noise", server.noise, "0, or in 1e-9 to 1e6 with server.clip > 0")

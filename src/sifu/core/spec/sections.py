@@ -133,6 +133,10 @@ class ServerSpec:
         "stop", "when a reply is refused (NaN, wrong shape...): stop, leave out that reply, or drop the round"
     )
     update_bound: float = key(0.0, "refuse updates of a larger norm, which bounds every Psi beforehand; 0 is off")
+    wait: str = key(
+        "all",
+        "when a round on Flower closes: all have answered, 80% or 4 of them (conditional at best), or a time such as 30s",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
-from sifu.engines.flower.waiting import Wait
+from sifu.core.waiting import Wait
 from sifu.engines.sim.clipping import Clipping
 from sifu.theory.facts import CLOSED_EARLY, MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices

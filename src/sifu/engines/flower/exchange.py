@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flwr.app import Message
 
+from sifu.core.waiting import LATE
 from sifu.errors import InputError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Exchange:
         now = time.monotonic()
         why = f"no answer within {timeout:g} s"
         if now < end:
-            why = f"late: the answers of {len(answers)} others were enough after {now - began:.1f} s"
+            why = f"{LATE}the answers of {len(answers)} others were enough after {now - began:.1f} s"
         failed |= dict.fromkeys(waiting.values(), why)
         if now < began + expires:
             self._overdue |= {number: _Overdue(client, now, began + expires) for number, client in waiting.items()}

@@ -14,6 +14,7 @@ import numpy as np
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.waiting import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.roster import Roster
@@ -91,7 +92,7 @@ class Messenger:
     def note_late(self, position: Position) -> None:
         """Note the answers to earlier messages that have come since: they are refused."""
         for client, seconds in self._exchange.late():
-            self.note(position, client, f"late: its answer to an earlier round came {seconds:.1f} s too late, refused")
+            self.note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
 
     def nodes(self, clients: Iterable[int] | ClientIndices) -> dict[int, int]:
         """The nodes of those of `clients` that may be asked and are there."""
@@ -113,7 +114,7 @@ class Messenger:
             if client not in nodes:
                 self.note(position, client, "its node is not there")
             elif client in busy:
-                self.note(position, client, "late: still busy with an earlier round, not asked")
+                self.note(position, client, f"{LATE}still busy with an earlier round, not asked")
         return {client: node for client, node in sorted(nodes.items()) if client not in busy}
 
     def message(

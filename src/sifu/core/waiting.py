@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from sifu.errors import InputError
 
 ALL = "all"
+LATE = "late: "
+"""How an incident of a client that answered too late begins."""
 
 
 @dataclass(frozen=True)
