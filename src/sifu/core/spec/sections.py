@@ -135,7 +135,7 @@ class ServerSpec:
     update_bound: float = key(0.0, "refuse updates of a larger norm, which bounds every Psi beforehand; 0 is off")
     wait: str = key(
         "all",
-        "when a round on Flower closes: all have answered, 80% or 4 of them (conditional at best), or a time such as 30s",
+        "a round on Flower closes when all have answered, 80% or 4 of them (conditional at best), or after 30s",
     )
 
 

@@ -141,7 +141,7 @@ class FlowerFederation:
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
-        """Rounds one after another; several lost in a row end it with the clients' own errors, to be continued later."""
+        """Rounds one after another; several lost in a row end it with the clients' own errors."""
         lost_in_a_row = 0
         rounds = rounds_one_by_one(self, model, position, active, wanted, self._evaluation_if_any)
         for number, done in enumerate(rounds, position.round):
