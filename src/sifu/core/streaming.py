@@ -7,14 +7,14 @@ streamed round by round. What comes out is the same; a consumer that has enough 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Engine, Evaluation, Position, Rejection
+from sifu.core.engine import Engine, Evaluation, Position, Rejection, RoundResult, run_group_rounds
 from sifu.core.layout import Vector
 from sifu.core.spec import StopSpec
 from sifu.errors import RoundRejectedError
@@ -66,7 +66,8 @@ class RoundsWanted:
 
     `origin` is the model distances are measured from. Client updates come with every round that starts at a
     position divisible by `updates_every` (0: never), Gram matrices with every round if `want_gram`. `accuracy` is the
-    latest that was found before the first round.
+    latest that was found before the first round. `evaluated` are the clients that models are evaluated on, if not those
+    that are active; if there are none, nothing is.
     """
 
     stop: StopSpec
@@ -74,6 +75,7 @@ class RoundsWanted:
     want_gram: bool = False
     updates_every: int = 0
     accuracy: float | None = None
+    evaluated: ClientIndices | None = None
 
     def wants_updates(self, position: int) -> bool:
         """Whether the round that starts at `position` brings its clients' updates."""
@@ -137,6 +139,80 @@ def stream_rounds(
     return rounds_one_by_one(engine, model, position, active, wanted, engine.evaluate)
 
 
+@runtime_checkable
+class GroupStreamingEngine(Protocol):
+    """An engine that runs ahead with several groups of clients at once."""
+
+    def stream_group_rounds(
+        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
+    ) -> Iterator[list[StreamedRound]]:
+        """Rounds of each group from its own model; each item has one round of every group."""
+        ...
+
+
+def stream_group_rounds(
+    engine: Engine,
+    models: Sequence[Vector],
+    position: Position,
+    groups: Sequence[ClientIndices],
+    wanted: RoundsWanted,
+) -> Iterator[list[StreamedRound]]:
+    """Rounds of groups that train apart, all at the same place: each item has one round of every group.
+
+    No client is in two groups and draws are keyed by client, so together they are rounds of the federation. An engine
+    that does not run ahead runs them as `run_group_rounds` does.
+    """
+    if isinstance(engine, GroupStreamingEngine):
+        return engine.stream_group_rounds(models, position, groups, wanted)
+    return _group_rounds_one_by_one(engine, models, position, groups, wanted)
+
+
+def _group_rounds_one_by_one(
+    engine: Engine,
+    models: Sequence[Vector],
+    position: Position,
+    groups: Sequence[ClientIndices],
+    wanted: RoundsWanted,
+) -> Iterator[list[StreamedRound]]:
+    for start in range(position.round, wanted.stop.max_rounds):
+        results = run_group_rounds(engine, models, Position(position.branch, start), groups)
+        models = [result.model for result in results]
+        together = []
+        for result, members in zip(results, groups, strict=True):
+            _refuse_not_finite(result, start)
+            looked_at = members if wanted.evaluated is None else wanted.evaluated
+            looks = looked_at.size > 0 and is_evaluated(wanted.stop, start + 1)
+            together.append(_streamed(result, wanted, engine.evaluate(result.model, looked_at) if looks else None))
+        yield together
+
+
+def _refuse_not_finite(result: RoundResult, start: int) -> None:
+    if not np.all(np.isfinite(result.model)):
+        raise RoundRejectedError(
+            f"round {start + 1} made a model with NaN or Inf and was rejected: "
+            "lower local.rate; the last good state stays"
+        )
+
+
+def _streamed(
+    result: RoundResult, wanted: RoundsWanted, evaluation: Evaluation | None, lost: bool = False
+) -> StreamedRound:
+    return StreamedRound(
+        result.participants,
+        result.samples,
+        result.drifts,
+        result.mean_shift,
+        result.rounding,
+        norm(result.model.astype(np.float64) - wanted.origin),
+        lambda: result.model,
+        evaluation,
+        result.gram,
+        result.updates,
+        result.rejections,
+        lost,
+    )
+
+
 def _evaluated_as_due(rounds: Iterator[StreamedRound], start: int, wanted: RoundsWanted) -> Iterator[StreamedRound]:
     """Rounds of an engine that ran ahead, without the evaluations that the stop rule turned out not to look at."""
     accuracy = wanted.accuracy
@@ -161,6 +237,7 @@ def rounds_one_by_one(
     """Rounds of an engine that runs each when it is taken; `evaluate` may find that nobody answers (None)."""
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on it from round to round
+    looked_at = active if wanted.evaluated is None else wanted.evaluated
     accuracy, stop, start = wanted.accuracy, wanted.stop, position.round
     while start < stop.max_rounds:
         result = engine.run_round(
@@ -171,30 +248,14 @@ def rounds_one_by_one(
             want_updates=wanted.wants_updates(start),
         )
         model = result.model
-        if not np.all(np.isfinite(model)):
-            raise RoundRejectedError(
-                f"round {start + 1} made a model with NaN or Inf and was rejected: "
-                "lower local.rate; the last good state stays"
-            )
+        _refuse_not_finite(result, start)
         lost = isinstance(engine, LosesRounds) and engine.loses(
             Position(position.branch, start), active, result.participants
         )
         if lost:
             stop = stop_without(stop, 1)
         start += 1
-        evaluation = evaluate(model, active) if is_evaluated(stop, start, accuracy) else None
+        looks = looked_at.size > 0 and is_evaluated(stop, start, accuracy)
+        evaluation = evaluate(model, looked_at) if looks else None
         accuracy = accuracy if evaluation is None else evaluation.accuracy
-        yield StreamedRound(
-            result.participants,
-            result.samples,
-            result.drifts,
-            result.mean_shift,
-            result.rounding,
-            norm(model.astype(np.float64) - wanted.origin),
-            lambda model=model: model,  # type: ignore[misc]
-            evaluation,
-            result.gram,
-            result.updates,
-            result.rejections,
-            lost,
-        )
+        yield _streamed(result, wanted, evaluation, lost)

@@ -26,11 +26,13 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError, RoundRejectedError
 from sifu.experiments.counterfactual import measure_distances
 from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
+from sifu.experiments.group_measurements import GroupMeasurement
+from sifu.experiments.group_trials import GroupTrial, TrialClients, trials_of
 from sifu.experiments.options import Options, narrowed
 from sifu.experiments.provenance import provenance, read_record, record
 from sifu.experiments.requests import choose_requests
 from sifu.experiments.settings import Experiment, Scale, load_experiment, run_spec, shared_settings
-from sifu.experiments.table import DISTANCE_COLUMNS, REQUEST_COLUMNS, Table
+from sifu.experiments.table import DISTANCE_COLUMNS, GROUP_COLUMNS, REQUEST_COLUMNS, Table
 from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_row
 from sifu.experiments.work import Training, Trajectory, Work, combinations, plan_work, variant_text
 from sifu.launch.federation import engine_from_spec
@@ -84,7 +86,8 @@ class Bench:
         self.options = options
         self.experiment = narrowed(load_experiment(options.name, options.scale), options.where)
         self.report = report or (lambda update: None)
-        self.cache = ClientCache(options.data)
+        groups = self.experiment.kind == "groups"
+        self.cache = TrialClients(options.data) if groups else ClientCache(options.data)
         self._marks: dict[Any, MarkCheck] = {}
         self._chosen: dict[Any, list[list[str]]] = {}
         self._lock = threading.Lock()
@@ -97,6 +100,8 @@ class Bench:
         result = self.open()
         if self.experiment.kind == "distance":
             self._run_distances(source, result)
+        elif self.experiment.kind == "groups":
+            self._run_groups(source, result)
         else:
             self._run_requests(work, source, result)
         self.write_failures(result)
@@ -110,7 +115,7 @@ class Bench:
         options.out.mkdir(parents=True, exist_ok=True)
         settings = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
         record(options.out, settings, provenance(device, options.command))
-        columns = DISTANCE_COLUMNS if self.experiment.kind == "distance" else REQUEST_COLUMNS
+        columns = {"distance": DISTANCE_COLUMNS, "groups": GROUP_COLUMNS}.get(self.experiment.kind, REQUEST_COLUMNS)
         return Result(self.experiment, Table(options.out / TABLE, columns), [])
 
     @cached_property
@@ -340,6 +345,21 @@ class Bench:
         with self._lock:
             self._done += 1
             update = Update(self._done, self._total, task.name, text, finished=True)
+        self.report(update)
+
+    # -- groups ------------------------------------------------------------------------------------------
+
+    def _run_groups(self, source: EngineSource, result: Result) -> None:
+        tasks = trials_of(self.experiment, self.datasets, self.options.seeds, self.options.scale)
+        self._total = sum(map(len, tasks))
+        for trials in tasks:  # in the order of the file: the most important first
+            result.failures += source.run(trials, lambda trial, engine: self._try_groups(trial, engine, result.table))
+
+    def _try_groups(self, trial: GroupTrial, engine: Engine, table: Table) -> None:
+        GroupMeasurement(trial, engine, self.experiment.name, table.add).run()
+        with self._lock:
+            self._done += 1
+            update = Update(self._done, self._total, trial.name, "measured", finished=True)
         self.report(update)
 
     def write_failures(self, result: Result) -> None:

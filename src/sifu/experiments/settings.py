@@ -59,13 +59,15 @@ class Experiment:
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     paper_figure: str = ""
-    kind: Literal["requests", "distance"] = "requests"
+    kind: Literal["requests", "distance", "groups"] = "requests"
     presets: tuple[str, ...] = ("paper", "ours")
     unlimited: tuple[str, ...] = ()
     requests: Requests = Requests()
     distance: DistanceRuns = DistanceRuns()
     spec: Mapping[str, Any] | None = None
     grid: Mapping[str, tuple[Any, ...]] | None = None
+    trials: tuple[Mapping[str, Any], ...] = ()
+    """The tasks of a `groups` experiment (`sifu.experiments.group_trials`)."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ def load_experiment(name: str, scale: Scale = "paper") -> Experiment:
         distance = DistanceRuns(10, 1, 5)
         if "dataset" in smoke:
             content["datasets"] = [smoke["dataset"]]
+        if "trials" in smoke:
+            content["trials"] = smoke["trials"]
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
     unknown = sorted(set(content) - {field.name for field in fields(Experiment)})
     if unknown:

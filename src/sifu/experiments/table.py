@@ -58,8 +58,28 @@ DISTANCE_COLUMNS = (
 )
 """For `distance` experiments `request` counts the measurements of a variant."""
 
+GROUP_COLUMNS = (
+    *PLACE,
+    "leavers",
+    "length",
+    "rounds",
+    "reached",
+    "target",
+    "accuracy",
+    "accuracy_merged",
+    "accuracy_apart",
+    "client_rounds",
+    "rebuild_client_rounds",
+    "scratch_rounds",
+    "scratch_client_rounds",
+    "groups_left",
+    "bytes_kept",
+    "seconds",
+)
+"""For `groups` experiments: request 0 is the first training, 1 a single request, and more those of a sequence."""
+
 _WHOLE = ("seed", "request", "clients", "rounds", "extra_rounds", "training_rounds", "node", "client", "round")
-_WHOLE_COUNTS = ("local_steps", "bytes_sent", "bytes_kept")
+_WHOLE_COUNTS = ("local_steps", "bytes_sent", "bytes_kept", "leavers", "length", "groups_left")
 _TEXT = ("experiment", "dataset", "preset", "method", "variant", "level")
 
 

@@ -42,8 +42,12 @@ def clients_from_spec(
     progress: Callable[[int, int], None] | None = None,
     *,
     fresh_marks: bool = False,
+    dataset: Any = None,
 ) -> tuple[Any, ...]:
-    """The clients' data a spec describes, as features where it has some; with `fresh_marks`, watermarks are new."""
+    """The clients' data a spec describes, as features where it has some; with `fresh_marks`, watermarks are new.
+
+    `dataset` is the spec's data set where it has been loaded before.
+    """
     from sifu.data import from_dataset, given_names, load, partition, watermarked
 
     data = spec.data
@@ -57,7 +61,9 @@ def clients_from_spec(
             "this run trains on Flower's nodes, which keep their data: put requests into it with sifu request; its "
             "server carries them out while it runs, or when it is started again with flwr run"
         )
-    if data.name == "npz":
+    if dataset is not None:
+        pass
+    elif data.name == "npz":
         if not data.file:
             raise InputError('data.name = "npz" needs data.file, the path of the file')
         dataset = load("npz", Path(data.file))
@@ -92,15 +98,21 @@ def takes_rows(spec: Spec) -> bool:
     return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
 
 
-def held_out_from_spec(spec: Spec, data_folder: str | Path | None = None) -> tuple[Any, Any] | None:
-    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none."""
+def held_out_from_spec(
+    spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
+) -> tuple[Any, Any] | None:
+    """The test samples (x, y) of a spec's data set as model inputs, which no client holds; None if there are none.
+
+    `dataset` is the spec's data set where it has been loaded before.
+    """
     from sifu.data import ClientData, load
 
     data = spec.data
     if data.name == PYTHON:
         return None
-    own = data.name == "npz"
-    dataset = load(data.name, Path(data.file) if own else data_folder or data.folder or None)
+    if dataset is None:
+        own = data.name == "npz"
+        dataset = load(data.name, Path(data.file) if own else data_folder or data.folder or None)
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)

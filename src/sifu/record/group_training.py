@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sifu.core.engine import Engine, Position, RoundResult, run_group_rounds
+from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
+from sifu.core.spec import StopSpec
+from sifu.core.streaming import RoundsWanted, StreamedRound, stream_group_rounds
 from sifu.errors import RoundRejectedError
 from sifu.record.groups import groups_to_build, members_now, merge_rows, merged_model, models_at_hand, parts_without
 from sifu.record.interrupts import uninterrupted
@@ -36,11 +39,11 @@ LARGEST_PSI = 1e300
 
 @dataclass
 class _Group:
-    """One group at work: its model, the node that has it, and what went into it."""
+    """One group at work: how to get its model, the node that has it, and what went into it."""
 
     group: int
     active: ClientIndices
-    model: Vector
+    fetch_model: Callable[[], Vector]
     node: int
     on_disk: bool
     branch: int
@@ -67,13 +70,13 @@ class GroupTraining:
         for group in groups_to_build(view):
             active, row = np.array(members[group], dtype=np.int64), models.get(group)
             if row is None:
-                work = _Group(group, active, self._fresh, 0, False, branch, 0, set())
+                work = _Group(group, active, lambda: self._fresh, 0, False, branch, 0, set())
             else:
                 begun = nodes[row.node].node
                 work = _Group(
                     group,
                     active,
-                    writer.load_model(row.node),
+                    partial(writer.load_model, row.node),
                     row.node,
                     True,
                     begun.branch,
@@ -90,29 +93,39 @@ class GroupTraining:
             while self._groups:
                 first = min(self._groups, key=lambda work: (work.rounds, work.branch))
                 together = [work for work in self._groups if (work.rounds, work.branch) == (first.rounds, first.branch)]
-                self._round(together)
-                self._groups = [work for work in self._groups if work.rounds < self._rounds]
-                if time.monotonic() - self._committed > COMMIT_SECONDS:
-                    self.commit()
-                if progress:
-                    progress(Progress(phase, first.rounds, math.nan, 0.0, self._rounds))
-                if self._groups and pause and pause():
-                    return False
+                for results in self._stream(together):
+                    self._take(together, results)
+                    self._groups = [work for work in self._groups if work.rounds < self._rounds]
+                    if time.monotonic() - self._committed > COMMIT_SECONDS:
+                        self.commit()
+                    if progress:
+                        progress(Progress(phase, first.rounds, math.nan, 0.0, self._rounds))
+                    if self._groups and pause and pause():
+                        return False
         finally:
             self.commit()
         return True
 
-    def _round(self, together: Sequence[_Group]) -> None:
-        """One round of each of these groups, at the same place."""
-        position = Position(together[0].branch, together[0].rounds)
-        results = run_group_rounds(
-            self.engine, [work.model for work in together], position, [work.active for work in together]
+    def _stream(self, together: Sequence[_Group]) -> Iterator[list[StreamedRound]]:
+        """The rounds that these groups, at the same place, still have to go."""
+        first = together[0]
+        nowhere = StopSpec(0.0, 0, self._rounds, 2**62)
+        return stream_group_rounds(
+            self.engine,
+            [work.fetch_model() for work in together],
+            Position(first.branch, first.rounds),
+            [work.active for work in together],
+            RoundsWanted(nowhere, self._fresh.astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)),
         )
+
+    def _take(self, together: Sequence[_Group], results: Sequence[StreamedRound]) -> None:
+        """One round of each of these groups."""
+        position = Position(together[0].branch, together[0].rounds)
         for work, result in zip(together, results, strict=True):
             self._check(work, result)
         with uninterrupted():
             for work, result in zip(together, results, strict=True):
-                work.model, work.rounds = result.model, work.rounds + 1
+                work.fetch_model, work.rounds = result.fetch_model, work.rounds + 1
                 work.members.update(work.active.tolist())
                 work.replies += int(result.participants.size)
                 self._refusals.extend(
@@ -129,12 +142,7 @@ class GroupTraining:
                 if work not in self._changed:
                     self._changed.append(work)
 
-    def _check(self, work: _Group, result: RoundResult) -> None:
-        if not np.all(np.isfinite(result.model)):
-            raise RoundRejectedError(
-                f"round {work.rounds + 1} of group {work.group} made a model with NaN or Inf and was rejected: "
-                "lower local.rate; the last good state stays"
-            )
+    def _check(self, work: _Group, result: StreamedRound) -> None:
         if not np.all(np.isin(result.participants, work.active)):
             raise RoundRejectedError(
                 f"round {work.rounds + 1} of group {work.group} has participants that are not in the group; "
@@ -151,9 +159,10 @@ class GroupTraining:
         nodes, models, rows, dropped = [], [], [], []
         fresh = self._fresh.astype(np.float64)
         for node, work in enumerate(changed, start=first):
+            model = work.fetch_model()
             group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
-            nodes.append(NodeRow(group_node, norm(work.model.astype(np.float64) - fresh)))
-            models.append(NewModel(node, work.model, kept=True, psi_max=LARGEST_PSI))
+            nodes.append(NodeRow(group_node, norm(model.astype(np.float64) - fresh)))
+            models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI))
             members = sorted(work.members)
             samples = sum(self.view.clients[client].samples for client in members)
             rows.append(

@@ -18,7 +18,7 @@ from sifu.core.streaming import RoundsWanted, StreamedRound, stream_rounds
 from sifu.engines.sim import LocalTraining
 from sifu.engines.sim.clipping import Clipping
 from sifu.engines.sim.gpu.captured import without_collector
-from sifu.engines.sim.gpu.conv_program import ConvProgram
+from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
 from sifu.engines.sim.lanes import lane_engines, slots_for
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.errors import InputError, RoundRejectedError
@@ -227,6 +227,7 @@ def test_a_program_is_freed_with_its_last_user() -> None:
     """Its graphs would otherwise be freed by a collection, perhaps while another thread captures."""
     network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
     images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    images = with_border(network, images)
     with without_collector():
         program = ConvProgram(network, images, labels, LocalTraining(0.1, 1), lanes=1, slots=2, batch=2, chunk=1)
         gone = weakref.ref(program)
@@ -284,6 +285,7 @@ def test_a_lane_is_summed_alike_whoever_runs_beside_it(slots: int) -> None:
 
     def forms(lanes: int) -> tuple[Any, ...]:
         images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+        images = with_border(network, images)
         program = ConvProgram(
             network, images, labels, LocalTraining(0.1, 1), lanes=lanes, slots=slots, batch=2, chunk=1
         )

@@ -1,12 +1,13 @@
 """Runs as lanes of one batched program on a GPU: engines that wait for each other and run together.
 
+Groups of a run that train apart are lanes, too: they share everything but their model and who is in them.
+
 Lanes share the model, the local training and the way clients are sampled; seeds, data, budgets, stop rules and
 clipping are each lane's own.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import numpy as np
 from sifu.core.replies import ReplyRules
 from sifu.engines.sim.clients import ClientData
 from sifu.engines.sim.engine import SimulatedFederation
+from sifu.engines.sim.gpu.schedule import slots_for
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel, ModuleModel
 from sifu.engines.sim.networks import ConvNet
@@ -25,11 +27,9 @@ from sifu.theory.participation import Participation
 
 if TYPE_CHECKING:
     from sifu.engines.sim.gpu.lane_engine import LaneEngine
-    from sifu.engines.sim.gpu.lane_group import LaneSource
+    from sifu.engines.sim.gpu.lane_stream import LaneSource
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
-POISSON_MARGIN = 8.0
-"""Standard deviations above the expected number of participants that slots are made for."""
 
 
 def lane_engines(
@@ -132,9 +132,9 @@ def _conv_source(
 ) -> LaneSource:
     import torch
 
-    from sifu.engines.sim.gpu.conv_program import ConvProgram
+    from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
     from sifu.engines.sim.gpu.device_layout import DeviceLayout
-    from sifu.engines.sim.gpu.lane_group import LaneSource
+    from sifu.engines.sim.gpu.lane_stream import LaneSource
     from sifu.engines.sim.gpu.schedule import Drawing
 
     training, participation, batch, slots, clipped = _shared(federations, data.most)
@@ -145,14 +145,15 @@ def _conv_source(
         shaped = np.asarray(client.x, dtype=np.float32).reshape(len(client.y), *network.input_shape)
         images[place, : len(client.y)] = shaped.transpose(0, 2, 3, 1)
         labels[place, : len(client.y)] = client.y
-    all_images = torch.from_numpy(images.reshape(-1, height, width, channels)).to(device)
+    all_images = with_border(network, torch.from_numpy(images.reshape(-1, height, width, channels)).to(device))
     all_labels = torch.from_numpy(labels.reshape(-1)).to(device)
     layout = DeviceLayout.of(network)
 
-    def make(lanes: int, chunk: int) -> ConvProgram:
+    def make(lanes: int, chunk: int, slots: int, width: int) -> ConvProgram:
         return ConvProgram(
             network, all_images, all_labels, training, lanes=lanes, slots=slots, batch=batch, chunk=chunk,
-            server_rate=federations[0].facts.server_rate, precision=precision, clipped=clipped,
+            width=width, summed_for=drawing.slots, server_rate=federations[0].facts.server_rate,
+            precision=precision, clipped=clipped,
         )  # fmt: skip
 
     layers = len(network.hidden) if network.dropout else 0
@@ -165,7 +166,7 @@ def _linear_source(
 ) -> LaneSource:
     import torch
 
-    from sifu.engines.sim.gpu.lane_group import LaneSource
+    from sifu.engines.sim.gpu.lane_stream import LaneSource
     from sifu.engines.sim.gpu.linear_program import LinearProgram
     from sifu.engines.sim.gpu.schedule import Drawing
     from sifu.engines.sim.models import TORCH_TYPES
@@ -184,7 +185,7 @@ def _linear_source(
     samples, targets = samples.to(device), targets.to(device)
     gram = LinearProgram.gram_of(samples, training)
 
-    def make(lanes: int, chunk: int) -> LinearProgram:
+    def make(lanes: int, chunk: int, slots: int, width: int) -> LinearProgram:
         return LinearProgram(
             model, samples, targets, training, lanes=lanes, slots=slots, batch=batch, chunk=chunk,
             clients_a_lane=len(federations[0].clients), gram=gram, server_rate=federations[0].facts.server_rate,
@@ -193,16 +194,6 @@ def _linear_source(
 
     drawing = Drawing(slots, participation, batch, training.steps, 0)
     return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
-
-
-def slots_for(participation: Participation, clients: int) -> int:
-    """How many clients of a lane train at once at most."""
-    if participation.kind == "all":
-        return clients
-    if participation.kind == "fixed":
-        return min(participation.count, clients)
-    expected = participation.rate * clients
-    return min(clients, math.ceil(expected + POISSON_MARGIN * math.sqrt(expected) + POISSON_MARGIN))
 
 
 def _network(federation: SimulatedFederation) -> ConvNet:

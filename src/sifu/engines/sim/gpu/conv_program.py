@@ -1,7 +1,8 @@
 """Rounds of a `ConvNet` for many lanes at once: one captured graph per round, nothing read back in between.
 
-A lane is one run: its own model, clients, schedule and origin. All lanes of a program share the network, the data and
-the local training. `run` takes every lane `rounds` rounds ahead; the models after each of them stay on the device.
+A lane is one run, or one group of a run: its own model, clients, schedule and origin. All lanes of a program share the
+network, the data and the local training. `run` takes every lane `rounds` rounds ahead; the models after each of them
+stay on the device.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sifu.engines.sim.gpu.conv_backward import ConvBackward
 from sifu.engines.sim.gpu.conv_forward import Activations, ConvForward
 from sifu.engines.sim.gpu.conv_plan import ConvPlan
 from sifu.engines.sim.gpu.device_layout import stored_channels
+from sifu.engines.sim.gpu.packing import Packing
 from sifu.engines.sim.gpu.schedule import Schedule
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.networks import ConvNet
@@ -24,8 +26,19 @@ from sifu.engines.sim.networks import ConvNet
 _BLOCK = 1024
 
 
+def with_border(network: ConvNet, images: Tensor) -> Tensor:
+    """Images (samples, height, width, channels) as the kernels read them: in a border of zeros, channels padded."""
+    border = network.convolutions[0].padding
+    extra = stored_channels(images.shape[3]) - images.shape[3]
+    return torch.nn.functional.pad(images, (0, extra, border, border, border, border)).contiguous()
+
+
 class ConvProgram:
-    """`lanes` runs of `slots` clients each, at most `chunk` rounds ahead."""
+    """`lanes` lanes of at most `slots` clients each, `width` of them at a time, at most `chunk` rounds ahead.
+
+    `images` are `with_border`. `summed_for` is the number of slots that sums are split for: that of the run, whatever
+    part of its clients a lane holds, so that a group of clients has the same bits in any company.
+    """
 
     def __init__(
         self,
@@ -38,15 +51,17 @@ class ConvProgram:
         slots: int,
         batch: int,
         chunk: int,
+        width: int | None = None,
+        summed_for: int | None = None,
         server_rate: float = 1.0,
         precision: str = "float32",
         clipped: bool = False,
     ) -> None:
-        self.plan = ConvPlan.of(network, batch, slots, precision)
+        self.plan = ConvPlan.of(network, batch, summed_for or slots, precision)
         self.training, self.server_rate, self.clipped = training, server_rate, clipped
-        self.lanes, self.slots, self.groups = lanes, slots, lanes * slots
+        self.lanes, self.slots, self.width = lanes, slots, width or lanes * slots
         self.device = images.device
-        size, groups = self.plan.layout.size, self.groups
+        size, width = self.plan.layout.size, self.width
         self._size, self._blocks = size, -(-size // _BLOCK)
 
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -54,36 +69,37 @@ class ConvProgram:
 
         self.history = make(chunk + 1, lanes, size)
         self.origins = make(lanes, size, dtype=torch.float64)
-        self.params = make(groups, size)
+        self.params = make(width, size)
         self.counter = make(1, dtype=torch.int64)
-        self.rows = torch.full((chunk, training.steps, groups, batch), -1, dtype=torch.int32, device=self.device)
-        self._now_rows = torch.full((training.steps, groups, batch), -1, dtype=torch.int32, device=self.device)
+        self.rows = torch.full((chunk, training.steps, width, batch), -1, dtype=torch.int32, device=self.device)
+        self._now_rows = torch.full((training.steps, width, batch), -1, dtype=torch.int32, device=self.device)
         self.weights = make(chunk, lanes, slots, dtype=torch.float64)
+        self._order = make(chunk, width, dtype=torch.int64)
+        self._places = make(chunk, lanes, slots, dtype=torch.int64)
         layers = max(len(network.hidden), 1)
-        self.dropout = make(chunk, training.steps, layers, groups, dtype=torch.int64)
-        self._now_dropout = make(training.steps, layers, groups, dtype=torch.int64)
+        self.dropout = make(chunk, training.steps, layers, width, dtype=torch.int64)
+        self._now_dropout = make(training.steps, layers, width, dtype=torch.int64)
         self.measured = make(chunk, lanes, slots + 3, dtype=torch.float64)
         self.clip, self.noise = make(lanes, dtype=torch.float64), make(lanes, dtype=torch.float64)
-        self.noise_seeds = make(chunk, groups, dtype=torch.int64)
+        self.noise_seeds = make(chunk, lanes * slots, dtype=torch.int64)
         self._partial = make(lanes, slots + 3, self._blocks, dtype=torch.float64)
         self._real_entries = make(size)
         self._real_entries[torch.from_numpy(self.plan.layout.entries).to(self.device)] = 1.0
-        self._norm_partial = make(groups, self._blocks, dtype=torch.float64)
+        self._norm_partial = make(width, self._blocks, dtype=torch.float64)
 
-        border = network.convolutions[0].padding
-        extra = stored_channels(images.shape[3]) - images.shape[3]
-        bordered = torch.nn.functional.pad(images, (0, extra, border, border, border, border)).contiguous()
-        self._activations = Activations.of(self.plan, groups * batch, self.device)
-        self._forward = ConvForward(self.plan, bordered, labels)
-        self._backward = ConvBackward(self.plan, training, bordered, labels, self.params, self._activations, batch)
+        self._activations = Activations.of(self.plan, width * batch, self.device)
+        self._forward = ConvForward(self.plan, images, labels)
+        self._backward = ConvBackward(self.plan, training, images, labels, self.params, self._activations, batch)
         self._rounds = CapturedRounds(self.counter, self.history)
 
     def load(self, schedule: Schedule) -> None:
         """Take over the schedule of the next rounds."""
-        rounds = schedule.rows.shape[0]
-        self.rows[:rounds] = schedule.rows
+        rounds, packing = schedule.rows.shape[0], Packing.of(schedule.participants, self.width)
+        self._order[:rounds], self._places[:rounds] = packing.order, packing.places
+        self.rows[:rounds] = packing.rows(schedule)
         self.weights[:rounds] = schedule.weights
-        self.dropout[:rounds] = schedule.dropout
+        if self.plan.dropout:
+            self.dropout[:rounds] = packing.dropout(schedule)
 
     def run(self, rounds: int) -> None:
         """`rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
@@ -93,6 +109,10 @@ class ConvProgram:
         """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""
         self.counter.zero_()
         self._local_steps(steps)
+
+    def local_models(self, at: int, lane: int) -> Tensor:
+        """The local models (slots, size) of a lane after round `at`, if it was the last; empty slots hold anything."""
+        return self.params[self._places[at, lane].clamp(min=0)]
 
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
@@ -106,7 +126,7 @@ class ConvProgram:
         if self.clipped:
             self._clip()
         round_kernels.average[(self._blocks, lanes)](
-            self.history, self.counter, self.params, self.weights, self.origins, self._partial,
+            self.history, self.counter, self._places, self.params, self.weights, self.origins, self._partial,
             lanes, size, self.server_rate, SLOTS=slots, BLOCK=_BLOCK,
         )  # fmt: skip
         round_kernels.collect[(lanes, slots + 3)](
@@ -120,21 +140,23 @@ class ConvProgram:
         self._now_rows.copy_(self.rows.index_select(0, self.counter)[0])
         if dropout:
             self._now_dropout.copy_(self.dropout.index_select(0, self.counter)[0])
-        round_kernels.hand_out[(self._blocks, self.groups)](
-            self.history, self.counter, self.params, self.lanes, self._size, SLOTS=self.slots, BLOCK=_BLOCK
-        )
+        round_kernels.hand_out[(self._blocks, self.width)](
+            self.history, self.counter, self._order, self.params, self.lanes, self.width, self._size,
+            SLOTS=self.slots, BLOCK=_BLOCK,
+        )  # fmt: skip
         for step in range(steps):
             rows, keys = self._now_rows[step], self._now_dropout[step] if dropout else None
             self._forward.train(rows, self.params, self._activations, keys)
             self._backward.step(rows, first=step == 0)
 
     def _clip(self) -> None:
-        grid, size, slots, lanes = (self._blocks, self.groups), self._size, self.slots, self.lanes
+        grid, size, slots, lanes, width = (self._blocks, self.width), self._size, self.slots, self.lanes, self.width
         round_kernels.update_norms[grid](
-            self.history, self.counter, self.params, self._norm_partial, lanes, size, SLOTS=slots, BLOCK=_BLOCK
-        )
+            self.history, self.counter, self._order, self.params, self._norm_partial, lanes, width, size,
+            SLOTS=slots, BLOCK=_BLOCK,
+        )  # fmt: skip
         norms = self._norm_partial.sum(dim=1).sqrt()
         round_kernels.clip_and_noise[grid](
-            self.history, self.counter, self.params, self._real_entries, norms, self.clip, self.noise,
-            self.noise_seeds, lanes, size, SLOTS=slots, BLOCK=_BLOCK,
+            self.history, self.counter, self._order, self.params, self._real_entries, norms, self.clip, self.noise,
+            self.noise_seeds, lanes, width, size, SLOTS=slots, BLOCK=_BLOCK,
         )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,10 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound
 from sifu.engines.sim.engine import SimulatedFederation
-from sifu.engines.sim.gpu.lane_group import Chunk, Evaluated, LaneGroup, LaneStream
+from sifu.engines.sim.gpu.lane_group import LaneGroup
+from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream
 from sifu.engines.sim.gpu.queue import DeviceQueue
+from sifu.engines.sim.gpu.schedule import slots_for
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
@@ -84,35 +87,62 @@ class LaneEngine:
         """One round by itself."""
         self._refuse_gram(want_gram)
         wanted = RoundsWanted(NEVER, model.astype(np.float64), updates_every=int(want_updates))
-        stream = self._open(model, position, active, wanted, absent, single=True)
+        streams = [self._stream(model, position, active, wanted, absent, single=True)]
+        self._group.open(streams)
         try:
-            chunk = self._group.take(stream)
-            assert chunk is not None
-            (done,) = self._rounds(chunk, active, wanted)
+            chunks = self._group.take(streams)
+            assert chunks is not None
+            (done,) = self._rounds(chunks[0], active, wanted)
             return RoundResult(
                 done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding,
                 None, done.updates,
             )  # fmt: skip
         finally:
-            self._group.end(stream)
+            self._group.end(streams)
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
         """Rounds from the group, a chunk at a time."""
+        with contextlib.closing(self._run_together([model], position, [active], wanted, models_stay=False)) as rounds:
+            for (done,) in rounds:
+                yield done
+
+    def stream_group_rounds(
+        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
+    ) -> Iterator[list[StreamedRound]]:
+        """Rounds of groups of clients, each from its own model: every group is a lane of the same program.
+
+        Models stay on the device until they are fetched: of so many, few are.
+        """
+        return self._run_together(models, position, groups, wanted, models_stay=True)
+
+    def _run_together(
+        self,
+        models: Sequence[Vector],
+        position: Position,
+        groups: Sequence[ClientIndices],
+        wanted: RoundsWanted,
+        models_stay: bool,
+    ) -> Generator[list[StreamedRound]]:
         self._refuse_gram(wanted.want_gram)
-        stream = self._open(model, position, active, wanted)
+        streams = [
+            self._stream(model, position, members, wanted, models_stay=models_stay)
+            for model, members in zip(models, groups, strict=True)
+        ]
+        self._group.open(streams)
         try:
-            while (chunk := self._group.take(stream)) is not None:
-                yield from self._rounds(chunk, active, wanted)
+            while (chunks := self._group.take(streams)) is not None:
+                together = [self._rounds(chunk, members, wanted) for chunk, members in zip(chunks, groups, strict=True)]
+                yield from map(list, zip(*together, strict=True))
         finally:
-            self._group.end(stream)
+            self._group.end(streams)
 
     def _refuse_gram(self, want_gram: bool) -> None:
         if want_gram:
             raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
 
-    def _open(
+    def _stream(
         self,
         model: Vector,
         position: Position,
@@ -120,27 +150,30 @@ class LaneEngine:
         wanted: RoundsWanted,
         absent: ClientIndices | None = None,
         single: bool = False,
+        models_stay: bool = False,
     ) -> LaneStream:
         taking, missing = (np.zeros(self._samples.size, dtype=bool) for _ in range(2))
         taking[active] = True
         if absent is not None:
             missing[absent] = True
         queue = self._group.queue
+        clients = int(taking.sum())
         with queue.here():
-            stream = LaneStream(
+            return LaneStream(
                 self._lane,
                 queue.upload(self._in_device_order(model, self.layout.dtype)),
                 queue.upload(self._in_device_order(wanted.origin, self.layout.dtype).astype(np.float64)),
                 position,
                 queue.upload(taking),
                 queue.upload(missing),
+                clients,
+                slots_for(self.facts.participation, clients),
                 wanted.stop,
                 1 if single else wanted.stop.max_rounds - position.round,
                 (lambda _: wanted.updates_every > 0) if single else wanted.wants_updates,
                 single,
+                models_stay,
             )
-        self._group.open(stream)
-        return stream
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
@@ -174,6 +207,7 @@ class LaneEngine:
             shifts = np.where(counts > 0, shifts * enlargement(size) + errors, 0.0)
         samples = self._samples[np.where(real, chunk.participants, 0)]
         full = counts == slots
+        looked_at = active if wanted.evaluated is None else wanted.evaluated
         for ahead, (ok, whole, drawn, shift, distance, length) in enumerate(
             zip(
                 finite.tolist(), full.tolist(), chunk.drawn.tolist(), shifts.tolist(), distances.tolist(),
@@ -185,8 +219,8 @@ class LaneEngine:
             mine = slice(None) if whole else real[ahead]
             participants = chunk.participants[ahead, mine]
             evaluation = None
-            if ahead + 1 in chunk.evaluated:
-                evaluation = self._evaluation(chunk.evaluated[ahead + 1], np.asarray(active))
+            if ahead + 1 in chunk.evaluated and len(looked_at):
+                evaluation = self._evaluation(chunk.evaluated[ahead + 1], np.asarray(looked_at))
             updates = None
             if chunk.updates is not None and ahead + 1 == chunk.rounds:
                 with self._queue.here():
@@ -198,11 +232,20 @@ class LaneEngine:
                 shift,
                 self._federation.rounding_allowance(length, participants),
                 distance,
-                functools.partial(_own_copy, chunk.models[ahead]),
+                functools.partial(self._model_of, chunk, ahead),
                 evaluation,
                 None,
                 updates,
             )
+
+    def _model_of(self, chunk: Chunk, ahead: int) -> Vector:
+        """The model after a round of a chunk."""
+        model = chunk.models[ahead]
+        if isinstance(model, np.ndarray):
+            return _own_copy(model)
+        with self._queue.here():
+            fetched: Vector = model.cpu().numpy()
+        return fetched
 
     def _check(self, at: int, finite: bool, drawn: int, slots: int) -> None:
         """Refuse the round that starts at `at` if it could not be run as it should."""

@@ -5,16 +5,17 @@ rounds opens a stream and takes chunks of rounds from it. One thread of the grou
 all streams together, without ever waiting for it: while the threads look at one chunk, the device runs the next, from
 models that never leave it. A lane that stops drops what was run ahead for it; every random choice of a round is keyed
 by its position, so whoever runs ahead or does not comes to the same bits.
+
+A lane may have several streams at a time: its groups, which train apart. They are opened and taken together.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.engine import Position
-from sifu.core.spec import StopSpec
 from sifu.core.streaming import may_be_evaluated
-from sifu.engines.sim.gpu.queue import DeviceQueue, Mark
-from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, Schedule, ScheduleDrawer, batches_of, scores
+from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneSource, LaneStream, Program
+from sifu.engines.sim.gpu.packing import rounded_up
+from sifu.engines.sim.gpu.queue import DeviceQueue
+from sifu.engines.sim.gpu.schedule import LaneTables, Schedule, ScheduleDrawer, batches_of, scores, width_for
 from sifu.theory.draws import base_key
 
 CHUNK = 20
@@ -40,94 +42,12 @@ GLANCE = 0.002
 """Seconds between two looks at a device that is busy."""
 CHUNK_BYTES = 2**28
 """Bytes that the models of a chunk take on the host; fewer rounds are run at once where models are large."""
+STAYING_BYTES = 2**32
+"""Bytes that the models of a chunk take on the device, of which history has as many again."""
+MOST_PROGRAMS = 8
+"""Programs that are kept, with their buffers on the device."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 """Numbers of lanes a program is made for; lanes beyond the streams at hand stay empty."""
-
-
-Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Correct predictions and the sum of losses of every client."""
-
-
-class Program(Protocol):
-    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order."""
-
-    history: Tensor
-    origins: Tensor
-    measured: Tensor
-    params: Tensor
-    clip: Tensor
-    noise: Tensor
-    noise_seeds: Tensor
-
-    def load(self, schedule: Schedule) -> None: ...
-    def run(self, rounds: int) -> None: ...
-    def local_steps(self, steps: int) -> None: ...
-    def evaluate(
-        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class LaneSource:
-    """What the lanes of a group share."""
-
-    drawing: Drawing
-    size: int
-    entries: NDArray[np.int64]
-    """Where each entry of a model's own vector lies in its `size` entries on the device."""
-    make_program: Callable[[int, int], Program]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rounds of a stream: their scalars and models, once `ready` is reached.
-
-    `participants` and `measured` are (rounds, slots) and (rounds, slots + 3): drifts, then ||mean - theta||,
-    ||next - origin|| and ||theta||. `drawn` is how many clients each round drew; more than slots were not all trained.
-    `models` is (rounds, parameters), in the model's own order. `tip`, the last of them, stays on the device, in its
-    order; so do `updates`, those of the last round's participants if they are wanted. `evaluated` holds correct
-    predictions and losses of every client after some of the rounds, counted from 1.
-    """
-
-    start: int
-    participants: NDArray[np.int64]
-    drawn: NDArray[np.int64]
-    measured: NDArray[np.float64]
-    models: NDArray[np.floating]
-    tip: Tensor
-    evaluated: dict[int, Evaluated]
-    updates: Tensor | None
-    ready: Mark
-
-    @property
-    def rounds(self) -> int:
-        """How many there are."""
-        return int(self.measured.shape[0])
-
-
-@dataclass(eq=False)
-class LaneStream:
-    """Rounds that one lane takes in one after the other: `model` and `position` are where the next chunk begins."""
-
-    lane: int
-    model: Tensor
-    origin: Tensor
-    position: Position
-    active: Tensor
-    absent: Tensor
-    stop: StopSpec
-    left: int
-    want_updates: Callable[[int], bool]
-    single: bool = False
-    """One round by itself, for which nobody should have to wait for more."""
-    chunks: deque[Chunk] = field(default_factory=deque)
-    held: bool = False
-    error: BaseException | None = None
-
-    @property
-    def wants(self) -> bool:
-        """Whether the device may run (further) ahead of whoever takes the rounds."""
-        return self.left > 0 and self.error is None and len(self.chunks) + self.held < AHEAD
 
 
 class LaneGroup:
@@ -154,8 +74,8 @@ class LaneGroup:
         self._noise_keys = self._keys(seeds, "training noise")
         self._clips = torch.tensor(clips, dtype=torch.float64, device=self.device)
         self._clipped = any(clip > 0.0 for clip, _ in clips)
-        self._programs: dict[int, Program] = {}
-        self._drawers: dict[int, ScheduleDrawer] = {}
+        self._programs: dict[tuple[int, int, int], Program] = {}
+        self._drawers: dict[tuple[int, int], ScheduleDrawer] = {}
         self._chunk = LONE_CHUNK if len(seeds) == 1 else CHUNK
         self.queue, self._copies = DeviceQueue(self.device), DeviceQueue(self.device)
         self.entries = torch.from_numpy(source.entries).to(self.device)
@@ -177,39 +97,46 @@ class LaneGroup:
 
     # -- what lanes call -----------------------------------------------------------------------------------------
 
-    def open(self, stream: LaneStream) -> None:
-        """Begin to run rounds of a stream. `end` it when no more of them are taken."""
+    def open(self, streams: Sequence[LaneStream]) -> None:
+        """Begin to run rounds of one lane's streams, all at the same place. `end` them when no more are taken."""
         with self._changed:
-            self._streams.append(stream)
+            self._streams.extend(streams)
             self._changed.notify_all()
 
-    def take(self, stream: LaneStream) -> Chunk | None:
-        """The next rounds of a stream, None after its last; the chunk taken before counts as looked at."""
+    def take(self, streams: Sequence[LaneStream]) -> list[Chunk] | None:
+        """The next rounds of streams opened together, as many of each; None after the last.
+
+        The chunks taken before count as looked at.
+        """
         with self._changed:
-            stream.held = False
+            for stream in streams:
+                stream.held = False
             self._changed.notify_all()
-            while not stream.chunks:
-                if stream.error is not None:
-                    raise stream.error
-                if stream.left <= 0:
+            while not all(stream.chunks for stream in streams):
+                for stream in streams:
+                    if stream.error is not None:
+                        raise stream.error
+                if streams[0].left <= 0:
                     return None
                 self._changed.wait()
-            chunk = stream.chunks.popleft()
-            stream.held = True
-        chunk.ready.synchronize()
+            chunks = [stream.chunks.popleft() for stream in streams]
+            for stream in streams:
+                stream.held = True
+        for chunk in chunks:
+            chunk.ready.synchronize()
         with self._changed:
             # Threads share one interpreter: whoever begins to look now would hold up the one that feeds the device.
             while self._feeding:
                 self._changed.wait()
-        return chunk
+        return chunks
 
-    def end(self, stream: LaneStream) -> None:
-        """Nobody takes rounds of this stream any more: what was run ahead is dropped."""
+    def end(self, streams: Sequence[LaneStream]) -> None:
+        """Nobody takes rounds of these streams any more: what was run ahead is dropped."""
         with self._changed:
-            if stream in self._streams:
-                self._streams.remove(stream)
-            stream.chunks.clear()
-            stream.left = 0
+            self._streams = [stream for stream in self._streams if stream not in streams]
+            for stream in streams:
+                stream.chunks.clear()
+                stream.left = 0
             self._changed.notify_all()
 
     def close(self, lane: int) -> None:
@@ -229,7 +156,7 @@ class LaneGroup:
     def evaluate(self, queue: DeviceQueue, lane: int, model: Tensor) -> Evaluated:
         """Correct predictions and losses of every client of a lane, past what the group's queue still has to do."""
         with self._device_lock, self.queue.here():
-            program = next(iter(self._programs.values()), None) or self._program(1)
+            program = next(iter(self._programs.values()), None) or self._lone_program()
         with queue.here():
             evaluated = self._evaluate(queue, program, model[None], [lane])[0]
         queue.synchronize()
@@ -240,7 +167,7 @@ class LaneGroup:
     ) -> NDArray[Any]:
         """theta_i - model of some clients after `steps` steps, in device order."""
         with self._device_lock, self.queue.here():
-            program, slots = self._program(1), self.source.drawing.slots
+            program, slots = self._lone_program(), self.source.drawing.slots
             tables = self._tables.select(self._one(lane))
             start = self.queue.upload(model)
             program.history[0, 0] = start
@@ -294,7 +221,7 @@ class LaneGroup:
         since, last_count = time.monotonic(), 0
         with self._changed:
             while self._open:
-                streams = [stream for stream in self._streams if stream.wants]
+                streams = [stream for stream in self._streams if stream.wants(AHEAD)]
                 missing = self._expected() - {stream.lane for stream in streams}
                 now = time.monotonic()
                 if len(streams) != last_count or not self._last.query():
@@ -317,10 +244,11 @@ class LaneGroup:
         """Hand the device the next rounds of some streams, and all that will be read of them."""
         count = len(streams)
         capacity = next((size for size in CAPACITIES if size >= count), count)
-        program, drawer = self._program(capacity), self._drawers[capacity]
-        a_round = program.history[0, :count]
-        room = CHUNK_BYTES // (a_round.numel() * a_round.element_size())
-        rounds = max(1, min(self._chunk, room, max(stream.left for stream in streams)))
+        slots = self._slots_of(streams)
+        width = width_for(self.source.drawing.participation, [stream.clients for stream in streams])
+        program = self._program(capacity, slots, min(rounded_up(max(width, 1)), capacity * slots))
+        drawer = self._drawers[capacity, slots]
+        rounds = max(1, min(self._chunk, self._room(program, streams), max(stream.left for stream in streams)))
         if any(stream.single for stream in streams):
             rounds = 1
         # A round whose updates are wanted ends a chunk: they lie in the slots until the next round begins.
@@ -345,6 +273,18 @@ class LaneGroup:
         program.run(rounds)
         return self._read(program, schedule, streams, rounds)
 
+    def _slots_of(self, streams: list[LaneStream]) -> int:
+        """Slots of a lane that hold each of these streams; groups share a power of two, so that programs do."""
+        most, whole = max(stream.slots for stream in streams), self.source.drawing.slots
+        return min(whole, 1 << (most - 1).bit_length()) if most > 0 else 1
+
+    def _room(self, program: Program, streams: list[LaneStream]) -> int:
+        """Rounds whose models there is room for."""
+        size = program.history[0, 0].numel() * program.history.element_size()
+        staying = sum(stream.models_stay for stream in streams)
+        rooms = ((STAYING_BYTES, staying), (CHUNK_BYTES, len(streams) - staying))
+        return min(limit // (size * count) for limit, count in rooms if count)
+
     def _load_noise(self, program: Program, schedule: Schedule, drawer: ScheduleDrawer, rounds: int) -> None:
         """Clipping and noise of each lane, with a seed for every slot of every round."""
         if not self._clipped:
@@ -357,7 +297,7 @@ class LaneGroup:
         program.noise_seeds[:rounds] = (seeds & (2**62 - 1)).reshape(rounds, -1)
 
     def _read(self, program: Program, schedule: Schedule, streams: list[LaneStream], rounds: int) -> list[Chunk]:
-        count, slots = len(streams), self.source.drawing.slots
+        count = len(streams)
         # The program writes there again: what is needed of it later is copied.
         history = program.history[: rounds + 1, :count]
         tips, models = history[rounds].clone(), history[1:].index_select(2, self.entries)
@@ -366,7 +306,6 @@ class LaneGroup:
             own[place] == rounds and stream.want_updates(stream.position.round + rounds - 1)
             for place, stream in enumerate(streams)
         ]
-        updates = program.params.clone() if any(wanted) else None
         evaluated: list[dict[int, Evaluated]] = [{} for _ in streams]
         for ahead in range(1, rounds + 1):
             looked = [
@@ -380,28 +319,39 @@ class LaneGroup:
                 for place, scores_of_lane in zip(looked, scores_of_lanes, strict=True):
                     evaluated[place][ahead] = scores_of_lane
         mine = [
-            updates[place * slots : (place + 1) * slots] - history[rounds - 1, place]
-            if updates is not None and wanted[place]
-            else None
+            program.local_models(rounds - 1, place) - history[rounds - 1, place] if wanted[place] else None
             for place in range(count)
         ]
         measured = self.queue.download(program.measured[:rounds, :count])
         participants = self.queue.download(schedule.participants[:rounds, :count])
-        drawn = self.queue.download(schedule.drawn[:rounds, :count])
-        # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then
-        # wait for its turn in the interpreter again.
-        self._copies.after(self.queue)
-        with self._copies.here():
-            fetched: NDArray[Any] = self._copies.download(models)
+        total = schedule.drawn[:rounds].sum(dim=1, keepdim=True)
+        # Where there was no room for all, each lane hears of it.
+        drawn = self.queue.download(torch.where(total > program.width, total, schedule.drawn[:rounds, :count]))
+        fetched = self._fetch(models, streams)
         ready = self._copies.mark()
         return [
             Chunk(
                 stream.position.round, participants[: own[place], place], drawn[: own[place], place],
-                measured[: own[place], place], fetched[: own[place], place], tips[place], evaluated[place],
+                measured[: own[place], place], fetched[place][: own[place]], tips[place], evaluated[place],
                 mine[place], ready,
             )
             for place, stream in enumerate(streams)
         ]  # fmt: skip
+
+    def _fetch(self, models: Tensor, streams: list[LaneStream]) -> list[NDArray[Any] | Tensor]:
+        """The models (rounds, parameters) of each stream, on the host unless they stay."""
+        coming = [place for place, stream in enumerate(streams) if not stream.models_stay]
+        fetched: list[NDArray[Any] | Tensor] = list(models.unbind(dim=1))
+        # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then
+        # wait for its turn in the interpreter again.
+        chosen = models if len(coming) == len(streams) else models[:, coming]
+        self._copies.after(self.queue)
+        if coming:
+            with self._copies.here():
+                host: NDArray[Any] = self._copies.download(chosen)
+            for number, place in enumerate(coming):
+                fetched[place] = host[:, number]
+        return fetched
 
     def _evaluate(self, queue: DeviceQueue, program: Program, models: Tensor, lanes: list[int]) -> list[Evaluated]:
         """Correct predictions and losses of every client of some lanes, there once a later mark is reached."""
@@ -413,13 +363,22 @@ class LaneGroup:
         total = queue.download(losses.to(torch.float64).reshape(count, clients, most).sum(dim=2))
         return [(hits[place], total[place]) for place in range(count)]
 
-    def _program(self, capacity: int) -> Program:
-        if capacity not in self._programs:
+    def _lone_program(self) -> Program:
+        """A program of one lane in which every client has a slot that a round may need."""
+        slots = self.source.drawing.slots
+        return self._program(1, slots, slots)
+
+    def _program(self, capacity: int, slots: int, width: int) -> Program:
+        key = (capacity, slots, width)
+        if key not in self._programs:
             # Rare, so it may wait: for what still runs in a program that goes, and for a new one's data to be there.
             self.queue.synchronize()
-            for other in [size for size in self._programs if size > 2 * max(len(self._open), capacity)]:
-                del self._programs[other], self._drawers[other]
-            self._programs[capacity] = self.source.make_program(capacity, self._chunk)
-            self._drawers[capacity] = ScheduleDrawer(self._tables, self.source.drawing, capacity, self._chunk)
+            while len(self._programs) >= MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            self._programs[key] = self.source.make_program(capacity, self._chunk, slots, width)
+            if (capacity, slots) not in self._drawers:
+                drawing = replace(self.source.drawing, slots=slots)
+                self._drawers[capacity, slots] = ScheduleDrawer(self._tables, drawing, capacity, self._chunk)
             self.queue.synchronize()
-        return self._programs[capacity]
+        self._programs[key] = self._programs.pop(key)  # the one used longest ago comes first
+        return self._programs[key]

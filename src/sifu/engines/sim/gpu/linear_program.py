@@ -53,6 +53,7 @@ class LinearProgram:
         self.training, self.objective = training, model.objective
         self.samples, self.targets, self.gram = samples, targets, gram
         self.lanes, self.slots, self.groups, self.chunk = lanes, slots, lanes * slots, chunk
+        self.width = self.groups
         self.server_rate, self.everyone, self.clipped = server_rate, everyone, clipped
         self._lane_rows = clients_a_lane * samples.shape[1]
         self.device, dtype = samples.device, samples.dtype
@@ -72,6 +73,8 @@ class LinearProgram:
         self.clip, self.noise = make(lanes, kind=torch.float64), make(lanes, kind=torch.float64)
         self.noise_seeds = make(chunk, self.groups, kind=torch.int64)
         self._clients = make(chunk, self.groups, kind=torch.int64)
+        # Slots lie in the order of their lanes.
+        self._order = torch.arange(self.groups, device=self.device).repeat(chunk, 1)
         self._row_weights = make(
             1 if everyone and self._steps_apart == 1 else chunk, self._steps_apart, self.groups, rows
         )
@@ -151,6 +154,10 @@ class LinearProgram:
         self.counter.zero_()
         self._local_steps(self.history[0], steps)
 
+    def local_models(self, at: int, lane: int) -> Tensor:
+        """The local models (slots, size) of a lane after round `at`, if it was the last; empty slots hold anything."""
+        return self.params[lane * self.slots : (lane + 1) * self.slots]
+
     def _local_steps(self, theta: Tensor, steps: int) -> None:
         if self.everyone and self._taken is not None:
             samples, targets, gram = self._taken
@@ -196,8 +203,8 @@ class LinearProgram:
         updates = self.params.view(self.lanes, self.slots, self.size) - theta[:, None]
         norms = torch.linalg.vector_norm(updates.to(torch.float64), dim=2).reshape(-1)
         round_kernels.clip_and_noise[(-(-self.size // _BLOCK), self.groups)](
-            self.history, self.counter, self.params, self._real_entries, norms, self.clip, self.noise,
-            self.noise_seeds, self.lanes, self.size, SLOTS=self.slots, BLOCK=_BLOCK,
+            self.history, self.counter, self._order, self.params, self._real_entries, norms, self.clip, self.noise,
+            self.noise_seeds, self.lanes, self.groups, self.size, SLOTS=self.slots, BLOCK=_BLOCK,
         )  # fmt: skip
 
     def evaluate(

@@ -1,6 +1,8 @@
 """Triton kernels around the local steps: hand the model out, clip and noise, average, measure.
 
-Sums over parameters are float64, in blocks whose partial sums are added in order: the same inputs give the same bits.
+Slots are packed (`sifu.engines.sim.gpu.packing`): `order` says which of a lane's slots each packed one is, `places`
+where a lane's slots went. Sums over parameters are float64, in blocks whose partial sums are added in order: the same
+inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -10,42 +12,47 @@ import triton.language as tl
 
 
 @triton.jit
-def hand_out(history, counter, models, lanes, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+def hand_out(history, counter, order, models, lanes, width, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
     """models[slot] = the lane's current model, history[counter, lane]."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     now = tl.load(counter).to(tl.int64)
-    value = tl.load(history + (now * lanes + g // SLOTS) * size + j, mask=j < size, other=0.0)
+    lane = tl.load(order + now * width + g) // SLOTS
+    value = tl.load(history + (now * lanes + lane) * size + j, mask=j < size, other=0.0)
     tl.store(models + g * size + j, value, mask=j < size)
 
 
 @triton.jit
-def update_norms(history, counter, models, partial, lanes, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+def update_norms(
+    history, counter, order, models, partial, lanes, width, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr
+):
     """partial[slot, block]: sums of squares of the slot's update theta_i - theta."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     now = tl.load(counter).to(tl.int64)
-    theta = tl.load(history + (now * lanes + g // SLOTS) * size + j, mask=j < size, other=0.0).to(tl.float64)
+    lane = tl.load(order + now * width + g) // SLOTS
+    theta = tl.load(history + (now * lanes + lane) * size + j, mask=j < size, other=0.0).to(tl.float64)
     mine = tl.load(models + g * size + j, mask=j < size, other=0.0).to(tl.float64)
     tl.store(partial + g * tl.num_programs(0) + tl.program_id(0), tl.sum((mine - theta) * (mine - theta), axis=0))
 
 
 @triton.jit
 def clip_and_noise(
-    history, counter, models, real_entries, norms, clip, noise, seeds, lanes, size,
+    history, counter, order, models, real_entries, norms, clip, noise, seeds, lanes, width, size,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """theta_i = theta + u_i min(1, C / |u_i|) + z C xi, with C and z of the slot's lane; C = 0 leaves it alone."""
     g = tl.program_id(1).to(tl.int64)
-    lane = g // SLOTS
+    now = tl.load(counter).to(tl.int64)
+    slot = tl.load(order + now * width + g)
+    lane = slot // SLOTS
     bound = tl.load(clip + lane)
     if bound > 0.0:
         j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        now = tl.load(counter).to(tl.int64)
         theta = tl.load(history + (now * lanes + lane) * size + j, mask=j < size, other=0.0).to(tl.float64)
         mine = tl.load(models + g * size + j, mask=j < size, other=0.0).to(tl.float64)
         factor = tl.minimum(1.0, bound / tl.load(norms + g) * (1.0 - 1e-7))
-        seed = tl.load(seeds + now * lanes * SLOTS + g)
+        seed = tl.load(seeds + now * lanes * SLOTS + slot)
         # Gaps between layers hold no parameter and get no noise.
         share = tl.load(real_entries + j, mask=j < size, other=0.0).to(tl.float64)
         drawn = tl.randn(seed, j).to(tl.float64) * (tl.load(noise + lane) * bound) * share
@@ -55,13 +62,13 @@ def clip_and_noise(
 
 @triton.jit
 def average(
-    history, counter, models, weights, origins, partial, lanes, size, server_rate,
+    history, counter, places, models, weights, origins, partial, lanes, size, server_rate,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The next model history[counter + 1, lane] = theta + g (mean - theta), and partial sums of squares.
 
     partial[lane, q, block] is of theta_i - mean for q < SLOTS, then of mean - theta, of the next model - origin and
-    of theta. An empty round leaves the model as it was.
+    of theta. An empty round leaves the model as it was; what belongs to empty slots is left as it is.
     """
     lane = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -71,16 +78,20 @@ def average(
     mean = tl.zeros((BLOCK,), dtype=tl.float64)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
     for i in range(SLOTS):
-        share = tl.load(weights + (now * lanes + lane) * SLOTS + i)
-        total += share
-        mean += share * tl.load(models + (lane * SLOTS + i) * size + j, mask=real, other=0.0).to(tl.float64)
+        place = tl.load(places + (now * lanes + lane) * SLOTS + i)
+        if place >= 0:
+            share = tl.load(weights + (now * lanes + lane) * SLOTS + i)
+            total += share
+            mean += share * tl.load(models + place * size + j, mask=real, other=0.0).to(tl.float64)
     mean = tl.where(total > 0.0, mean, theta)
     blocks = tl.num_programs(0)
     spot = partial + lane * (SLOTS + 3) * blocks + tl.program_id(0)
     for i in range(SLOTS):
-        mine = tl.load(models + (lane * SLOTS + i) * size + j, mask=real, other=0.0).to(tl.float64)
-        away = tl.where(real, mine - mean, 0.0)
-        tl.store(spot + i * blocks, tl.sum(away * away, axis=0))
+        place = tl.load(places + (now * lanes + lane) * SLOTS + i)
+        if place >= 0:
+            mine = tl.load(models + place * size + j, mask=real, other=0.0).to(tl.float64)
+            away = tl.where(real, mine - mean, 0.0)
+            tl.store(spot + i * blocks, tl.sum(away * away, axis=0))
     shift = tl.where(real, mean - theta, 0.0)
     tl.store(spot + SLOTS * blocks, tl.sum(shift * shift, axis=0))
     new = (theta + server_rate * (mean - theta)).to(history.dtype.element_ty)

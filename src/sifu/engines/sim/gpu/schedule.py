@@ -6,6 +6,8 @@ wraps modulo 2^64 as numpy's does; shifts are made logical by hand.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +19,8 @@ from sifu.theory.participation import Participation
 
 _SIGN = -(2**63)
 _LAST = 2**63 - 1
+POISSON_MARGIN = 8.0
+"""Standard deviations above the expected number of participants that slots are made for."""
 
 
 def _signed(value: int) -> int:
@@ -230,3 +234,24 @@ def _batches(
     rows = own[..., None, :].expand(-1, -1, -1, steps, -1).gather(4, picked)
     rows = torch.where(inside, rows, -1).to(torch.int32)
     return rows.permute(0, 3, 1, 2, 4).reshape(rounds, steps, lanes * slots, batch)
+
+
+def slots_for(participation: Participation, clients: int) -> int:
+    """How many of so many clients of a lane train at once at most."""
+    if participation.kind == "all":
+        return clients
+    if participation.kind == "fixed":
+        return min(participation.count, clients)
+    expected = participation.rate * clients
+    return min(clients, math.ceil(expected + POISSON_MARGIN * math.sqrt(expected) + POISSON_MARGIN))
+
+
+def width_for(participation: Participation, lanes: Sequence[int]) -> int:
+    """How many clients of all lanes together train at once at most; `lanes` are the clients active in each.
+
+    >>> width_for(Participation("fixed", count=3), [2, 5]), width_for(Participation("all"), [2, 5])
+    (5, 7)
+    """
+    if participation.kind == "fixed":
+        return sum(min(participation.count, clients) for clients in lanes)
+    return slots_for(participation, sum(lanes))

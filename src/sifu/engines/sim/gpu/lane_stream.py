@@ -1,0 +1,111 @@
+"""What a lane is run by: the program, streams of rounds, and the chunks that come out of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sifu.core.engine import Position
+from sifu.core.spec import StopSpec
+from sifu.engines.sim.gpu.queue import Mark
+from sifu.engines.sim.gpu.schedule import Drawing, Schedule
+
+Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Correct predictions and the sum of losses of every client."""
+
+
+class Program(Protocol):
+    """What runs lanes: the model after k rounds of lane l is history[k, l], in device order."""
+
+    width: int
+    history: Tensor
+    origins: Tensor
+    measured: Tensor
+    params: Tensor
+    clip: Tensor
+    noise: Tensor
+    noise_seeds: Tensor
+
+    def load(self, schedule: Schedule) -> None: ...
+    def run(self, rounds: int) -> None: ...
+    def local_steps(self, steps: int) -> None: ...
+    def local_models(self, at: int, lane: int) -> Tensor: ...
+    def evaluate(
+        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class LaneSource:
+    """What the lanes of a group share."""
+
+    drawing: Drawing
+    size: int
+    entries: NDArray[np.int64]
+    """Where each entry of a model's own vector lies in its `size` entries on the device."""
+    make_program: Callable[[int, int, int, int], Program]
+    """From lanes, rounds ahead, slots of a lane and how many of all lanes' slots are filled at most."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rounds of a stream: their scalars and models, once `ready` is reached.
+
+    `participants` and `measured` are (rounds, slots) and (rounds, slots + 3): drifts, then ||mean - theta||,
+    ||next - origin|| and ||theta||. `drawn` is how many clients each round drew; more than slots were not all trained.
+    `models` is (rounds, parameters), in the model's own order: on the host, or on the device for a stream whose models
+    are seldom fetched. `tip`, the last of them, stays on the device, in its order; so do `updates`, those of the last
+    round's participants if they are wanted. `evaluated` holds correct
+    predictions and losses of every client after some of the rounds, counted from 1.
+    """
+
+    start: int
+    participants: NDArray[np.int64]
+    drawn: NDArray[np.int64]
+    measured: NDArray[np.float64]
+    models: NDArray[np.floating] | Tensor
+    tip: Tensor
+    evaluated: dict[int, Evaluated]
+    updates: Tensor | None
+    ready: Mark
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return int(self.measured.shape[0])
+
+
+@dataclass(eq=False)
+class LaneStream:
+    """Rounds that one lane takes in one after the other: `model` and `position` are where the next chunk begins."""
+
+    lane: int
+    model: Tensor
+    origin: Tensor
+    position: Position
+    active: Tensor
+    absent: Tensor
+    clients: int
+    """How many are active."""
+    slots: int
+    """Participants of a round at most."""
+    stop: StopSpec
+    left: int
+    want_updates: Callable[[int], bool]
+    single: bool = False
+    """One round by itself, for which nobody should have to wait for more."""
+    models_stay: bool = False
+    """Models stay on the device until they are fetched; otherwise all of them come to the host beside the rounds."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    held: bool = False
+    error: BaseException | None = None
+
+    def wants(self, ahead: int) -> bool:
+        """Whether the device may run (further) ahead, by `ahead` chunks at most, of whoever takes the rounds."""
+        return self.left > 0 and self.error is None and len(self.chunks) + self.held < ahead
