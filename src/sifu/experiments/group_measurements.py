@@ -163,7 +163,8 @@ class GroupMeasurement:
                     "groups", 1, size, setting | ({"stretch": stretch} if stretch != 1.0 else {}),
                     rounds=trial.length if reached is None else reached, reached=reached is not None,
                     client_rounds=client_rounds, target=yardsticks[size].target,
-                    accuracy_merged=self._test_accuracy(start), accuracy_apart=own, groups_left=groups_left, bytes_kept=count * self._bytes,
+                    accuracy_merged=self._test_accuracy(start), accuracy_apart=own, groups_left=groups_left,
+                    bytes_kept=count * self._bytes,
                 )  # fmt: skip
 
     def _sequence(self, count: int, rounds: int, rebuild: str, yardsticks: Mapping[int, Yardstick]) -> None:
