@@ -40,6 +40,8 @@ class ConvProgram:
     part of its clients a lane holds, so that a group of clients has the same bits in any company.
     """
 
+    whole_lanes = False
+
     def __init__(
         self,
         network: ConvNet,

@@ -173,6 +173,7 @@ class LaneEngine:
                 (lambda _: wanted.updates_every > 0) if single else wanted.wants_updates,
                 single,
                 models_stay,
+                None if wanted.evaluated is None else np.asarray(wanted.evaluated, dtype=np.int64),
             )
 
     def local_updates(

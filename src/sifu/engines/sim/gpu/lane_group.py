@@ -311,11 +311,16 @@ class LaneGroup:
             looked = [
                 place
                 for place, stream in enumerate(streams)
-                if ahead <= own[place] and may_be_evaluated(stream.stop, stream.position.round + ahead)
+                if ahead <= own[place]
+                and may_be_evaluated(stream.stop, stream.position.round + ahead)
+                and (stream.looked_at is None or stream.looked_at.size)
             ]
             if looked:
                 chosen = history[ahead].index_select(0, self.queue.upload(np.array(looked)))
-                scores_of_lanes = self._evaluate(self.queue, program, chosen, [streams[place].lane for place in looked])
+                here = [streams[place] for place in looked]
+                scores_of_lanes = self._evaluate(
+                    self.queue, program, chosen, [stream.lane for stream in here], _looked_at(program, here)
+                )
                 for place, scores_of_lane in zip(looked, scores_of_lanes, strict=True):
                     evaluated[place][ahead] = scores_of_lane
         mine = [
@@ -353,14 +358,30 @@ class LaneGroup:
                 fetched[place] = host[:, number]
         return fetched
 
-    def _evaluate(self, queue: DeviceQueue, program: Program, models: Tensor, lanes: list[int]) -> list[Evaluated]:
-        """Correct predictions and losses of every client of some lanes, there once a later mark is reached."""
+    def _evaluate(
+        self,
+        queue: DeviceQueue,
+        program: Program,
+        models: Tensor,
+        lanes: list[int],
+        clients: NDArray[np.int64] | None = None,
+    ) -> list[Evaluated]:
+        """Correct predictions and losses of every client of some lanes, there once a later mark is reached.
+
+        Where `clients` are given, only theirs; the others have zeros.
+        """
         tables = self._tables.rows.index_select(0, queue.upload(np.array(lanes)))
-        count, clients, most = tables.shape
+        everyone = tables.shape[1]
+        chosen = None if clients is None else queue.upload(clients)
+        if chosen is not None:
+            tables = tables.index_select(1, chosen)
+        count, some, most = tables.shape
         firsts = [self._firsts[lane] for lane in lanes]
         correct, losses = program.evaluate(models, tables.reshape(count, -1).to(torch.int32), firsts, queue.upload)
-        hits = queue.download(correct.reshape(count, clients, most).sum(dim=2))
-        total = queue.download(losses.to(torch.float64).reshape(count, clients, most).sum(dim=2))
+        sums = [correct.reshape(count, some, most).sum(dim=2), losses.double().reshape(count, some, most).sum(dim=2)]
+        if chosen is not None:
+            sums = [part.new_zeros((count, everyone)).index_copy_(1, chosen, part) for part in sums]
+        hits, total = (queue.download(part) for part in sums)
         return [(hits[place], total[place]) for place in range(count)]
 
     def _lone_program(self) -> Program:
@@ -382,3 +403,12 @@ class LaneGroup:
             self.queue.synchronize()
         self._programs[key] = self._programs.pop(key)  # the one used longest ago comes first
         return self._programs[key]
+
+
+def _looked_at(program: Program, streams: list[LaneStream]) -> NDArray[np.int64] | None:
+    """The clients whose data these streams' models are evaluated on, if it is enough to look at some."""
+    first = streams[0].looked_at
+    if first is None or program.whole_lanes:
+        return None
+    same = all(stream.looked_at is not None and np.array_equal(stream.looked_at, first) for stream in streams)
+    return first if same else None

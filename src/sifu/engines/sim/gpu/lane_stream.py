@@ -24,6 +24,8 @@ class Program(Protocol):
     """What runs lanes: the model after k rounds of lane l is history[k, l], in device order."""
 
     width: int
+    whole_lanes: bool
+    """Whether models are evaluated on whole lanes only."""
     history: Tensor
     origins: Tensor
     measured: Tensor
@@ -102,6 +104,8 @@ class LaneStream:
     """One round by itself, for which nobody should have to wait for more."""
     models_stay: bool = False
     """Models stay on the device until they are fetched; otherwise all of them come to the host beside the rounds."""
+    looked_at: NDArray[np.int64] | None = None
+    """Clients that models are evaluated on; None for all."""
     chunks: deque[Chunk] = field(default_factory=deque)
     held: bool = False
     error: BaseException | None = None

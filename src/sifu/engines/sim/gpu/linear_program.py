@@ -33,6 +33,8 @@ class LinearProgram:
     schedule is client * rows + place. `everyone`: the participants of a lane stay the same through a chunk.
     """
 
+    whole_lanes = True
+
     def __init__(
         self,
         model: LinearModel,
