@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from sifu.errors import InputError
+from sifu.experiments.options import Options
+from sifu.experiments.runner import Bench
 from sifu.experiments.settings import experiment_names, load_experiment, run_spec, shared_settings
 from sifu.experiments.work import parse_variant, plan_work
-
-EVERY_METHOD = ("sifu", "scratch", "fine_tuning", "last", "dp", "fed_eraser", "fed_accum", "noisy_scratch")
 
 # K, batch, m, sigma, eta, C, stop, partition: table 1 of the paper's appendix, and its section 5.
 TABLE = {
@@ -79,13 +80,9 @@ def test_an_unknown_experiment_is_named_with_its_neighbour(name: str, hint: str)
         load_experiment(name)
 
 
-def work(
-    name: str, methods: tuple[str, ...], *, methods_known: tuple[str, ...] = EVERY_METHOD, limit: bool = True, **more
-):
+def work(name: str, methods: tuple[str, ...], **more):
     options = {"datasets": ("mnist",), "seeds": (1, 2), "presets": ("paper", "ours"), "scale": "paper"} | more
-    return plan_work(
-        load_experiment(name), methods=methods, known_methods=methods_known, has_time_limit=limit, **options
-    )  # type: ignore[arg-type]
+    return plan_work(load_experiment(name), methods=methods, **options)  # type: ignore[arg-type]
 
 
 def test_both_presets_are_run_where_they_matter_and_one_training_serves_all_the_others() -> None:
@@ -105,13 +102,10 @@ def test_both_presets_are_run_where_they_matter_and_one_training_serves_all_the_
     assert len({trajectory.name for trajectory in planned.trajectories}) == len(planned.trajectories)
 
 
-def test_what_this_version_does_not_have_is_left_out_and_said() -> None:
-    planned = work("sequential", ("sifu", "last"), methods_known=("sifu",))
-    assert {trajectory.method for trajectory in planned.trajectories} == {"sifu"}
-    assert any("last is not part of this version" in note for note in planned.notes)
-    limited = work("time-limited", ("sifu",), limit=False)
-    assert not limited.trajectories
-    assert any("max_rounds" in note for note in limited.notes)
+def test_an_unknown_method_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    bench = Bench(Options("sequential", tmp_path, seeds=(1,), methods=("sifu", "magic")))
+    with pytest.raises(InputError, match="method 'magic' is not known: write some of sifu"):
+        bench.work()
 
 
 def test_only_methods_that_take_a_sigma_are_run_along_sigma() -> None:

@@ -5,7 +5,6 @@ The table says what is done. What is missing is done; a task half done goes on f
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import threading
 import time
@@ -17,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from sifu.api import Run, open_run
+from sifu.api import open_run
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.randomness import keyed_generator
-from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RoundRejectedError
 from sifu.experiments.counterfactual import measure_distances
@@ -150,9 +148,7 @@ class Bench:
     def work(self) -> Work:
         """Every trajectory of the experiment as it was asked for."""
         methods = self.options.methods or self.experiment.methods
-        strange = [
-            name for name in self.options.methods if name not in METHOD_INFOS and name not in self.experiment.methods
-        ]
+        strange = [name for name in methods if name not in METHOD_INFOS]
         if strange:
             raise InputError(f"method {strange[0]!r} is not known: write some of {', '.join(METHOD_INFOS)}")
         return plan_work(
@@ -162,8 +158,6 @@ class Bench:
             methods=methods,
             presets=self.presets,
             scale=self.options.scale,
-            known_methods=METHOD_INFOS,
-            has_time_limit=requests_can_be_limited(),
             over=self.over,
         )
 
@@ -387,8 +381,3 @@ def distance_spec(
         local["rate"] = base.local.rate * variant["rate_factor"]
     local |= {key: variant[key] for key in ("momentum", "steps") if key in variant}
     return run_spec(experiment, dataset, "paper", seed, scale, {"local": local})
-
-
-def requests_can_be_limited() -> bool:
-    """Whether a request takes `max_rounds` in this version."""
-    return "max_rounds" in inspect.signature(Run.forget).parameters or "max_rounds" in RequestTerms.__dataclass_fields__

@@ -176,13 +176,6 @@ def run_spec(
     return Spec.from_mapping(mapping), tuple(notes)
 
 
-def spec_has(key: str) -> bool:
-    """Whether specs of this version have a key, for example `server.clip`."""
-    section, _, name = key.partition(".")
-    hint = typing.get_type_hints(Spec).get(section)
-    return hint is not None and any(field.name == name for field in fields(hint))
-
-
 def scaled_sigma(scale: float | str, epsilon: float, delta: float, clients: int) -> float | str:
     """sigma that hides Psi = 20 scale / clients: Psi of one of M clients falls like 1/M (docs/theory.md, section 13).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from sifu.experiments.settings import (
     run_spec,
     scaled_sigma,
     shared_settings,
-    spec_has,
 )
 from sifu.theory.calibration import noise_multiplier
 
@@ -29,12 +28,6 @@ NOISE_AXES = ("sigma_factor", "sigma_scale", "epsilon")
 TAKES_SIGMA = ("sifu", "noisy_scratch")
 """Only these take sigma from the request; along a noise axis every other method stays the same."""
 TRAINING_AXES = ("clients",)
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "dp": ("server.clip", "server.noise"),
-    "fed_eraser": ("keep.updates_every",),
-    "fed_accum": ("keep.updates_every",),
-}
-"""What a method needs of the training run, as keys of the spec."""
 KINDS_OF_TRAINING = {"dp": "dp", "fed_eraser": "updates", "fed_accum": "updates"}
 """Methods whose training keeps or does more than the others'; rounds of `updates` are bit for bit those of `shared`."""
 SHARED_TRAINING = "shared"
@@ -117,29 +110,14 @@ def plan_work(
     methods: Sequence[str],
     presets: Sequence[str],
     scale: Scale,
-    known_methods: Iterable[str],
-    has_time_limit: bool,
     over: Mapping[str, Any] | None = None,
 ) -> Work:
-    """The trajectories of an experiment, data set by data set; what cannot run yet is named in the notes."""
-    available = set(known_methods)
+    """The trajectories of an experiment, data set by data set; the notes say what was adjusted."""
     notes: dict[str, None] = {}
     trajectories = []
     for dataset, seed, method in itertools.product(datasets, seeds, methods):
-        missing = [key for key in NEEDS.get(method, ()) if not spec_has(key)]
-        if method not in available:
-            notes[f"method {method} is not part of this version: left out"] = None
-            continue
-        if missing:
-            notes[f"method {method} needs {', '.join(missing)}, which this version's specs do not have: left out"] = (
-                None
-            )
-            continue
         for preset in presets if method in BOTH_PRESETS else presets[:1]:
             for variant in _variants(experiment, method):
-                if "limit" in variant and not has_time_limit:
-                    notes["requests take no max_rounds in this version: limited requests are left out"] = None
-                    continue
                 trajectory, adjustments = _trajectory(
                     experiment, dataset, seed, method, preset, variant, scale, over or {}
                 )

@@ -11,35 +11,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, closed_form_premises, level_of, record_premise
+from sifu.core.premises import Premise, closed_form_premises, record_premise
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Method, Start
-from sifu.methods.plans import plan_from
-from sifu.planning.plan import Plan, PlannedCharge
+from sifu.methods.scratch import Scratch
+from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
-from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Exposure
 
 
-class ClosedForm(Method):
-    """Subtract, and solve again."""
+class ClosedForm(Scratch):
+    """Subtract, and solve again: Scratch, from a sum that is at hand."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["closed_form"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """A fresh head from the sum over those who stay; nothing is charged to anyone."""
-        plan = plan_from(self, view, terms, None)
         return replace(
-            plan,
-            psi_star=0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier),
-            charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
-            level=level_of(plan.premises, exact=True, fresh=True),
+            super().plan(view, terms),
             predicted_rounds=self._rounds(view),
             scratch_rounds=1,
             notes=(self._note(view, len(terms.clients)),),
-            untouched=True,
         )
 
     def _rounds(self, view: RunView) -> int:
@@ -70,7 +62,3 @@ class ClosedForm(Method):
     def bytes_kept(self, view: RunView) -> int:
         """The kept statistics."""
         return sum(row.bytes for row in view.reader.statistics().values())
-
-    def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """A head of nobody: zeros."""
-        return Start(engine.initial_model(plan.order))

@@ -51,7 +51,7 @@ class ClosedFormFederation:
         from_labels: bool = False,
     ) -> None:
         self._data = tuple(clients)
-        self._map, self._targets, self._fixed, self._relative = features, targets, fixed, relative_penalty
+        self._map, self._targets, self.fixed, self.relative_penalty = features, targets, fixed, relative_penalty
         self._kept: dict[int, NDArray[np.float32]] = {}
         self._kept_bytes = 0
         names = [client.name for client in self._data]
@@ -63,8 +63,8 @@ class ClosedFormFederation:
         for client in self._data:
             targets.encode(np.asarray(client.y))  # labels that cannot be used are refused before a run is made
         # A solve does not look at the model before it: no step, nothing that could expand distances.
-        self._clients = tuple(ClientProfile(client.name, len(client.x), 1, 0.0, 0.0) for client in self._data)
-        self._facts = TrainingFacts(
+        self.clients = tuple(ClientProfile(client.name, len(client.x), 1, 0.0, 0.0) for client in self._data)
+        self.facts = TrainingFacts(
             local_rate=0.0,
             momentum=0.0,
             nesterov=False,
@@ -87,28 +87,8 @@ class ClosedFormFederation:
     @property
     def layout(self) -> ModelLayout:
         """Weight and bias, as other linear models have them."""
-        shapes = ((self._fixed.features, self._fixed.outputs), (self._fixed.outputs,))
+        shapes = ((self.fixed.features, self.fixed.outputs), (self.fixed.outputs,))
         return ModelLayout(("weight", "bias"), shapes, "float64")
-
-    @property
-    def clients(self) -> tuple[ClientProfile, ...]:
-        """Every known client."""
-        return self._clients
-
-    @property
-    def facts(self) -> TrainingFacts:
-        """What a certificate's premises need."""
-        return self._facts
-
-    @property
-    def fixed(self) -> FixedPoint:
-        """How numbers are written."""
-        return self._fixed
-
-    @property
-    def relative_penalty(self) -> float | None:
-        """r of lambda, None for cross-validation."""
-        return self._relative
 
     def initial_model(self, branch: int) -> Vector:
         """Zeros."""
@@ -118,9 +98,9 @@ class ClosedFormFederation:
         """Statistics of each client, checked as if they came from a stranger."""
         for client in clients:
             sent = self.sent_by(client)
-            name = self._clients[client].name
+            name = self.clients[client].name
             try:
-                if sent.fixed != self._fixed or sent.samples != self._clients[client].samples:
+                if sent.fixed != self.fixed or sent.samples != self.clients[client].samples:
                     raise InputError(f"{sent.samples} samples in [{sent.fixed.describe()}]")
                 check_statistics(sent, name)
             except HostileStatisticsError:
@@ -141,7 +121,7 @@ class ClosedFormFederation:
                 kept.append(phi.astype(np.float32))
                 yield phi, targets[rows]
 
-        statistics = statistics_of_chunks(self._fixed, pieces())
+        statistics = statistics_of_chunks(self.fixed, pieces())
         self._keep(client, np.concatenate(kept))
         return statistics
 
@@ -161,9 +141,9 @@ class ClosedFormFederation:
             if isinstance(sent, Rejection):
                 raise RoundRejectedError(f"the statistics of {sent.client!r} cannot be used: {sent.reason}")
             parts.append(sent)
-        head = fit_head(total(self._fixed, parts), self._relative)
+        head = fit_head(total(self.fixed, parts), self.relative_penalty)
         vector = head.weights.ravel()
-        samples = np.array([self._clients[client].samples for client in chosen.tolist()], dtype=np.int64)
+        samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)
         drifts = np.full(chosen.size, np.inf)
         return RoundResult(vector, chosen, samples, drifts, norm_up(vector - model), 0.0)
 
@@ -176,7 +156,7 @@ class ClosedFormFederation:
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Correct predictions (0 for regression; every label right for multi_label) and squared errors of targets."""
         chosen = np.asarray(clients, dtype=np.int64)
-        weights = np.asarray(model, dtype=np.float64).reshape(self._fixed.width, self._fixed.outputs)
+        weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
         correct, loss = np.zeros(chosen.size, dtype=np.int64), np.zeros(chosen.size)
         for place, client in enumerate(chosen.tolist()):
             phi, labels = self._features_of(client), np.asarray(self._data[client].y)
@@ -185,7 +165,7 @@ class ClosedFormFederation:
             if self._targets.task != "regression":
                 right = self._targets.decode(predicted) == labels.reshape(self._targets.decode(predicted).shape)
                 correct[place] = int(np.sum(right if right.ndim == 1 else right.all(axis=1)))
-        samples = np.array([self._clients[client].samples for client in chosen.tolist()], dtype=np.int64)
+        samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)
         return Evaluation(chosen.copy(), samples, correct, loss)
 
     def _features_of(self, client: int) -> Floats:

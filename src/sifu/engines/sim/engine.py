@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
-from sifu.core.layout import ModelLayout, Vector
+from sifu.core.layout import Vector
 from sifu.core.noise import NoiseSource
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, RoundSteps, gate_replies, run_round
@@ -35,7 +35,6 @@ from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.engines.sim.smoothness import linear_curvature
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
-from sifu.theory.arrays import Integers
 from sifu.theory.draws import Places, base_key
 from sifu.theory.facts import (
     IN_PROCESS,
@@ -79,6 +78,9 @@ class SimulatedFederation:
     machine of its own, draws what it would draw among all. `replies` says what happens to a client's model that cannot
     be used; by default the round stops with a sentence. `features` is the digest of the public map that made the
     clients' samples, if one did (`TrainingFacts`).
+
+    Indices of clients point into `clients`. `samples` has |D_i| of each, `participation_key` keys the draws of
+    participants, and `sizes` is what the rounding of a linear model depends on.
     """
 
     def __init__(
@@ -121,42 +123,42 @@ class SimulatedFederation:
                 "for a module"
             )
 
-        self._model = model
-        self._training = training
-        self._seed = int(seed)
-        self._participation_key = base_key(self._seed, "participation")
+        self.model = model
+        self.training = training
+        self.seed = int(seed)
+        self.participation_key = base_key(self.seed, "participation")
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
         """Clients in increasing order that were asked for last."""
-        self._layout = model.layout(dtype)
+        self.layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
-        self._samples = np.array([client.samples for client in checked], dtype=np.int64)
+        self.samples = np.array([client.samples for client in checked], dtype=np.int64)
         self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
         if linear and strategy != "loop":
-            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self._seed, first_number)
+            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self.seed, first_number)
         elif conv_net and strategy != "loop":
-            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self._seed, first_number)
+            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self.seed, first_number)
         else:
-            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self._seed, first_number)
+            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self.seed, first_number)
         self._clipping = clipping
-        self._reply_rules = replies or ReplyRules()
+        self.reply_rules = replies or ReplyRules()
         self._rounding: LinearRounding | None = None
-        self._sizes: ClientSizes | None = None
-        self._clients = tuple(ClientProfile(client.name, client.samples, training.steps) for client in checked)
+        self.sizes: ClientSizes | None = None
+        self.clients = tuple(ClientProfile(client.name, client.samples, training.steps) for client in checked)
         if linear:
             curvature = linear_curvature(checked, linear.objective, training)
-            self._clients = tuple(
+            self.clients = tuple(
                 ClientProfile(client.name, client.samples, training.steps, smoothness, training.weight_decay)
                 for client, smoothness in zip(checked, curvature.smoothness.tolist(), strict=True)
             )
             if training.clip:
-                self._clients = tuple(map(clipped_profile, self._clients))
-            self._sizes = ClientSizes.of(checked, linear.objective, training, curvature)
+                self.clients = tuple(map(clipped_profile, self.clients))
+            self.sizes = ClientSizes.of(checked, linear.objective, training, curvature)
             within = within_reach(training, float(curvature.smoothness.max()))
             if clipping is None and dtype == "float64" and within:
-                self._rounding = LinearRounding(linear, training, server_rate, self._sizes)
-        self._facts = TrainingFacts(
+                self._rounding = LinearRounding(linear, training, server_rate, self.sizes)
+        self.facts = TrainingFacts(
             local_rate=training.rate,
             momentum=training.momentum,
             nesterov=training.nesterov,
@@ -170,7 +172,7 @@ class SimulatedFederation:
             outside=(
                 *model.outside,
                 *((OUTSIDE,) if clipping else ()),
-                *self._reply_rules.outside,
+                *self.reply_rules.outside,
             ),
             preprocessing=preprocessing,
             shape_from_labels=shape_from_labels,
@@ -185,59 +187,9 @@ class SimulatedFederation:
         )
 
     @property
-    def model(self) -> Model:
-        """What is trained."""
-        return self._model
-
-    @property
-    def training(self) -> LocalTraining:
-        """What a client does in a round."""
-        return self._training
-
-    @property
-    def reply_rules(self) -> ReplyRules:
-        """What is done with a client's model that cannot be used."""
-        return self._reply_rules
-
-    @property
-    def seed(self) -> int:
-        """Keys every draw."""
-        return self._seed
-
-    @property
     def noise_source(self) -> NoiseSource | None:
         """Where the noise of training comes from, if updates are clipped."""
         return self._clipping.source if self._clipping else None
-
-    @property
-    def layout(self) -> ModelLayout:
-        """Names and shapes of the parameters."""
-        return self._layout
-
-    @property
-    def clients(self) -> tuple[ClientProfile, ...]:
-        """Every known client; indices elsewhere point into this tuple."""
-        return self._clients
-
-    @property
-    def facts(self) -> TrainingFacts:
-        """What every round does, and what is proven about it."""
-        return self._facts
-
-    @property
-    def samples(self) -> Integers:
-        """|D_i| of every known client."""
-        return self._samples
-
-    @property
-    def participation_key(self) -> int:
-        """What draws of participants are keyed by."""
-        return self._participation_key
-
-    @property
-    def sizes(self) -> ClientSizes | None:
-        """What rounding of a linear model depends on, client by client."""
-        return self._sizes
 
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """How far floating point may have moved a round from a model of norm `length`; 0 where nothing is proven."""
@@ -245,7 +197,7 @@ class SimulatedFederation:
 
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, another one for each branch (unless a linear model starts from zeros)."""
-        return self._model.initial(self._seed, branch, self._layout.dtype)
+        return self.model.initial(self.seed, branch, self.layout.dtype)
 
     def run_round(
         self,
@@ -262,7 +214,7 @@ class SimulatedFederation:
         `absent` clients are drawn and then left out (`RoundSetup`). Noise that is not seeded is drawn anew when a
         round is run again.
         """
-        start = self._layout.own_copy(model)
+        start = self.layout.own_copy(model)
         chosen = self._checked_clients(active, "active")
         places = self._last_checked if chosen is self._last_checked.index else chosen
         steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
@@ -270,20 +222,20 @@ class SimulatedFederation:
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Trained | Sequence[Reply]:
         """Train the clients that were drawn: only the mean of their models, where nobody has to see each of them."""
-        if self._reply_rules.update_bound:
+        if self.reply_rules.update_bound:
             return self.replies(setup, drawn)
         if self._clipping:
-            return Trained(drawn, models=self._train(setup.start, setup.position, drawn, self._training.steps))
-        samples = self._samples[drawn]
+            return Trained(drawn, models=self._train(setup.start, setup.position, drawn, self.training.steps))
+        samples = self.samples[drawn]
         return Trained(drawn, mean=self._trainer.average(setup.start, setup.position, drawn, samples, setup.want_gram))
 
     def replies(self, setup: RoundSetup, participants: ClientIndices) -> list[Reply]:
         """What the participants send back: their models."""
-        models = self._train(setup.start, setup.position, participants, self._training.steps)
+        models = self._train(setup.start, setup.position, participants, self.training.steps)
         return [
             Reply(client, setup.position, count, model)
             for client, count, model in zip(
-                participants.tolist(), self._samples[participants].tolist(), models, strict=True
+                participants.tolist(), self.samples[participants].tolist(), models, strict=True
             )
         ]
 
@@ -291,24 +243,24 @@ class SimulatedFederation:
         self, setup: RoundSetup, drawn: ClientIndices, collected: Trained | Sequence[Reply]
     ) -> tuple[Trained | AcceptedModels | None, tuple[Rejection, ...]]:
         """Look at every reply by itself where there is a reason to; otherwise all that was collected may be used."""
-        rules = self._reply_rules
+        rules = self.reply_rules
         if isinstance(collected, Trained):
             if rules.on_rejection == "stop" or collected.usable(setup.start, rules.limit):
                 return collected, ()  # `step` stops the training if a model is not finite
             collected = self.replies(setup, drawn)
         active = setup.active.index if isinstance(setup.active, Places) else setup.active
-        forgotten = set(range(len(self._clients))) - set(active.tolist())
+        forgotten = set(range(len(self.clients))) - set(active.tolist())
         steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
         return gate_replies(steps, setup, drawn, collected, rules, forgotten)
 
     def average(self, setup: RoundSetup, accepted: Trained | AcceptedModels) -> Average:
         """The mean that training brought along, or that of the models one by one."""
         start, position, participants = setup.start, setup.position, accepted.participants
-        samples = self._samples[participants]
+        samples = self.samples[participants]
         if isinstance(accepted, Trained) and accepted.mean is not None:
             average = accepted.mean
             if setup.want_updates:
-                updates = self.local_updates(start, position, participants, self._training.steps)
+                updates = self.local_updates(start, position, participants, self.training.steps)
                 average = replace(average, updates=updates)
         else:
             models = np.asarray(accepted.models)
@@ -330,16 +282,16 @@ class SimulatedFederation:
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i - model of each client after its first `steps` local steps of this position."""
-        return self.local_models(model, position, clients, steps) - self._layout.own_copy(model)
+        return self.local_models(model, position, clients, steps) - self.layout.own_copy(model)
 
     def local_models(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
         """theta_i of each client after its first `steps` local steps of this position."""
-        return self._train(self._layout.own_copy(model), position, self._checked_clients(clients, "trained"), steps)
+        return self._train(self.layout.own_copy(model), position, self._checked_clients(clients, "trained"), steps)
 
     def _train(self, start: Vector, position: Position, clients: ClientIndices, steps: int) -> NDArray[np.floating]:
-        trained = np.zeros((clients.size, start.size), dtype=self._layout.dtype)
+        trained = np.zeros((clients.size, start.size), dtype=self.layout.dtype)
         for places, models in self._trainer.train(start, position, clients, steps):
             trained[places] = models.numpy()
         return trained
@@ -347,8 +299,8 @@ class SimulatedFederation:
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Samples, correct predictions (0 for regression) and sum of losses of each of `clients`, in their order."""
         chosen = self._checked_clients(clients, "evaluated")
-        correct, loss_sum = self._trainer.evaluate(self._layout.own_copy(model), chosen)
-        return Evaluation(chosen.copy(), self._samples[chosen], correct, loss_sum)
+        correct, loss_sum = self._trainer.evaluate(self.layout.own_copy(model), chosen)
+        return Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum)
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """`clients` as indices of known clients, none of them twice; an argument that may change is never kept."""
@@ -360,9 +312,9 @@ class SimulatedFederation:
             increasing = bool((chosen[1:] > chosen[:-1]).all())
             ends = chosen[[0, -1]] if increasing and chosen.size else chosen
             lowest, highest = ends.min(initial=0), ends.max(initial=0)
-            if lowest < 0 or highest >= len(self._clients):
+            if lowest < 0 or highest >= len(self.clients):
                 raise InputError(
-                    f"{what} clients must be indices in 0..{len(self._clients) - 1}, found {lowest}..{highest}"
+                    f"{what} clients must be indices in 0..{len(self.clients) - 1}, found {lowest}..{highest}"
                 )
             if not increasing and np.unique(chosen).size != chosen.size:
                 raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Position, RoundResult
-from sifu.core.layout import ModelLayout, Vector
+from sifu.core.layout import Vector
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound
 from sifu.engines.sim.engine import SimulatedFederation
@@ -20,7 +20,6 @@ from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream
 from sifu.engines.sim.gpu.queue import DeviceQueue
 from sifu.engines.sim.gpu.schedule import slots_for
 from sifu.errors import InputError, RoundRejectedError
-from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 
@@ -44,27 +43,13 @@ class LaneEngine:
         outside: tuple[str, ...] = (),
     ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
+        self.layout, self.clients = federation.layout, federation.clients
         # What this lane asks for by itself does not wait until the rounds run ahead are done.
         self._queue = DeviceQueue(group.device)
         # What this device does otherwise than the embedded engine stands in every certificate.
-        self._facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
+        self.facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
-
-    @property
-    def layout(self) -> ModelLayout:
-        """Names and shapes of the parameters."""
-        return self._federation.layout
-
-    @property
-    def clients(self) -> tuple[ClientProfile, ...]:
-        """Every known client."""
-        return self._federation.clients
-
-    @property
-    def facts(self) -> TrainingFacts:
-        """What every round does, on this device."""
-        return self._facts
 
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, the same as the embedded engine's."""
