@@ -277,6 +277,8 @@ class RecordedTraining:
             self.writer.record("training done", content, evaluations=rehearsed)
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
+        if not evaluation.samples.any():  # nobody evaluates, or nobody may be asked
+            return
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
         self._accuracy, self._evaluation = row.accuracy, (self._tip.node, evaluation)
         self._latest_accuracy = row.accuracy

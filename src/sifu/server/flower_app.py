@@ -12,11 +12,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.start_run import check_same_spec, create_run, open_run
 from sifu.choices import Level
+from sifu.core.engine import Position
 from sifu.core.identity import Admitted, plain
 from sifu.core.spec import Spec
 from sifu.core.waiting import Wait
@@ -25,7 +27,7 @@ from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster, KeyRoster, Roster
-from sifu.engines.flower.wire import WireProfile, profile_message, read_profile
+from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, read_profile
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.launch.federation import FLOWER, preprocessing_of
 from sifu.launch.spec_files import load_spec
@@ -42,7 +44,7 @@ from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED, CLAIMED
 
 if TYPE_CHECKING:
-    from flwr.app import Context
+    from flwr.app import ArrayRecord, Context, Message
     from flwr.serverapp import Grid, ServerApp
 
 log = logging.getLogger(__name__)
@@ -92,15 +94,32 @@ class Settings:
         return Patience(timeout=float(self.timeout), min_replies=int(self.min_replies))
 
 
-def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
-    """The ServerApp; `make_blueprint` is for models of your own (`sifu.engines.flower.own`)."""
+@dataclass(frozen=True)
+class Hooks:
+    """What an app of somebody's own adds (`sifu.server.own_app`).
+
+    `first_message` trains a client once, whose answer says how many samples it has, where it answers no profile query.
+    `after_round` is told every round's model, `save_model` gets the current one when the server ends.
+    """
+
+    first_message: Callable[[Spec, int, float], Message] | None = None
+    after_round: Callable[[Tell, Position, ArrayRecord], None] | None = None
+    save_model: Callable[[ArrayRecord], None] | None = None
+
+
+NO_HOOKS = Hooks()
+
+
+def server_app(make_blueprint: MakeBlueprint = blueprint, hooks: Hooks = NO_HOOKS) -> ServerApp:
+    """The ServerApp; for models of your own see `sifu.server.own_app`."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve_on_flower(grid, Settings.of(context.run_config), make_blueprint, progress=_tell_round, tell=_tell)
+        settings = Settings.of(context.run_config)
+        serve_on_flower(grid, settings, make_blueprint, progress=_tell_round, tell=_tell, hooks=hooks)
 
     return app
 
@@ -124,6 +143,7 @@ def serve_on_flower(
     progress: Callable[[Progress], None] | None = None,
     min_level: Level | None = None,
     tell: Tell = log.info,
+    hooks: Hooks = NO_HOOKS,
 ) -> list[str]:
     """Create the run or continue it until all is done; returns the requests that were carried out."""
     folder = Path(settings.run)
@@ -137,14 +157,16 @@ def serve_on_flower(
             "move it out of the app, and name the new place in the app's config",
             folder,
         )
-    registry = _ClientRegistry(grid, settings, patience, spec, listed, make_blueprint, tell)
+    registry = _ClientRegistry(grid, settings, patience, spec, listed, make_blueprint, tell, hooks)
     if (folder / DATABASE).exists():
         engine = registry.continue_run(folder)
     else:
         engine = registry.begin_run(folder)
     run = open_run(folder, engine=engine)
     run.engine()  # refuses clients or a model that are not those of the run
-    return serve(
+    if hooks.after_round is not None:
+        engine.after_round = partial(hooks.after_round, tell)
+    done = serve(
         run,
         engine,
         linger=settings.linger,
@@ -155,6 +177,10 @@ def serve_on_flower(
         after_mail=registry.update_keys,
         more_mail=registry.newcomer_waits,
     )
+    if hooks.save_model is not None:
+        with run.reader() as reader:
+            hooks.save_model(engine.record(reader.load_model(reader.tip)))
+    return done
 
 
 def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -> None:
@@ -187,8 +213,10 @@ class _ClientRegistry:
         listed: Sequence[Admitted],
         make_blueprint: MakeBlueprint,
         tell: Tell,
+        hooks: Hooks,
     ) -> None:
-        self._tell = tell
+        self._tell, self._hooks = tell, hooks
+        self._counted: dict[int, WireProfile] = {}
         self._grid, self._settings, self._patience, self._spec = grid, settings, patience, spec
         self._listed, self._make_blueprint = listed, make_blueprint
         self._engine: FlowerFederation
@@ -350,10 +378,16 @@ class _ClientRegistry:
     def _ask(self, nodes: list[int]) -> dict[int, WireProfile]:
         plan = plan_of(self._spec, self._spec.model.outputs).to_text() if self._spec.model.kind != "python" else ""
         timeout = min(self._patience.timeout, 120.0)
-        answers, self._failed = self._exchange.ask(
-            {node: profile_message(node, plan, timeout) for node in nodes}, timeout, read_profile
-        )
-        return answers
+        messages = {node: profile_message(node, plan, timeout) for node in nodes if node not in self._counted}
+        answers, self._failed = self._exchange.ask(messages, timeout, read_profile)
+        first_message = self._hooks.first_message
+        if first_message is not None:
+            strangers = [node for node, why in self._failed.items() if why.startswith("error")]
+            first = {node: first_message(self._spec, node, timeout) for node in strangers}
+            counted, failed = self._exchange.ask(first, self._patience.timeout, lambda reply: read_arrays(reply)[1])
+            self._failed = {node: why for node, why in self._failed.items() if node not in first} | failed
+            self._counted |= {node: WireProfile(f"node-{node}", samples, 1) for node, samples in counted.items()}
+        return answers | {node: self._counted[node] for node in nodes if node in self._counted}
 
     def _ask_names(self, nodes: list[int]) -> dict[int, str]:
         return {node: profile.name for node, profile in self._ask(nodes).items()}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
 from sifu.core.waiting import Wait
+from sifu.engines.flower.wire import USUAL_METRICS, MetricNames, arrays_record
 from sifu.engines.sim.clipping import Clipping
 from sifu.theory.facts import CLOSED_EARLY, MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,10 @@ class Blueprint:
     """What a server knows of the training it runs: everything of an engine but the clients' nodes.
 
     `rounding` bounds floating point in a round of some participants from a model of a norm (0.0: nothing is proven).
-    `plan` travels in every message. `several`: all clients evaluate several models at once.
+    `plan` travels in every message. `several`: all clients evaluate several models at once. What follows is for
+    ClientApps that were not written for us: `carried` arrays of whole numbers travel with the model and stay what they
+    are, `config` goes into every message, `metrics` are what an evaluation's numbers are called, and without
+    `evaluates` nobody is asked for one.
     """
 
     layout: ModelLayout
@@ -31,6 +41,14 @@ class Blueprint:
     clipping: Clipping | None = None
     replies: ReplyRules = ReplyRules()
     several: bool = False
+    carried: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: MetricNames = USUAL_METRICS
+    evaluates: bool = True
+
+    def record(self, model: Vector) -> ArrayRecord:
+        """A model as it travels."""
+        return arrays_record(self.layout, model, self.carried)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
 from sifu.engines.flower.messenger import EVALUATION, NOWHERE, Answer, Incident, Messenger
 from sifu.engines.flower.roster import Roster
 from sifu.engines.flower.rounds import OpenRound
-from sifu.engines.flower.wire import EVALUATE, EVALUATE_SEVERAL, arrays_record, read_score, read_scores
+from sifu.engines.flower.wire import EVALUATE, EVALUATE_SEVERAL, read_score, read_scores
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
@@ -65,7 +65,13 @@ class FlowerFederation:
         facts = with_minimum(blueprint.facts, self._patience)
         self._round: OpenRound | MaskedRound
         self._run_round: Callable[[RoundSetup], RoundResult]
+        self.after_round: Callable[[Position, ArrayRecord], None] | None = None
         if masked:
+            if blueprint.carried:
+                raise InputError(
+                    f"{', '.join(blueprint.carried)} hold whole numbers, which cannot be masked: leave them out of what "
+                    "travels, or do without masked-updates"
+                )
             if blueprint.clipping or blueprint.replies.update_bound:
                 raise InputError("server.clip and server.update_bound need every client's update: not with masked ones")
             # The other world's fixed-point numbers may have another range, so no allowance is claimed to be proven.
@@ -90,6 +96,10 @@ class FlowerFederation:
     def facts(self) -> TrainingFacts:
         """What every round does, and what is proven about it."""
         return self._round.facts
+
+    def record(self, model: Vector) -> ArrayRecord:
+        """A model as it travels to the clients."""
+        return self._messenger.blueprint.record(self.layout.own_copy(model))
 
     def initial_model(self, branch: int) -> Vector:
         """A fresh model of a branch."""
@@ -147,6 +157,8 @@ class FlowerFederation:
         for number, done in enumerate(rounds, position.round):
             reasons = self._messenger.reasons(Position(position.branch, number))
             reasons += [f"{rejection.client}: {rejection.reason}" for rejection in done.rejections]
+            if self.after_round is not None:
+                self.after_round(Position(position.branch, number), self.record(done.fetch_model()))
             yield done  # what was noted is taken away with it
             lost_in_a_row = lost_in_a_row + 1 if done.lost else 0
             if lost_in_a_row >= self._patience.rounds_without_answer:
@@ -211,7 +223,8 @@ class FlowerFederation:
             if attempt:
                 time.sleep(self._patience.pause)
             evaluation = self._evaluate(model, clients)
-            if evaluation.samples.any() or not self._messenger.may_ask(clients):
+            asked = self._messenger.blueprint.evaluates and self._messenger.may_ask(clients)
+            if evaluation.samples.any() or not asked:
                 return evaluation
         raise NobodyAnsweredError(
             "no client answered an evaluation: nothing was lost; see that the nodes are connected and start again"
@@ -227,7 +240,7 @@ class FlowerFederation:
         return evaluations
 
     def _evaluate_batch(self, models: Sequence[Vector], clients: ClientIndices) -> list[Evaluation]:
-        records = [arrays_record(self.layout, self.layout.own_copy(model)) for model in models]
+        records = [self.record(model) for model in models]
         answers = self._scores(records, clients, EVALUATE_SEVERAL, lambda reply: read_scores(reply, len(models)))
         nothing = [NO_SCORE] * len(models)
         return [
@@ -236,7 +249,8 @@ class FlowerFederation:
         ]
 
     def _evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        answers = self._scores(arrays_record(self.layout, self.layout.own_copy(model)), clients, EVALUATE, read_score)
+        metrics = self._messenger.blueprint.metrics
+        answers = self._scores(self.record(model), clients, EVALUATE, lambda reply: read_score(reply, metrics))
         return _evaluation(clients, [answers.get(int(client), NO_SCORE) for client in clients])
 
     def _scores(
@@ -246,6 +260,8 @@ class FlowerFederation:
         kind: str,
         read: Callable[[Message], Answer],
     ) -> dict[int, Answer]:
+        if not self._messenger.blueprint.evaluates:
+            return {}
         busy = self._messenger.busy()  # with a round: a node answers one message after another
         messages = {
             client: self._messenger.message(record, NOWHERE, client, node, kind)

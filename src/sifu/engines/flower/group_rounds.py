@@ -20,7 +20,7 @@ from sifu.core.round import RoundSetup, draw, run_round
 from sifu.engines.flower.masked_rounds import MaskedRound, Prepared
 from sifu.engines.flower.messenger import Messenger
 from sifu.engines.flower.rounds import OpenRound
-from sifu.engines.flower.wire import TRAIN, arrays_record, read_masked, read_model, read_ready
+from sifu.engines.flower.wire import TRAIN, read_masked, read_model, read_ready
 from sifu.theory.arrays import Floats, Words
 from sifu.theory.facts import TrainingFacts
 from sifu.theory.participation import ClientIndices
@@ -50,7 +50,7 @@ def _open(
 ) -> list[RoundResult]:
     messages: dict[int, Message] = {}
     for setup, nodes in zip(setups, members_there, strict=True):
-        model = arrays_record(steps.layout, setup.start)
+        model = messenger.blueprint.record(setup.start)
         messages |= {
             client: messenger.message(model, setup.position, client, node, TRAIN) for client, node in nodes.items()
         }

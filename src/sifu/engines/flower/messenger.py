@@ -18,7 +18,7 @@ from sifu.core.waiting import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.roster import Roster
-from sifu.engines.flower.wire import TRAIN, Instruction, arrays_record, model_message, read_model
+from sifu.engines.flower.wire import TRAIN, Instruction, model_message, read_model
 from sifu.theory.arrays import Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.participation import ClientIndices
@@ -129,7 +129,8 @@ class Messenger:
     ) -> Message:
         """A message of a kind to a client, mostly with a model; `more` goes into its configuration."""
         instruction = Instruction(position, client, steps or self.clients[client].local_steps, self.blueprint.plan)
-        return model_message(record, instruction, node, kind, self.patience.timeout, more)
+        config = {**self.blueprint.config, **(more or {})}
+        return model_message(record, instruction, node, kind, self.patience.timeout, config)
 
     def ask(
         self,
@@ -172,7 +173,7 @@ class Messenger:
         With `steps` it is no round: everybody is needed and waited for.
         """
         everybody = steps is not None
-        record = arrays_record(self.layout, start)
+        record = self.blueprint.record(start)
         messages = {
             client: self.message(record, position, client, node, TRAIN, steps)
             for client, node in self.online(position, clients, everybody).items()

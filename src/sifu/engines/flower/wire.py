@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -163,9 +164,12 @@ def _real(value: object) -> object:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def arrays_record(layout: ModelLayout, model: Vector) -> ArrayRecord:
-    """A model as named arrays."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in layout.unflatten(model).items()})
+def arrays_record(
+    layout: ModelLayout, model: Vector, carried: Mapping[str, NDArray[Any]] = MappingProxyType({})
+) -> ArrayRecord:
+    """A model as named arrays, with those of whole numbers that it carries along."""
+    arrays = {**layout.unflatten(model), **carried}
+    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
@@ -234,7 +238,8 @@ def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
     Nothing is cast: an array of another type gives a model of that type, which is then refused for it.
     """
     arrays, samples = read_arrays(reply)
-    other = next((array.dtype for array in arrays.values() if array.dtype != np.dtype(layout.dtype)), None)
+    ours = [array.dtype for name, array in arrays.items() if name in layout.names]
+    other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
     if other is not None:
         return np.zeros(layout.size, dtype=other), samples
     try:
@@ -287,19 +292,44 @@ def read_drift(reply: Message, position: Position) -> float:
     return drift
 
 
-def read_score(reply: Message) -> tuple[int, int, float]:
-    """Samples, correct predictions and the sum of losses in an evaluation's reply, ours or Flower's usual one."""
+@dataclass(frozen=True)
+class MetricNames:
+    """What an app calls the loss and the accuracy of an evaluation; empty: the usual names are looked for."""
+
+    loss: str = ""
+    accuracy: str = ""
+
+    def loss_in(self, metrics: MetricRecord) -> str | None:
+        """The metric that is the loss, if there is one."""
+        usual = (*LOSS_KEYS, *sorted(key for key in metrics if "loss" in key.lower()))
+        return self.loss or next((key for key in usual if key in metrics), None)
+
+    def accuracy_in(self, metrics: MetricRecord) -> str | None:
+        """The metric that is the accuracy, if there is one."""
+        return self.accuracy or next((key for key in ACCURACY_KEYS if key in metrics), None)
+
+
+USUAL_METRICS = MetricNames()
+
+
+def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> tuple[int, int, float]:
+    """Samples, correct predictions and the sum of losses in an evaluation's reply, ours or Flower's usual one.
+
+    Without any loss it is the number of wrong predictions.
+    """
     metrics = _metrics(reply)
     samples = int(_number(metrics, SAMPLES))
-    if "loss-sum" in metrics:
-        loss_sum = _number(metrics, "loss-sum")
-    else:
-        loss_sum = samples * _number(metrics, next((key for key in LOSS_KEYS if key in metrics), "loss"))
+    loss, accuracy = names.loss_in(metrics), names.accuracy_in(metrics)
     if "correct" in metrics:
         correct = int(_number(metrics, "correct"))
     else:
-        key = next((key for key in ACCURACY_KEYS if key in metrics), None)
-        correct = round(samples * _number(metrics, key)) if key else 0
+        correct = round(samples * _number(metrics, accuracy)) if accuracy else 0
+    if "loss-sum" in metrics:
+        loss_sum = _number(metrics, "loss-sum")
+    elif loss is None and accuracy is not None:
+        loss_sum = float(samples - correct)
+    else:
+        loss_sum = samples * _number(metrics, loss or "loss")
     if samples < 1 or not 0 <= correct <= samples or not math.isfinite(loss_sum):
         raise InputError(f"the evaluation says {correct} of {samples} right with losses of {loss_sum}")
     return samples, correct, loss_sum

@@ -1,0 +1,221 @@
+"""ClientApps in the manner of Flower's quickstarts run as they are: PyTorch with BatchNorm, and scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flower_federation import HASTY, small_spec
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from memory_grid import MemoryGrid
+from sklearn.datasets import load_digits
+from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import log_loss
+from torch import nn
+
+import sifu
+from sifu.core.spec import Spec, commented_toml
+from sifu.engines.flower.wire import EVALUATE
+from sifu.errors import InputError
+from sifu.server.flower_app import Settings, serve_on_flower
+from sifu.server.own_app import make_own_server
+
+RUN_CONFIG = {"local-epochs": 1, "batch-size": 16}
+
+
+def share_of(context: Context) -> tuple[np.ndarray, np.ndarray]:
+    """A node's part of the digits."""
+    x, y = load_digits(return_X_y=True)
+    part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    return (x[part::parts][:40] / 16.0).astype(np.float32), y[part::parts][:40]
+
+
+class Net(nn.Module):
+    """A small network with a layer whose state holds a whole number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def torch_app() -> ClientApp:
+    """In the manner of Flower's PyTorch quickstart."""
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model = Net()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        x, y = share_of(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=msg.content["config"]["lr"])
+        for _ in range(RUN_CONFIG["local-epochs"]):
+            for batch in torch.arange(len(y)).split(RUN_CONFIG["batch-size"]):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(torch.from_numpy(x[batch])), torch.from_numpy(y[batch]))
+                loss.backward()
+                optimizer.step()
+        metrics = MetricRecord({"train_loss": float(loss.detach()), "num-examples": len(y)})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context) -> Message:
+        model = Net()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        model.eval()
+        x, y = share_of(context)
+        with torch.no_grad():
+            outputs = model(torch.from_numpy(x))
+        accuracy = float((outputs.argmax(1).numpy() == y).mean())
+        loss = float(nn.functional.cross_entropy(outputs, torch.from_numpy(y)))
+        metrics = MetricRecord({"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(y)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+    return app
+
+
+def sklearn_app(*, evaluates: bool = True) -> ClientApp:
+    """In the manner of Flower's scikit-learn quickstart: a loss called `test_logloss`, arrays without a framework."""
+    app = ClientApp()
+
+    def model_of(msg: Message) -> SGDClassifier:
+        model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.05, random_state=0)
+        arrays = msg.content["arrays"].to_numpy_ndarrays()
+        model.coef_, model.intercept_, model.classes_ = arrays[0].copy(), arrays[1].copy(), np.arange(10)
+        return model
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model = model_of(msg)
+        x, y = share_of(context)
+        coef, intercept = model.coef_, model.intercept_
+        model.fit(np.r_[x, np.zeros((10, 64))], np.r_[y, np.arange(10)], coef_init=coef, intercept_init=intercept)
+        arrays = [model.coef_.astype(np.float64), model.intercept_.astype(np.float64)]
+        metrics = MetricRecord({"num-examples": len(y), "train_logloss": 1.0})
+        return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=msg)
+
+    if evaluates:
+
+        @app.evaluate()
+        def evaluate(msg: Message, context: Context) -> Message:
+            model = model_of(msg)
+            x, y = share_of(context)
+            metrics = {
+                "num-examples": len(y),
+                "test_logloss": log_loss(y, model.predict_proba(x), labels=np.arange(10)),
+                "score": float(model.score(x, y)),
+            }
+            return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
+
+    return app
+
+
+def grid_with(app: Callable[[], ClientApp], nodes: int = 4) -> MemoryGrid:
+    """Nodes that all run the same app, as Flower has it."""
+    grid = MemoryGrid()
+    for number in range(nodes):
+        grid.add(100 + number, app(), **{"partition-id": number, "num-partitions": nodes})
+    return grid
+
+
+def own_spec(**sections: object) -> Spec:
+    return small_spec(
+        model={"kind": "python", "outputs": 0},
+        local={"rate": 0.1, "steps": 1},
+        regularity={"kind": "assumed", "factor": 1.0},
+        **({"stop": {"max_rounds": 4, "target": 0.0}} | sections),
+    )
+
+
+def settings_of(folder: Path, spec: Spec) -> Settings:
+    (folder / "spec.toml").write_text(commented_toml(spec))
+    return Settings(str(folder / "run"), str(folder / "spec.toml"), True, clients=4, wait=0.1)
+
+
+def test_a_pytorch_app_trains_forgets_and_is_certified_as_it_is(tmp_path: Path) -> None:
+    grid, saved, central, told = grid_with(torch_app), [], [], []
+    make, hooks = make_own_server(
+        Net,
+        config={"lr": 0.1},
+        evaluate_fn=lambda rounds, model: central.append(rounds) or MetricRecord({"accuracy": 0.5}),
+        save_model=saved.append,
+    )
+    settings = settings_of(tmp_path, own_spec())
+    serve_on_flower(grid, settings, make, HASTY, hooks=hooks, tell=told.append)
+    run = sifu.open_run(tmp_path / "run")
+    assert run.status().rounds == 4
+    assert central == [1, 2, 3, 4]
+    assert "central evaluation after 4 rounds: {'accuracy': 0.5}" in told
+    state = saved[-1].to_torch_state_dict()
+    Net().load_state_dict(state)  # whole: the counter of BatchNorm, too
+    assert state["layers.1.num_batches_tracked"] == 0
+    assert np.isfinite(state["layers.1.running_mean"].numpy()).all()
+    run.request(["node-102"], "leaves")
+    assert serve_on_flower(grid, settings, make, HASTY, hooks=hooks) == ["leaves"]
+    certificate = run.certificate("leaves").body
+    assert certificate["level"] in ("conditional", "exact")
+    assert run.verify().problems == []
+    grid.sent.clear()
+    serve_on_flower(grid, settings, make, HASTY, hooks=hooks)
+    assert all(message.metadata.dst_node_id != 102 for message in grid.sent)
+
+
+def test_what_a_model_carries_is_named(tmp_path: Path) -> None:
+    make, _ = make_own_server(Net, config={"lr": 0.1})
+    blueprint, _ = make(own_spec(), [], identity="claimed", preprocessing="")
+    assert blueprint.facts.outside == (
+        "keeping whole numbers of the model (layers.1.num_batches_tracked) at their initial values",
+    )
+    again, _ = make(own_spec(), [], identity="claimed", preprocessing="")
+    np.testing.assert_array_equal(blueprint.initial_model(1), again.initial_model(1))
+    assert not np.array_equal(blueprint.initial_model(0), blueprint.initial_model(1))
+
+
+def test_a_scikit_learn_app_with_metrics_of_its_own_names_stops_at_its_target(tmp_path: Path) -> None:
+    fresh = [np.zeros((10, 64)), np.zeros(10)]
+    make, hooks = make_own_server(lambda: fresh, loss="test_logloss", accuracy="score")
+    settings = settings_of(tmp_path, own_spec(stop={"max_rounds": 30, "target": 0.6}))
+    serve_on_flower(grid_with(sklearn_app), settings, make, HASTY, hooks=hooks)
+    run = sifu.open_run(tmp_path / "run")
+    with run.reader() as reader:
+        latest = reader.evaluations()[-1]
+    assert latest.samples == 160
+    assert run.status().rounds < 30
+    assert run.verify().problems == []
+
+
+def test_an_app_without_evaluation_trains_for_its_rounds(tmp_path: Path) -> None:
+    fresh = [np.zeros((10, 64)), np.zeros(10)]
+    make, hooks = make_own_server(lambda branch: fresh, evaluates=False)
+    grid = grid_with(lambda: sklearn_app(evaluates=False))
+    settings = settings_of(tmp_path, own_spec())
+    serve_on_flower(grid, settings, make, HASTY, hooks=hooks)
+    run = sifu.open_run(tmp_path / "run")
+    assert run.status().phase == "ready"
+    assert run.status().rounds == 4
+    assert all(message.metadata.message_type != EVALUATE for message in grid.sent)
+    run.request(["node-101"], "leaves", method="scratch")
+    assert serve_on_flower(grid, settings, make, HASTY, hooks=hooks) == ["leaves"]
+    assert run.verify().problems == []
+
+
+@pytest.mark.parametrize(
+    ("initial", "config", "sentence"),
+    [
+        (Net, {"lr": 0.2}, r"told lr = 0\.2, and the spec says local\.rate = 0\.1"),
+        (Net, {"round": 1}, "'round' is a key of sifu's own messages"),
+        (lambda: 3, {}, "must be a torch module, numpy arrays by name, or a list of them, found int"),
+        (lambda: {"a": np.zeros(2), "b": np.zeros(2, np.float32)}, {}, "its arrays hold float32 and float64"),
+        (lambda: {"a": np.zeros(2), "b": np.array(["x"])}, {}, "'b' holds <U1"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(initial: Callable, config: dict, sentence: str) -> None:
+    make, _ = make_own_server(initial, config=config)
+    with pytest.raises(InputError, match=sentence):
+        make(own_spec(), [], identity="claimed", preprocessing="")
