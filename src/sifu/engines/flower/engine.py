@@ -69,8 +69,8 @@ class FlowerFederation:
         if masked:
             if blueprint.carried:
                 raise InputError(
-                    f"{', '.join(blueprint.carried)} hold whole numbers, which cannot be masked: leave them out of what "
-                    "travels, or do without masked-updates"
+                    f"{', '.join(blueprint.carried)} hold whole numbers, which cannot be masked: leave them out of "
+                    "what travels, or do without masked-updates"
                 )
             if blueprint.clipping or blueprint.replies.update_bound:
                 raise InputError("server.clip and server.update_bound need every client's update: not with masked ones")

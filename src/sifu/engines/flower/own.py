@@ -134,6 +134,6 @@ def _check_training(spec: Spec, config: Mapping[str, Any]) -> None:
     for key in RATE_KEYS:
         if key in config and float(config[key]) != float(spec.local.rate):
             raise InputError(
-                f"the clients are told {key} = {config[key]}, and the spec says local.rate = {spec.local.rate}: say the "
-                "same in both"
+                f"the clients are told {key} = {config[key]}, and the spec says local.rate = {spec.local.rate}: say "
+                "the same in both"
             )
