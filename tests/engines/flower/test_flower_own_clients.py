@@ -108,7 +108,7 @@ def test_own_models_must_say_what_is_assumed() -> None:
     spec = small_spec(model={"kind": "python"})
     with pytest.raises(InputError, match=r"local\.rate"):
         own_blueprint(lambda branch: {"w": np.zeros(2)}, spec, [], identity=CLAIMED, preprocessing="")
-    with pytest.raises(InputError, match="no real numbers"):
+    with pytest.raises(InputError, match="its arrays hold none"):
         own_blueprint(
             lambda branch: {"w": np.zeros(2, dtype=int)}, small_spec(local={"rate": 0.1}), [], identity=CLAIMED,
             preprocessing="",
