@@ -1,0 +1,277 @@
+"""Do predicted rounds and their intervals hold on tasks that nobody chose? Tasks are drawn at random by a seed.
+
+    python benchmarks/planner_calibration.py --tasks 40 --seed 1 --data FOLDER    draw, train, predict, forget, report
+    python benchmarks/planner_calibration.py --tasks 3 --seed 5                   without --data: digits and made-up data
+    python benchmarks/planner_calibration.py --report                            only print the table of the results
+
+A task is a data set (digits, made-up features, and MNIST and FashionMNIST where their files are), 50 to 1,000 clients,
+their samples and skew, local steps, who takes part, an epsilon from 1 to 10, a target and a request of 1 to 10 clients.
+The target is the accuracy, rounded down to half a percent, that a pilot reaches in a number of rounds that is drawn,
+too: so every target can be reached, and none was picked by hand. Each task is trained once and planned once (method
+sifu, sigma auto); then the plan's model gets fresh noise and is trained to the target `--draws` times. Reported are the
+share of single draws within the plan's interval and the median of actual over predicted rounds.
+
+Trained runs and finished rows lie in --runs: the same command goes on where it was stopped, and after a change of the
+forecast plans again without training again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.api import Run, train
+from sifu.core.engine import Engine
+from sifu.core.spec import Spec
+from sifu.data import from_dataset, partition
+from sifu.data.dataset import Dataset
+from sifu.experiments.provenance import commit
+from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.methods.noised import noised_model
+from sifu.planning.plan import Plan
+from sifu.record.run_view import RunView
+from sifu.record.unrecorded_training import retrain_unrecorded
+
+RESULTS = Path(__file__).resolve().parent / "results" / "planner_calibration.json"
+MADE_UP = "made-up"
+POOL = {"digits": 1600, "mnist": 10000, "fashion_mnist": 10000, MADE_UP: 8000}
+"""Training samples that a task may share out."""
+CAP = 4.0
+"""A draw is stopped after so many times the rounds of the training, or of the interval's end."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a seed drew."""
+
+    seed: int
+    number: int
+    data: str
+    clients: int
+    samples: int
+    skew: str
+    alpha: float
+    steps: int
+    participation: str
+    epsilon: float
+    pilot_rounds: int
+    leaving: int
+
+    @property
+    def name(self) -> str:
+        """A name for files and tables."""
+        return f"seed{self.seed}-{self.number:02d}"
+
+    def spec(self, target: float) -> dict[str, Any]:
+        """The run that is trained."""
+        own = {"name": "python", "preprocessing": "fixed"} if self.data == MADE_UP else {"name": self.data}
+        shape = {"outputs": 2 + self.number % 9} if self.data == MADE_UP else {}
+        return {
+            "seed": 1000 * self.seed + self.number,
+            "data": own
+            | {
+                "clients": self.clients,
+                "samples_per_client": self.samples,
+                "partition": self.skew,
+                "alpha": self.alpha,
+                "normalise": "standard" if self.data == "digits" else "unit",
+            },
+            "model": shape,
+            "local": {"steps": self.steps},
+            "server": {"participation": self.participation},
+            "stop": {"target": target, "max_rounds": 3000},
+            "privacy": {"epsilon": self.epsilon, "delta": 0.01},
+        }
+
+
+def draw_task(seed: int, number: int, data: bool) -> Task:
+    """Task `number` of a seed; the same with more tasks before or after it."""
+    generator = np.random.default_rng([seed, number])
+    names = ["digits", MADE_UP, "mnist", "fashion_mnist"] if data else ["digits", MADE_UP]
+    name = str(generator.choice(names))
+    clients = round(math.exp(generator.uniform(math.log(50), math.log(1000))))
+    samples = int(generator.integers(2, 1 + max(2, min(30, POOL[name] // clients))))
+    clients = min(clients, POOL[name] // samples)
+    skew = str(generator.choice(["iid", "iid", "dirichlet", "one_class"]))
+    return Task(
+        seed,
+        number,
+        name,
+        clients,
+        samples,
+        skew,
+        round(float(generator.uniform(0.1, 1.0)), 2),
+        int(generator.choice([1, 5, 10])),
+        str(generator.choice(["all", "all", "all", "poisson(0.5)"])),
+        round(math.exp(generator.uniform(0.0, math.log(10.0))), 2),
+        round(math.exp(generator.uniform(math.log(25), math.log(160)))),
+        round(math.exp(generator.uniform(0.0, math.log(10.0)))),
+    )
+
+
+def made_up(task: Task) -> Dataset:
+    """Classes around random centres, in directions of very unequal size as real features have them."""
+    generator = np.random.default_rng([task.seed, task.number, 1])
+    classes = 2 + task.number % 9
+    width = int(generator.integers(10, 120))
+    scales = np.arange(1, width + 1) ** -float(generator.uniform(0.3, 1.0))
+    labels = generator.integers(classes, size=POOL[MADE_UP])
+    centres = generator.normal(size=(classes, width)) * float(generator.uniform(0.2, 0.6))
+    values = (centres[labels] + generator.normal(size=(labels.size, width))) * scales
+    values = np.clip(values / 4.0, -1.0, 1.0)
+    return Dataset(
+        MADE_UP, values, labels, values[:0], labels[:0], tuple(str(number) for number in range(classes))
+    )
+
+
+def engine_of(task: Task, target: float, data: Path | None) -> Engine:
+    """The engine of a task."""
+    spec = Spec.from_mapping(task.spec(target))
+    if task.data != MADE_UP:
+        return engine_from_spec(spec, clients_from_spec(spec, data))[0]
+    dataset = made_up(task)
+    generator = np.random.default_rng([task.seed, task.number, 2])
+    parts = partition(task.skew, dataset.y_train, task.clients, task.samples, generator, alpha=task.alpha)
+    return engine_from_spec(spec, from_dataset(dataset, parts, flat=True))[0]
+
+
+def target_of(task: Task, data: Path | None) -> float:
+    """The accuracy that a pilot reaches, rounded down to half a percent."""
+    engine = engine_of(task, 0.0, data)
+    stop = replace(Spec().stop, target=0.0, max_rounds=task.pilot_rounds, evaluate_every=task.pilot_rounds)
+    accuracy = retrain_unrecorded(engine, np.arange(len(engine.clients)), stop, 0)[2]
+    return math.floor(200.0 * accuracy) / 200.0
+
+
+def leaving_of(task: Task, run: Run) -> list[str]:
+    """Who asks."""
+    names = [client.name for client in run.status().clients]
+    chosen = np.random.default_rng([task.seed, task.number, 3]).choice(len(names), task.leaving, replace=False)
+    return [names[index] for index in sorted(chosen.tolist())]
+
+
+def drawn_rounds(run: Run, engine: Engine, plan: Plan, cap: int) -> int:
+    """Rounds to the target from the plan's model with fresh noise: what a request would do, recorded nowhere."""
+    with run.reader() as reader:
+        view = RunView(reader)
+        start = None if plan.source_node is None else noised_model(view, plan, reader.load_model(plan.source_node))
+        active = np.setdiff1d(view.active, view.indices(plan.terms.clients))
+        stop = replace(view.spec.stop, max_rounds=cap)
+    return retrain_unrecorded(engine, active, stop, plan.order, start=start)[1]
+
+
+def measure(task: Task, runs: Path, data: Path | None, draws: int) -> dict[str, Any]:
+    """The row of a task; what was measured before with the same plan is kept."""
+    file = runs / f"{task.name}.json"
+    row: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"task": asdict(task)}
+    if "target" not in row:
+        row["target"] = target_of(task, data)
+        file.write_text(json.dumps(row))
+    engine = engine_of(task, row["target"], data)
+    run = train(task.spec(row["target"]), run=runs / task.name, engine=engine)
+    plan = run.plan(leaving_of(task, run), method="sifu", sigma="auto")
+    row["training_rounds"] = run.status().rounds
+    chosen = {"sigma": plan.noise_std, "rollback_to": plan.source_rounds}
+    if row.get("plan", {}) != chosen:
+        row |= {"plan": chosen, "rounds": []}
+    row |= {
+        "level": plan.level,
+        "predicted": plan.predicted_rounds,
+        "interval": list(plan.predicted_interval or ()),
+    }
+    cap = math.ceil(CAP * max(row["training_rounds"], *row["interval"], 25))
+    while len(row["rounds"]) < draws:
+        row["rounds"].append(drawn_rounds(run, engine, plan, cap))
+    file.write_text(json.dumps(row))
+    return row
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the rows of a seed say of the predictions."""
+
+    tasks: int
+    draws: int
+    coverage: float
+    median_ratio: float
+    within_half: float
+
+    @staticmethod
+    def of(rows: list[dict[str, Any]]) -> Calibration:
+        """From rows with a prediction."""
+        predicted = [row for row in rows if row["predicted"] is not None]
+        pairs = [(row, rounds) for row in predicted for rounds in row["rounds"]]
+        inside = [row["interval"][0] <= rounds <= row["interval"][1] for row, rounds in pairs]
+        ratios = [rounds / row["predicted"] for row, rounds in pairs]
+        near = [max(ratio, 1.0 / ratio) <= 1.5 for ratio in ratios if ratio > 0.0]
+        return Calibration(
+            len(predicted), len(pairs), statistics.mean(inside), statistics.median(ratios), statistics.mean(near)
+        )
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """One line a task, and one for the whole, in Markdown."""
+    yield "| task | clients x samples | skew | steps | takes part | epsilon | target | training | predicted | took |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        task = row["task"]
+        skew = f"dirichlet {task['alpha']:g}" if task["skew"] == "dirichlet" else task["skew"]
+        guess = "-" if row["predicted"] is None else f"{row['predicted']} ({row['interval'][0]}-{row['interval'][1]})"
+        yield (
+            f"| {task['data']} {task['seed']}.{task['number']} | {task['clients']} x {task['samples']} | {skew} "
+            f"| {task['steps']} | {task['participation']} | {task['epsilon']:g} | {row['target']:.3f} "
+            f"| {row['training_rounds']} | {guess} | {', '.join(map(str, row['rounds']))} |"
+        )
+
+
+def summary(seed: int, rows: list[dict[str, Any]]) -> str:
+    """The calibration of one seed in a line."""
+    found = Calibration.of(rows)
+    return (
+        f"seed {seed}: {found.tasks} tasks, {found.draws} draws: {found.coverage:.0%} within the interval, median of "
+        f"actual over predicted {found.median_ratio:.2f}, {found.within_half:.0%} within a factor 1.5"
+    )
+
+
+def main() -> None:
+    """Measure what is missing, then report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--draws", type=int, default=3, help="draws of the noise of each plan")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("SIFU_DATA"), help="folder with MNIST and FashionMNIST"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("planner-calibration-runs"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="only print what is in the results")
+    options = parser.parse_args()
+    content: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
+    if not options.report:
+        options.runs.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for number in range(options.tasks):
+            started = time.perf_counter()
+            rows.append(measure(draw_task(options.seed, number, bool(options.data)), options.runs, options.data, options.draws))
+            print(list(table(rows[-1:]))[2], f"{time.perf_counter() - started:.0f} s", flush=True)
+        content[str(options.seed)] = {"made": f"{time.strftime('%Y-%m-%d')}, commit {commit()}", "rows": rows}
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(content, indent=1))
+    for seed, part in content.items():
+        if options.report:
+            print("\n".join(table(part["rows"])))
+        print(summary(int(seed), part["rows"]))
+
+
+if __name__ == "__main__":
+    main()
