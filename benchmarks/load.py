@@ -121,9 +121,9 @@ def reading(engine: Any, folder: Path, clients: int) -> dict[str, Any]:
     """Times of plan and status in a process that has just opened the run, and then again."""
     run = sifu.open_run(folder, engine=engine)
     names = [f"client-{clients - 1 - k:06d}" for k in range(51)]
-    first = seconds(lambda: run.plan([names[0]]))
+    first = seconds(lambda: run.plan([names[0]], method="sifu"))
     began = time.process_time()
-    plans = [seconds(lambda name=name: run.plan([name])) for name in names[1:]]
+    plans = [seconds(lambda name=name: run.plan([name], method="sifu")) for name in names[1:]]
     processor = (time.process_time() - began) / len(plans)
     fresh = sifu.open_run(folder, engine=engine)
     status, status_processor = processor_seconds(fresh.status)
@@ -159,7 +159,9 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
         asking, forgetting, forgetting_processor = [], [], []
         for begin in range(0, requests, batch):
             ids = range(begin, min(begin + batch, requests))
-            asking += [seconds(lambda k=k: run.request([f"client-{k:06d}"], f"r{k}", max_rounds=1)) for k in ids]
+            asking += [
+                seconds(lambda k=k: run.request([f"client-{k:06d}"], f"r{k}", method="sifu", max_rounds=1)) for k in ids
+            ]
             taken, processor = processor_seconds(lambda: run.forget(min_level="none"))
             forgetting.append(taken / len(ids))
             forgetting_processor.append(processor / len(ids))

@@ -67,6 +67,7 @@ def carry_out(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any)
     for clients in task.requested_clients():
         run = open_run(folder, engine=engine)
         started = time.perf_counter()
+        terms = {"method": "sifu"} | terms
         plan = run.plan(clients, **terms)
         seconds = time.perf_counter() - started
         (outcome,) = run.forget(clients, max_rounds=cap, min_level="none", **terms)
@@ -91,7 +92,7 @@ def try_out(task: Task, run: Run, engine: Engine, cap: int, **terms: Any) -> lis
     What `Run.forget` would do: the plan's model, its noise, and rounds of the next branch without whoever asks.
     """
     (clients,) = task.requested_clients()
-    plan = run.plan(clients, **terms)
+    plan = run.plan(clients, method="sifu", **terms)
     with closing(run.reader()) as reader:
         view = RunView(reader)
         start = noised_model(view, plan, reader.load_model(plan.source_node or 0))
@@ -125,7 +126,7 @@ def measure(
     carried: Callable[..., list[dict[str, Any]]] = partial(carry_out, task, trained, engine)
     tried = carried if task.requests > 1 else partial(try_out, task, run, engine)
     cap = int(CAP * max(rounds, *(row["rounds"] for row in result["scratch"][0])))
-    planned = run.plan(task.requested_clients()[0], sigma="auto")
+    planned = run.plan(task.requested_clients()[0], method="sifu", sigma="auto")
     if result["auto"] and result["auto"][0][0]["predicted"] != planned.predicted_rounds:
         plan_again(result, planned, task.requests)
     while needs_more(result["auto"], repeats, each=True):

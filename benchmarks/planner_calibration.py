@@ -1,7 +1,7 @@
 """Do predicted rounds and their intervals hold on tasks that nobody chose? Tasks are drawn at random by a seed.
 
     python benchmarks/planner_calibration.py --tasks 40 --seed 1 --data FOLDER    draw, train, predict, forget, report
-    python benchmarks/planner_calibration.py --tasks 3 --seed 5                   without --data: digits and made-up data
+    python benchmarks/planner_calibration.py --tasks 3 --seed 5                  without --data: digits and made-up data
     python benchmarks/planner_calibration.py --report                            only print the table of the results
 
 A task is a data set (digits, made-up features, and MNIST and FashionMNIST where their files are), 50 to 1,000 clients,
@@ -103,6 +103,9 @@ def draw_task(seed: int, number: int, data: bool) -> Task:
     samples = int(generator.integers(2, 1 + max(2, min(30, POOL[name] // clients))))
     clients = min(clients, POOL[name] // samples)
     skew = str(generator.choice(["iid", "iid", "dirichlet", "one_class"]))
+    if skew == "one_class":  # the smallest class must be enough for its clients
+        classes = 2 + number % 9 if name == MADE_UP else 10
+        samples = max(1, min(samples, int(0.9 * POOL[name] / classes) // -(-clients // classes)))
     return Task(
         seed,
         number,
@@ -129,9 +132,7 @@ def made_up(task: Task) -> Dataset:
     centres = generator.normal(size=(classes, width)) * float(generator.uniform(0.2, 0.6))
     values = (centres[labels] + generator.normal(size=(labels.size, width))) * scales
     values = np.clip(values / 4.0, -1.0, 1.0)
-    return Dataset(
-        MADE_UP, values, labels, values[:0], labels[:0], tuple(str(number) for number in range(classes))
-    )
+    return Dataset(MADE_UP, values, labels, values[:0], labels[:0], tuple(str(number) for number in range(classes)))
 
 
 def engine_of(task: Task, target: float, data: Path | None) -> Engine:
@@ -262,7 +263,9 @@ def main() -> None:
         rows = []
         for number in range(options.tasks):
             started = time.perf_counter()
-            rows.append(measure(draw_task(options.seed, number, bool(options.data)), options.runs, options.data, options.draws))
+            rows.append(
+                measure(draw_task(options.seed, number, bool(options.data)), options.runs, options.data, options.draws)
+            )
             print(list(table(rows[-1:]))[2], f"{time.perf_counter() - started:.0f} s", flush=True)
         content[str(options.seed)] = {"made": f"{time.strftime('%Y-%m-%d')}, commit {commit()}", "rows": rows}
         options.results.parent.mkdir(parents=True, exist_ok=True)

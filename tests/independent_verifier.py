@@ -239,7 +239,7 @@ class Verifier:
             moment["kind"], moment["gone"] = event["kind"], [c for s in replayed["subjects"].values()
                                                              for c in json.loads(s["clients"])]  # fmt: skip
             moment["order"] = sum(row.get("request_order") is not None for row in replayed["requests"].values())
-            moment["method"] = replayed["requests"].get((str(name),), {}).get("method")
+            moment["method"] = payload.get("choice", {}).get("method")
             if event["kind"] in ("merged", "rolled back"):
                 self.merged.append(moment)
             if event["kind"] == "group rounds":
@@ -284,7 +284,7 @@ class Verifier:
                 next_node = rows["last"] + 1
             if event["kind"] == "request received":
                 fresh = {"clients": canonical(name["clients"]), "status": "received", "received": event["time"]}
-                put("requests", name | fresh)
+                put("requests", name | fresh | {"asked_method": name["method"]})
             elif event["kind"] == "rolled back":
                 self.rolled[name], choice = moment, payload["choice"]
                 put("requests", choice | {"request": name, "status": "running", "carried_out": event["time"]})
@@ -805,7 +805,9 @@ class Verifier:
         self.agree(f"{at}: models that remain", sorted(moment["payload"]["remaining_models"]), remaining)
         if name in self.done:
             noise = self.training_noise(request, own) if request["method"] == "dp" else None
-            self.agree(f"{at}: level", request["level"], self.level(request, highest, untouched, noise))
+            level = self.level(request, highest, untouched, noise)
+            self.agree(f"{at}: level", request["level"], level)
+            self.check_auto(request, level)
             most = delta_of(multiplier(request), request["epsilon"])
             if noise is not None:
                 most = noise.pop("delta")
@@ -877,6 +879,29 @@ class Verifier:
         composed, reached = epsilon_of(mu, delta), delta_of(1 / mu, request["epsilon"]) if mu else 0.0
         return {"clip": self.facts["clip"], "noise": z, "epsilon_one_round": once, "epsilon_composed": composed,
                 "delta": reached, "counted": counted}  # fmt: skip
+
+    def check_auto(self, request: Row, level: str) -> None:
+        """Section 4a: the method asked for, or the one the rule takes from the recorded figures."""
+        at, auto = f"request {request['request']}", self.rolled[request["request"]]["payload"].get("auto")
+        strength = ("none", "conditional", "proven", "exact").index
+        restored = bool(self.restored_before(request))
+        least = request["min_level"] or "none"
+        self.check(restored or strength(level) >= strength(least), f"{at}: {level} is below the {least} asked for")
+        if request["asked_method"] != "auto":
+            self.agree(f"{at}: method", [request["method"], auto], [request["asked_method"], None])
+            return
+        if not self.check(auto, f"{at}: what auto chose from is not recorded"):
+            return
+        order = ("closed_form", "groups", "sifu", "last", "dp", "scratch")
+        places = {way["method"]: order.index(way["method"]) if way["method"] in order else 6 for way in auto["ways"]}
+        self.check(strength(auto["least_level"]) >= strength(least), f"{at}: auto chose below {least}")
+        enough = [way for way in auto["ways"] if strength(way["level"]) >= strength(auto["least_level"])]
+        exact = sorted((way for way in enough if way["level"] == "exact"), key=lambda way: places[way["method"]])[:1]
+        others = [way for way in enough if way["level"] != "exact"] if auto["least_level"] != "exact" else []
+        costs = [(math.inf if way["rounds"] is None else way["rounds"], -strength(way["level"]), places[way["method"]],
+                  way["method"], way["level"]) for way in exact + others]  # fmt: skip
+        taken = min(costs)[3:] if costs else (None, None)
+        self.agree(f"{at}: the way auto takes", [request["method"], level if not restored else taken[1]], list(taken))
 
     def level(self, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
         facts, privacy, classical = self.facts, self.spec["privacy"], request["calibration"] == "classical"

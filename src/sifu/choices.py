@@ -17,6 +17,8 @@ Retention = Literal["paper", "strict"]
 """Whether models from before the rollback are kept, or erased with the rest."""
 Level = Literal["exact", "proven", "conditional", "none"]
 """What a certificate is worth, strongest first."""
+LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
+"""The same, weakest first: a level's place says how strong it is."""
 Decision = Literal["verified", "refused", "withdrawn"]
 """What an operator can decide on a request that waits."""
 Device = Literal["auto", "cpu", "cuda"]
@@ -39,5 +41,6 @@ class TermsGiven(TypedDict, total=False):
     retention: Retention | None
     reserve: float | None
     method: str | None
+    min_level: Level | None
     max_rounds: int | None
     target: float | None

@@ -41,7 +41,7 @@ def work(folder: Path, job: dict[str, Any]) -> None:
     """The whole job; run again after a fault it goes on."""
     run = sifu.train(job["spec"], run=folder)
     for request in job["requests"]:
-        run.forget(request["clients"], request["id"], min_level="none", **request["terms"])
+        run.forget(request["clients"], request["id"], min_level="none", **{"method": "sifu"} | request["terms"])
     reader = run.reader()
     purged = reader.query("SELECT 1 FROM events WHERE kind = 'purged'")
     reader.close()

@@ -333,7 +333,7 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
     (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, min_level="none", compare_scratch=True)
     assert outcome.level == level
     assert outcome.rounds == rounds
-    (joint,) = run.forget(["client-002", "client-003"], min_level="none", unit="joint")
+    (joint,) = run.forget(["client-002", "client-003"], method="sifu", min_level="none", unit="joint")
     assert joint.level in (level, "exact")
     (scratch,) = run.forget(["client-004"], method="scratch")
     assert scratch.level == "exact"

@@ -31,7 +31,7 @@ def work(folder: Path, spec: dict[str, Any], requests: list[dict[str, Any]]) -> 
     """The whole job; run again after a kill it goes on."""
     run = sifu.train(spec, run=folder)
     for request in requests:
-        run.forget(request["clients"], request["id"], min_level="none", **request["terms"])
+        run.forget(request["clients"], request["id"], min_level="none", **{"method": "sifu"} | request["terms"])
 
 
 class Countdown:

@@ -53,7 +53,10 @@ def until_done(step: Any) -> int:
 @pytest.mark.parametrize("name", SPECS)
 def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, name: str) -> None:
     spec = SPECS[name]
-    requests = [(["client-000"], "first", {"sigma": 0.08}), (["client-001", "client-002"], "second", {})]
+    requests = [
+        (["client-000"], "first", {"sigma": 0.08}),
+        (["client-001", "client-002"], "second", {"method": "sifu"}),
+    ]
     whole = sifu.train(spec, run=tmp_path / "whole")
     for clients, number, terms in requests:
         whole.forget(clients, number, min_level="none", **terms)

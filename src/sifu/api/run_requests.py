@@ -11,16 +11,16 @@ from typing import Any, Literal, Unpack
 
 from sifu.api.run_folder import RunFolder
 from sifu.api.status import RequestStatus, request_status_of
-from sifu.choices import Level, TermsGiven
+from sifu.choices import LEVELS, TermsGiven
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
-from sifu.methods.registry import method_for
+from sifu.methods.ways import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
 from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
-from sifu.requests.given_terms import LEVELS, check_level, make_terms
+from sifu.requests.given_terms import check_level, make_terms
 from sifu.requests.opening_letters import take_in
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.receiving import check_new, receive
@@ -69,11 +69,13 @@ class RunRequests(RunFolder):
     def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
         """What a request would do: node, noise, rounds, level. Changes nothing.
 
-        Terms that are not given come from the run's spec.
+        Terms that are not given come from the run's spec. Without a `method` the plan is the one that `auto` takes, and
+        its `ways` have every other beside it: level, rounds with an interval, traffic, time, what an attacker gains,
+        what is kept, and what it costs those forgotten earlier.
         """
         with self.view() as view:
             wanted = make_terms(view.spec, clients, terms)
-            return method_for(view, wanted.method).plan(view, wanted)
+            return plan_request(view, wanted)
 
     def most_expensive(self) -> str:
         """The name of the active client that is most expensive to forget now."""
@@ -145,17 +147,18 @@ class RunRequests(RunFolder):
         clients: Sequence[str] | None = None,
         request: str | None = None,
         *,
-        min_level: Level | None = None,
         compare_scratch: bool = False,
         progress: ProgressCallback | None = None,
         **terms: Unpack[TermsGiven],
     ) -> list[Outcome]:
         """Carry out the queued requests, or one of them, or a new one for `clients`.
 
-        `min_level` is the least level that is accepted (by default `conditional` for methods that certify):
-        a plan below it is refused and nothing is changed. `compare_scratch` also trains Scratch beside each, for
+        Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
+        `min_level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
+        refused and nothing is changed. `compare_scratch` also trains Scratch beside each, for
         the rounds it takes.
         """
+        min_level = terms.get("min_level")
         if min_level is not None and min_level not in LEVELS:
             raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {min_level!r}")
         with self.writer() as writer:
@@ -180,7 +183,7 @@ class RunRequests(RunFolder):
             if wanted is not None:
                 view = RunView(writer)
                 if request not in rows:
-                    check_level(method_for(view, wanted.method).plan(view, wanted), min_level)
+                    check_level(plan_request(view, wanted, min_level), min_level)
                 request = receive(writer, view, wanted, request)
             chosen = [request] if request is not None else [row.request for row in writer.requests() if row.waits]
             while worker.carry_out_next(min_level, chosen):

@@ -120,7 +120,13 @@ def designed_run(
         curve = view.curve(Subject(1, (0,), multiplier, "all", 1))
         psi = float(curve.at(view.path.tip // 2)[0])
     run.forget(
-        [LEAVING], sigma=multiplier * psi * (1.0 + 1e-6), epsilon=epsilon, delta=DELTA, max_rounds=1, min_level="none"
+        [LEAVING],
+        method="sifu",
+        sigma=multiplier * psi * (1.0 + 1e-6),
+        epsilon=epsilon,
+        delta=DELTA,
+        max_rounds=1,
+        min_level="none",
     )
     return run
 

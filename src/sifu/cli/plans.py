@@ -14,6 +14,7 @@ from rich.table import Table
 from sifu.api import Advice
 from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import level_text, names_text, number, out, percent, print_json, table
+from sifu.cli.ways import print_ways, ways_values
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import premises_that_count
@@ -69,6 +70,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "outlook": asdict(plan.outlook) if plan.outlook else None,
         "forward": asdict(plan.forward) if plan.forward else None,
         "notes": list(plan.notes),
+        **ways_values(plan),
     }
 
 
@@ -89,6 +91,7 @@ def show_plan(plan: Plan, picture: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(plan_values(plan) | {"picture": str(picture) if picture else None})
         return
+    print_ways(plan)
     print_plan(plan)
     print_curve(plan)
     print_units(plan)

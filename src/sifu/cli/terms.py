@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.choices import Calibration, Retention, Scope, Unit
+from sifu.choices import Calibration, Level, Retention, Scope, Unit
 
 
 def _parse_sigma(text: str) -> Any:
@@ -21,7 +21,7 @@ def _parse_sigma(text: str) -> Any:
 def _complete_method(start: str) -> list[str]:
     from sifu.core.method_info import METHOD_INFOS
 
-    return [name for name in METHOD_INFOS if name.startswith(start)]
+    return [name for name in ("auto", *METHOD_INFOS) if name.startswith(start)]
 
 
 TERM_OPTIONS: dict[str, Any] = {
@@ -36,7 +36,16 @@ TERM_OPTIONS: dict[str, Any] = {
     ],
     "method": Annotated[
         str | None,
-        typer.Option("--method", help="Unlearning method; sifu methods lists them.", autocompletion=_complete_method),
+        typer.Option(
+            "--method",
+            help="auto takes the fewest predicted rounds at the level asked for; sifu methods lists the others.",
+            show_default="auto",
+            autocompletion=_complete_method,
+        ),
+    ],
+    "min_level": Annotated[
+        Level | None,
+        typer.Option("--level", "--min-level", help="Refuse anything weaker.", show_default="conditional"),
     ],
     "calibration": Annotated[
         Calibration | None, typer.Option("--calibration", help="How noise follows from the budget.")
@@ -85,7 +94,7 @@ def takes_terms(command: Callable[..., None]) -> Callable[..., None]:
 
 def flags(terms: Any) -> str:
     """The options by which terms were given: `--epsilon, --max-rounds`."""
-    return ", ".join(f"--{name.replace('_', '-')}" for name in terms)
+    return ", ".join("--level" if name == "min_level" else f"--{name.replace('_', '-')}" for name in terms)
 
 
 def client_names(clients: str) -> list[str]:

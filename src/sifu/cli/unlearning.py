@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sifu.choices import Level, TermsGiven
+from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ActorOption,
     DataOption,
@@ -21,7 +21,9 @@ from sifu.cli.options import (
 from sifu.cli.terms import client_names, flags, takes_terms
 from sifu.errors import InputError
 
-ClientsOption = Annotated[str | None, typer.Option("--clients", help="Names of the clients to forget.", metavar="A,B")]
+ClientsOption = Annotated[
+    str | None, typer.Option("--clients", "--client", help="Names of the clients to forget.", metavar="A,B")
+]
 
 
 def advise(
@@ -128,12 +130,11 @@ def request(
 def forget(
     run: RunArgument,
     clients: Annotated[
-        str | None, typer.Option("--clients", help="A new request for these clients.", metavar="A,B")
+        str | None, typer.Option("--clients", "--client", help="A new request for these clients.", metavar="A,B")
     ] = None,
     request: Annotated[str | None, typer.Option("--request", help="Only this queued request.", metavar="ID")] = None,
     *,
     terms: TermsGiven,
-    min_level: Annotated[Level | None, typer.Option("--min-level", help="Refuse anything weaker.")] = None,
     compare: Annotated[bool, typer.Option("--compare-scratch", help="Also train Scratch, for its rounds.")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
@@ -149,16 +150,16 @@ def forget(
     from sifu.cli.commands import show_outcomes
     from sifu.cli.progress import RoundsProgress
 
-    if clients is None and terms:
+    of_new_requests = [name for name in terms if name != "min_level"]
+    if clients is None and of_new_requests:
         raise InputError(
-            f"{flags(terms)} belong to a new request: add --clients, or leave them out for queued requests"
+            f"{flags(of_new_requests)} belong to a new request: add --clients, or leave them out for queued requests"
         )
     with RoundsProgress(quiet=format is Format.json) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
             request,
-            min_level=min_level,
             compare_scratch=compare,
             progress=progress,
             **terms,

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
-from sifu.choices import Calibration, Retention, Scope, SigmaChoice, Unit
+from sifu.choices import Calibration, Level, Retention, Scope, SigmaChoice, Unit
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
 
+AUTO = "auto"
+"""Not a method: whichever takes the fewest predicted rounds among those that reach the level asked for."""
 MOST_ROUNDS = 10**9
 """More than anybody trains, and few enough for the database."""
 
@@ -23,6 +25,9 @@ class RequestTerms:
 
     `max_rounds` (0: the spec's) and `target` (None: the spec's) take the place of `stop.max_rounds` and `stop.target`
     for the retraining of this request; a target of 0 runs exactly `max_rounds`, whatever the accuracy.
+
+    `method` is a method's name, or `auto` to choose one when the request is carried out. `min_level` is the least level
+    that is accepted; None is `conditional`, and for a heuristic that was asked for by name `none`.
 
     `to_mapping` is the form of letters and of the ledger, and `from_mapping` reads it back:
 
@@ -42,7 +47,8 @@ class RequestTerms:
     calibration: Calibration = "exact"
     retention: Retention = "paper"
     reserve: float = 0.0
-    method: str = "sifu"
+    method: str = AUTO
+    min_level: Level | None = None
     max_rounds: int = 0
     target: float | None = None
 
@@ -71,6 +77,8 @@ class RequestTerms:
         for name, choices in (("unit", Unit), ("scope", Scope), ("calibration", Calibration), ("retention", Retention)):
             if getattr(self, name) not in get_args(choices):
                 raise InputError(f"{name} must be {' or '.join(get_args(choices))}, found {getattr(self, name)!r}")
+        if self.min_level is not None and self.min_level not in get_args(Level):
+            raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.min_level!r}")
         if not 0.0 <= self.reserve < 1.0:
             raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
         rounds: object = self.max_rounds

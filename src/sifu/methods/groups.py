@@ -18,6 +18,8 @@ from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Method, Start
 from sifu.methods.plans import plan_from
+from sifu.planning.forecast import Forecast
+from sifu.planning.group_healing import predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.record.groups import are_apart, has_groups, is_hit, members_now, merged_model, models_at_hand, parts_without
 from sifu.record.run_view import RunView
@@ -48,12 +50,19 @@ class Groups(Method):
         """The merge of whichever groups are left; a fresh model where none is."""
         self.check_run(view)
         merged, hit = self._split(view, terms)
-        plan = plan_from(self, view, terms, 0 if merged else None)
+        plan, forecast = plan_from(self, view, terms, 0 if merged else None), Forecast(view, terms)
+        expected, predicted = predict_healing(view, forecast, len(merged))
+        if not merged:
+            expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
+        known = not are_apart(view)
         return replace(
             plan,
             charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
             level=level_of(plan.premises, exact=True),
-            predicted_rounds=None if merged else plan.scratch_rounds,
+            predicted_rounds=predicted.rounds if predicted and known else None,
+            predicted_interval=predicted.interval if predicted and known else None,
+            expected_rounds=expected if known else None,
+            rebuild_client_rounds=self._rebuilt(view, terms, hit),
             notes=tuple(_notes(view, merged, hit)),
             untouched=True,
         )
@@ -70,6 +79,13 @@ class Groups(Method):
             return [group for group in sorted(members) if group not in hit], hit
         merged = [part.grp for part in parts_without(models, view.spec.groups.rounds, leaving)]
         return merged, [group for group, row in sorted(models.items()) if is_hit(row, leaving)]
+
+    def _rebuilt(self, view: RunView, terms: RequestTerms, hit: Sequence[int]) -> int:
+        """Client-rounds of building the hit groups again; none where the spec does not want them back."""
+        if view.spec.groups.rebuild == "never":
+            return 0
+        leaving, members = set(view.indices(terms.clients)), members_now(view)
+        return rebuild_client_rounds(view, [len(set(members[group]) - leaving) for group in hit])
 
     def premises(
         self,

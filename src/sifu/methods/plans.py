@@ -54,6 +54,8 @@ def plan_in_place(method: Method, view: RunView, terms: RequestTerms, noise_std:
     hidden = any(exposure.psi_to_hide(tip) > 0.0 for exposure in exposures)
     untouched = not hidden and not view.were_refused(terms.clients, tip)
     charged = method.info.protection == "noise"
+    forecast = Forecast(view, terms)
+    predicted = forecast.predict(tip, noise_std)
     return replace(
         plan,
         noise_std=noise_std,
@@ -61,6 +63,8 @@ def plan_in_place(method: Method, view: RunView, terms: RequestTerms, noise_std:
         psi_star=hidden_sensitivity(noise_std, terms.multiplier),
         charges=planned_charges(exposures, plan.subjects, tip, noise_std) if charged else (),
         level=level_of(plan.premises, exact=untouched),
-        predicted_rounds=predicted_rounds(Forecast(view, terms).predict(tip, noise_std)),
+        predicted_rounds=predicted_rounds(predicted),
+        predicted_interval=predicted.interval if predicted else None,
+        expected_rounds=forecast.expected(tip, noise_std),
         untouched=untouched,
     )

@@ -12,6 +12,7 @@ from sifu.core.premises import Premise, before_training_premises, level_of, reco
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
 from sifu.methods.plans import plan_from
+from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
@@ -25,13 +26,16 @@ class Scratch(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """No node, no noise, nothing charged to anyone."""
-        plan = plan_from(self, view, terms, None)
+        plan, forecast = plan_from(self, view, terms, None), Forecast(view, terms)
+        predicted = forecast.scratch()
         return replace(
             plan,
             psi_star=0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier),
             charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
             level=level_of(plan.premises, exact=True, fresh=True),
             predicted_rounds=plan.scratch_rounds,
+            predicted_interval=predicted.interval if predicted else None,
+            expected_rounds=forecast.expected(0, 0.0),
             untouched=True,
         )
 

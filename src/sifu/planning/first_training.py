@@ -37,7 +37,7 @@ class FirstTraining:
         return [
             TrainingNode(row.node.position, row.node.node, row.distance)
             for row in self._reader.nodes_by_number().values()
-            if row.node.branch == 0 and row.node.kind in ("initial", "round")
+            if row.node.branch == 0 and row.node.kind in ("initial", "merge", "round")
         ]
 
     @cached_property

@@ -134,10 +134,11 @@ class Forecast:
         return times.ravel()
 
     def predict(self, depth: int, noise_std: float) -> Prediction | None:
-        """Rounds to the target after noise at `depth`; None where the first training never reached it."""
-        if self.training is None:
+        """Rounds to the target after noise at `depth`; None where the first training says nothing of it."""
+        times = self.times(depth, noise_std)
+        if self.training is None or not np.isfinite(times).all():
             return None
-        return Prediction.of(self._as_evaluated(self.times(depth, noise_std)))
+        return Prediction.of(self._as_evaluated(times))
 
     def _as_evaluated(self, times: Floats) -> Floats:
         """The first round at or after each time at which the stop rule looks."""

@@ -80,7 +80,7 @@ def _healing(first: FirstTraining) -> Healing | None:
         for noise_std, (noised, plain) in first.rehearsed.items()
     }
     samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
-    return Healing.of(healed_noise(first.evaluations), rises, samples, float(first.length))
+    return Healing.of(healed_noise(first.evaluations), rises, samples)
 
 
 def _measure_of_loss(first: FirstTraining, parameters: int) -> Measure | None:

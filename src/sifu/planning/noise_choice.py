@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sifu.choices import LEVELS, Level
 from sifu.core.premises import Premise, level_of
 from sifu.planning.forecast import WORTH_IT, Forecast
 from sifu.planning.plan import NoiseOption
@@ -78,9 +79,13 @@ def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -
     return remembered[key]
 
 
-def choose_noise(options: Sequence[NoiseOption], forecast: Forecast) -> NoiseChoice:
-    """The option that promises the fewest rounds; less noise than any of them, so theta_0, where Scratch is as fast."""
-    best = min(options, key=lambda option: option.expected)
+def choose_noise(options: Sequence[NoiseOption], forecast: Forecast, least: Level | None = None) -> NoiseChoice:
+    """The option that promises the fewest rounds; less noise than any of them, so theta_0, where Scratch is as fast.
+
+    Options below the `least` level asked for are left aside, unless there are no others.
+    """
+    enough = [option for option in options if LEVELS.index(option.level) >= LEVELS.index(least or "none")]
+    best = min(enough or options, key=lambda option: option.expected)
     if best.noise_std > 0.0 and best.expected <= WORTH_IT * forecast.expected(0, 0.0):
         return NoiseChoice(best.noise_std)
     # Less noise than any node needs leads to the latest one that needs none: theta_0, or one they never touched.

@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -121,7 +121,7 @@ class RecordedRequest:
         self.merged = self.view.path.nodes[-1].kind == "merge"
         self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
         self.method = method_named(request.method)
-        self.terms = request.terms
+        self.terms = replace(request.terms, method=request.method)
 
     @cached_property
     def new_exposures(self) -> list[Exposure]:

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sifu.choices import Level, TermsGiven
-from sifu.core.method_info import CLOSED_FORM, method_info
+from sifu.choices import LEVELS, Level, TermsGiven
 from sifu.core.request_terms import TERMS, RequestTerms
-from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.planning.plan import Plan
-
-LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
+from sifu.planning.ways import least_level
 
 
 def make_terms(spec: Spec, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
     """The terms of a request: what is given, the spec's defaults for the rest."""
     usual = {name: value for name, value in asdict(spec.privacy).items() if name in TERMS}
-    if spec.model.kind == RIDGE:
-        usual["method"] = CLOSED_FORM
     chosen = {name: value for name, value in given.items() if value is not None}
     names = clients if isinstance(clients, str) else list(clients)
     terms = RequestTerms.from_mapping(usual | chosen | {"clients": names})
@@ -29,16 +25,13 @@ def make_terms(spec: Spec, clients: Sequence[str], given: TermsGiven) -> Request
 
 def check_level(plan: Plan, min_level: Level | None) -> None:
     """Refuse a plan below the least level accepted."""
-    method = method_info(plan.terms.method)
-    least = min_level or ("conditional" if method.certifies else "none")
-    if least not in LEVELS:
-        raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {least!r}")
+    least = least_level(plan.terms, min_level)
     if LEVELS.index(plan.level) < LEVELS.index(least):
         wanted = {"failed"} if least == "conditional" else {"failed", "assumed"}
         reasons = " ".join(premise.statement for premise in plan.premises if premise.status in wanted)
         raise NotCertifiableError(
             f"the request can only be carried out at level {plan.level!r}, and {least!r} is the least accepted "
-            f"(see --min-level): nothing was changed. {reasons}"
+            f"(see --level): nothing was changed. {reasons}"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError
-from sifu.methods.registry import method_for
+from sifu.methods.ways import check_method
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.deadlines import DEADLINE_DAYS, check_deadline
@@ -45,7 +45,7 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
             if received[request].terms != terms:
                 raise InputError(f"request {request} is already in the ledger with other terms: use another id")
             return
-    method_for(view, terms.method).check_run(view)
+    check_method(view, terms)
     view.new_subjects(terms, view.next_order)
     for row in view.requests:
         both = set(row.clients) & set(terms.clients)

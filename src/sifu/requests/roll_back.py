@@ -141,24 +141,32 @@ class RollBack:
     def _payload(self) -> dict[str, Any]:
         plan, source, start = self.plan, self.source, self.start
         merges = {} if self.merged is None else {"merges": self.merged.rows(self.noise_node)}
-        return merges | {
-            "request": self.request,
-            "actor": actor_name(),
-            "run": {"tip": str(self.noise_node), "phase": "retraining"},
-            "choice": {
-                "request_order": plan.order,
-                "multiplier": plan.multiplier,
-                "noise_std": plan.noise_std,
-                "source_node": plan.source_node,
-                "wanted_node": plan.wanted_node,
-                "noise_node": self.noise_node,
-            },
-            "subjects": [{"subject": subject.subject, "clients": list(subject.clients)} for subject in plan.subjects],
-            "charges": [
-                {"subject": cost.subject.subject, "psi": repr(finite_or_text(cost.psi)), "charge": cost.charge}
-                for cost in plan.charges
-            ],
-            "source_model": committed_model(source.node, source.digest) if source else None,
-            "remaining_models": self.remaining_models,
-            "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
-        }
+        auto = {} if plan.auto is None else {"auto": plan.auto.to_mapping()}
+        return (
+            merges
+            | auto
+            | {
+                "request": self.request,
+                "actor": actor_name(),
+                "run": {"tip": str(self.noise_node), "phase": "retraining"},
+                "choice": {
+                    "method": plan.terms.method,
+                    "request_order": plan.order,
+                    "multiplier": plan.multiplier,
+                    "noise_std": plan.noise_std,
+                    "source_node": plan.source_node,
+                    "wanted_node": plan.wanted_node,
+                    "noise_node": self.noise_node,
+                },
+                "subjects": [
+                    {"subject": subject.subject, "clients": list(subject.clients)} for subject in plan.subjects
+                ],
+                "charges": [
+                    {"subject": cost.subject.subject, "psi": repr(finite_or_text(cost.psi)), "charge": cost.charge}
+                    for cost in plan.charges
+                ],
+                "source_model": committed_model(source.node, source.digest) if source else None,
+                "remaining_models": self.remaining_models,
+                "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
+            }
+        )

@@ -16,6 +16,7 @@ from sifu.core.engine import Engine
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.errors import NotCertifiableError
 from sifu.methods.registry import method_for
+from sifu.methods.ways import plan_request
 from sifu.record.closed_form import RecordedSolve
 from sifu.record.group_training import GroupTraining, record_first_merge
 from sifu.record.groups import are_apart, groups_to_build, has_groups
@@ -133,13 +134,14 @@ class Worker:
         """Roll back, add noise, retrain, certify."""
         self._merge_groups()
         view = RunView(self.writer)
-        method = method_for(view, row.method)
-        plan = method.plan(view, row.terms)
+        plan = plan_request(view, row.terms, min_level)
+        method = method_for(view, plan.terms.method)
         check_level(plan, min_level)
         if row.status != "planned":
             content = {
                 "request": row.request,
                 "actor": actor_name(),
+                "method": plan.terms.method,
                 "source_node": plan.source_node,
                 "noise_std": plan.noise_std,
                 "level": plan.level,

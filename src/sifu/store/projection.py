@@ -78,6 +78,7 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     if kind == "request received":
         values = dict(payload["request"])
         values["clients"] = canonical_json(values["clients"]).decode()
+        values["asked_method"] = values["method"]
         yield Change("requests", (values.pop("request"),), values | {"status": "received", "received": time})
     elif kind == "rolled back":
         yield Change("requests", (payload["request"],), payload["choice"] | {"status": "running", "carried_out": time})

@@ -124,6 +124,8 @@ CREATE TABLE requests (
     ),
     clients       TEXT NOT NULL,
     method        TEXT NOT NULL,
+    asked_method  TEXT NOT NULL,
+    min_level     TEXT,
     epsilon       REAL NOT NULL,
     delta         REAL NOT NULL,
     sigma         TEXT NOT NULL,

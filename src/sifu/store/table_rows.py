@@ -10,12 +10,14 @@ from sifu.core.request_terms import TERMS, RequestTerms
 
 @dataclass(frozen=True)
 class RequestRow:
-    """A row of `requests`."""
+    """A row of `requests`; `method` is what was asked for (`asked_method`) until the request is carried out by one."""
 
     request: str
     status: str
     clients: tuple[str, ...]
     method: str
+    asked_method: str
+    min_level: Any
     epsilon: float
     delta: float
     sigma: str
@@ -42,7 +44,7 @@ class RequestRow:
     @property
     def terms(self) -> RequestTerms:
         """What was asked for."""
-        return RequestTerms.from_mapping({name: getattr(self, name) for name in TERMS})
+        return RequestTerms.from_mapping({name: getattr(self, name) for name in TERMS} | {"method": self.asked_method})
 
     @property
     def waits(self) -> bool:

@@ -111,7 +111,7 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
     stated = content.get("merges", [])
     expected: list[dict[str, Any]] = []
     parts: tuple[GroupModelRow, ...] = ()
-    method = before.rows["requests"][(content["request"],)]["method"] if event.kind == "rolled back" else None
+    method = content["choice"]["method"] if event.kind == "rolled back" else None
     if method in (None, "groups"):
         leaving = {client for subject in content.get("subjects", []) for client in subject["clients"]}
         models = latest_models(_rows(before).values(), before.model_nodes)

@@ -39,7 +39,11 @@ def check_moved(reader: RunReader) -> Iterator[str]:
         return  # its writer may erase a model that is about to be read
     at_hand, view = reader.models(), RunView(reader)
     # A method that promises nothing may go on from whatever it makes of the model.
-    free = {request.noise_node for request in view.requests if method_info(request.method).protection == "nothing"}
+    free = {
+        request.noise_node
+        for request in view.requests
+        if request.noise_node is not None and method_info(request.method).protection == "nothing"
+    }
     for row in reader.node_rows():
         node = row.node
         if node.kind not in ("round", "noise") or node.node in free or node.parent is None:

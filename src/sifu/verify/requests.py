@@ -12,6 +12,7 @@ from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.table_rows import ChargeRow, RequestRow
 from sifu.theory.rollback import charge, choose_node
+from sifu.verify.auto_choice import check_choice_of_method
 from sifu.verify.certificates import check_statements
 from sifu.verify.statistics import check_statistics_erased
 from sifu.verify.updates import check_updates_erased
@@ -82,6 +83,7 @@ def _check_request(
     if recorded.method.info.starts_from == "rule":
         yield from _check_choice(view, request, recorded, at_hand)
     yield from _check_start(view, request, recorded)
+    yield from check_choice_of_method(request, recorded, content)
     if request.status == "done":
         yield from check_statements(reader, request, recorded, content)
 

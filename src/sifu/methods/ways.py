@@ -1,0 +1,143 @@
+"""Plans of a request: by the method that was named, or every way side by side with the one that `auto` takes."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from sifu.choices import Level
+from sifu.core.guarantee import what_was_erased
+from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, MethodInfo
+from sifu.core.protection import attacker_rate
+from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.errors import InputError, NotCertifiableError
+from sifu.methods.base import Method
+from sifu.methods.registry import METHODS, method_for
+from sifu.planning.plan import Plan
+from sifu.planning.ways import AutoChoice, Compared, Way, choose_way, least_level, reason_of, strongest_way
+from sifu.record.run_view import RunView
+
+TAKE_SIGMA = ("sifu", "last")
+"""The methods that honour a sigma of the request's own; `auto` takes no other where one is given."""
+CONTROLS = ("noisy_scratch",)
+"""Controls of experiments: shown, never chosen."""
+
+
+def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
+    """What the request would do: by its method, or by the way that `auto` takes at the least level accepted.
+
+    Where no way reaches that level the plan is that of the strongest one, and says so.
+    """
+    if terms.method != AUTO:
+        return method_for(view, terms.method).plan(view, terms)
+    view.new_subjects(terms, view.next_order)
+    plans, ways = _plans_and_ways(view, terms)
+    least = least_level(terms, floor)
+    allowed = [way for way in ways if not way.refused]
+    if not allowed:
+        raise InputError(f"this run allows no way to forget them: {ways[0].refused}")
+    among = [way for way in allowed if way.may_be_chosen] or allowed
+    compared = tuple(Compared(way.method, way.level, way.rounds) for way in among)
+    chosen = choose_way(compared, least) or strongest_way(compared)
+    choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))
+    return replace(plans[chosen], ways=tuple(ways), auto=choice)
+
+
+def check_method(view: RunView, terms: RequestTerms) -> Method | None:
+    """Refuse a method that can do nothing with this run; None for `auto`, which never takes one."""
+    if terms.method == AUTO:
+        return None
+    method = method_for(view, terms.method)
+    method.check_run(view)
+    return method
+
+
+def _plans_and_ways(view: RunView, terms: RequestTerms) -> tuple[dict[str, Plan], list[Way]]:
+    """The plan of every method that the run allows, and every method as a way; certified ones first."""
+    plans: dict[str, Plan] = {}
+    ways = []
+    for name in METHODS:
+        info = METHOD_INFOS[name]
+        try:
+            method = method_for(view, name)
+            method.check_run(view)
+            plans[name] = method.plan(view, replace(terms, method=name))
+        except (InputError, NotCertifiableError) as error:
+            ways.append(Way(name, info.summary, refused=str(error)))
+            continue
+        ways.append(_way(view, method, plans[name]))
+    return plans, sorted(ways, key=_shown_at)
+
+
+def _shown_at(way: Way) -> tuple[bool, bool, float]:
+    """Ways that are allowed come first, certified ones before them, those of fewer rounds before others."""
+    return bool(way.refused), way.level == "none", float("inf") if way.rounds is None else way.rounds
+
+
+def _way(view: RunView, method: Method, plan: Plan) -> Way:
+    info, terms = method.info, plan.terms
+    rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
+    rounds = rounds if rounds is None or math.isfinite(rounds) else None
+    taking_part = _participants_of_a_round(view, len(terms.clients))
+    sent = None
+    if rounds is not None and info.name != CLOSED_FORM:
+        layout = view.reader.layout
+        sent = (rounds * taking_part + plan.rebuild_client_rounds) * 2.0 * layout.size * np.dtype(layout.dtype).itemsize
+    pace = _seconds_a_round(view)
+    charged = [charge for charge in plan.charges if charge.subject.order != plan.order and charge.charge > 0.0]
+    return Way(
+        method=info.name,
+        summary=info.summary,
+        level=plan.level,
+        rounds=rounds,
+        predicted_rounds=plan.predicted_rounds,
+        predicted_interval=plan.predicted_interval,
+        noise_std=plan.noise_std,
+        client_rounds=None if rounds is None else rounds * taking_part,
+        rebuild_client_rounds=plan.rebuild_client_rounds,
+        bytes_sent=sent,
+        seconds=None if rounds is None or pace is None else rounds * pace,
+        attacker_rate=attacker_rate(plan.level, plan.multiplier),
+        kept=_kept(view, info, plan),
+        bytes_kept=method.bytes_kept(view),
+        earlier_charged=len(charged),
+        largest_charge=max((charge.charge / charge.subject.budget for charge in charged), default=0.0),
+        may_be_chosen=info.name not in CONTROLS and (terms.sigma == AUTO or info.name in TAKE_SIGMA),
+        notes=plan.notes,
+    )
+
+
+def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
+    """What stays with the operator afterwards, as a certificate would say it."""
+    _, remains = what_was_erased(
+        plan.terms.retention,
+        fresh=plan.source_node is None,
+        replayed=info.starts_from == "initial",
+        keeps_updates=view.spec.keep.updates_every > 0,
+        statistics=view.spec.keep.statistics if info.name == CLOSED_FORM else None,
+        merged=info.starts_from == "merge" and plan.source_node is not None,
+    )
+    return remains
+
+
+def _participants_of_a_round(view: RunView, leaving: int) -> float:
+    """How many of those who stay take part in a round, on average."""
+    staying, participation = max(0, view.active.size - leaving), view.facts.participation
+    if participation.count:
+        return float(min(participation.count, staying))
+    return staying * participation.rate
+
+
+def _seconds_a_round(view: RunView) -> float | None:
+    """The pace of the first training, from the times of its events; None where it took less than a second."""
+    rows = view.reader.query("SELECT time FROM events WHERE kind IN ('run created', 'training done') ORDER BY seq")
+    times = [datetime.datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ") for (time,) in rows]
+    nodes = (row.node for row in view.reader.nodes_by_number().values())
+    rounds = sum(1 for node in nodes if node.kind == "round" and node.branch == 0)
+    if len(times) < 2 or rounds == 0:
+        return None
+    seconds = (times[-1] - times[0]).total_seconds()
+    return seconds / rounds if seconds > 0.0 else None

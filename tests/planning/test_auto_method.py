@@ -1,0 +1,216 @@
+"""Every way to forget side by side, and `--method auto`: what it takes, what the ledger says of it, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sifu
+from forged_runs import rebuild_chain
+from independent_verifier import verify as verify_independently
+from run_tools import Command, copy_run, query, small_spec, spec_for
+from sifu.choices import LEVELS
+from sifu.errors import InputError, NotCertifiableError
+from sifu.methods.registry import METHODS
+from sifu.planning.ways import EXACT_ORDER, Compared, choose_way
+
+RUNS: dict[str, dict[str, Any]] = {
+    "linear": small_spec(data={"clients": 40}, stop={"target": 0.8, "max_rounds": 60}),
+    "groups": spec_for("groups", stop={"target": 0.6, "max_rounds": 30}),
+    "closed form": spec_for("closed_form"),
+    "noise in training": spec_for("dp"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("auto")
+    for name, spec in RUNS.items():
+        sifu.train(spec, run=folder / name)
+    return {name: folder / name for name in RUNS}
+
+
+ways = st.lists(
+    st.builds(
+        Compared,
+        st.sampled_from(["sifu", "scratch", "groups", "closed_form", "fine_tuning", "dp", "last"]),
+        st.sampled_from(LEVELS),
+        st.one_of(st.none(), st.integers(0, 50).map(float)),
+    ),
+    max_size=7,
+    unique_by=lambda way: way.method,
+)
+
+
+@given(ways, st.sampled_from(LEVELS))
+def test_auto_never_goes_below_the_level_and_never_past_fewer_rounds(compared: list[Compared], least: Any) -> None:
+    chosen = choose_way(compared, least)
+    enough = [way for way in compared if LEVELS.index(way.level) >= LEVELS.index(least)]
+    if not enough:
+        assert chosen is None
+        return
+    taken = next(way for way in compared if way.method == chosen)
+    assert taken in enough
+    for other in enough:
+        if other.level != "exact" and least != "exact":
+            cost = [float("inf") if way.rounds is None else way.rounds for way in (taken, other)]
+            assert cost[0] <= cost[1]
+            assert cost[0] < cost[1] or LEVELS.index(taken.level) >= LEVELS.index(other.level)
+
+
+@given(ways, st.data())
+def test_no_prediction_decides_between_ways_that_are_exact(compared: list[Compared], data: st.DataObject) -> None:
+    other = [Compared(way.method, way.level, data.draw(st.floats(0.0, 99.0))) for way in compared]
+    assert choose_way(compared, "exact") == choose_way(other, "exact")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_method_is_shown_or_refused_with_a_reason(trained: dict[str, Path], name: str) -> None:
+    plan = sifu.open_run(trained[name]).plan(["client-003"])
+    assert {way.method for way in plan.ways} == set(METHODS)
+    assert plan.auto is not None
+    assert plan.auto.method == plan.terms.method
+    allowed = [way for way in plan.ways if not way.refused]
+    levels = [LEVELS.index(way.level) > 0 for way in allowed]
+    assert levels == sorted(levels, reverse=True), "certified ones first"
+    for way in allowed:
+        assert way.kept
+        assert (way.rounds is None) == (way.client_rounds is None)
+        assert (way.attacker_rate is None) == (way.level == "none")
+
+
+def test_a_named_method_is_planned_alone(trained: dict[str, Path]) -> None:
+    plan = sifu.open_run(trained["linear"]).plan(["client-003"], method="scratch")
+    assert plan.ways == ()
+    assert plan.auto is None
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "method"),
+    [
+        ("groups", "conditional", "groups"),
+        ("groups", "exact", "groups"),
+        ("closed form", "conditional", "closed_form"),
+        ("linear", "exact", "sifu"),  # back to the initial model, which nobody touched
+    ],
+)
+def test_what_auto_takes(trained: dict[str, Path], name: str, least: Any, method: str) -> None:
+    plan = sifu.open_run(trained[name]).plan(["client-003"], min_level=least)
+    assert plan.terms.method == method
+    assert LEVELS.index(plan.level) >= LEVELS.index(least)
+
+
+def test_exact_is_chosen_alike_whatever_the_client_holds(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    data = {f"c{k:02d}": (generator.normal(size=(6, 4)), generator.integers(3, size=6)) for k in range(12)}
+    spec = {
+        "data": {"preprocessing": "fixed"},
+        "model": {"outputs": 3},
+        "local": {"steps": 2, "rate": 0.1},
+        "stop": {"target": 0.0, "max_rounds": 4},
+    }
+    taken = []
+    for scale in (0.0, 1.0, 100.0):
+        other = dict(data, c03=(scale * data["c03"][0], data["c03"][1]))
+        run = sifu.train(spec, run=tmp_path / f"scale-{scale:g}", clients=other)
+        plan = run.plan(["c03"], min_level="exact")
+        taken.append((plan.terms.method, plan.source_node, plan.noise_std))
+    assert len(set(taken)) == 1
+
+
+def test_a_sigma_of_the_request_is_honoured(trained: dict[str, Path], tmp_path: Path) -> None:
+    run = sifu.open_run(copy_run(trained["linear"], tmp_path / "run"))
+    plan = run.plan(["client-003"], sigma=0.4)
+    assert plan.terms.method == "sifu"
+    assert plan.noise_std in (0.0, 0.4)
+    assert {way.method for way in plan.ways if way.may_be_chosen and not way.refused} <= {"sifu", "last"}
+
+
+def test_nothing_reaches_the_level(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=folder)
+    with pytest.raises(NotCertifiableError, match="'proven' is the least accepted"):
+        run.forget(["client-003"], sigma=0.5, min_level="proven")
+    assert "no way reaches" in run.plan(["client-003"], sigma=0.5, min_level="proven").auto.reason  # type: ignore[union-attr]
+    assert run.plan(["client-003"], min_level="proven").level == "exact", "without a sigma of its own there is Scratch"
+    assert run.request_records() == []
+
+
+def test_an_unknown_level_is_refused(trained: dict[str, Path]) -> None:
+    with pytest.raises(InputError, match="least level"):
+        sifu.open_run(trained["linear"]).plan(["client-003"], min_level="certain")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def chosen_run(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = copy_run(trained["groups"], tmp_path_factory.mktemp("chosen") / "run")
+    run = sifu.open_run(folder)
+    run.forget(["client-003"], "chosen")
+    run.forget(["client-004"], "exactly", min_level="exact")
+    run.forget(["client-005"], "named", method="scratch")
+    return folder
+
+
+def test_the_choice_is_in_the_ledger_and_holds(chosen_run: Path) -> None:
+    rows = query(chosen_run, "SELECT request, method, asked_method, min_level FROM requests ORDER BY request_order")
+    assert [row[2:] for row in rows] == [("auto", None), ("auto", "exact"), ("scratch", None)]
+    events = [json.loads(text) for (text,) in query(chosen_run, "SELECT payload FROM events WHERE kind='rolled back'")]
+    assert [event["choice"]["method"] for event in events] == [row[1] for row in rows]
+    assert [event.get("auto", {}).get("least_level") for event in events] == ["conditional", "exact", None]
+    assert not sifu.verify(chosen_run).problems
+    assert not verify_independently(chosen_run)
+    outcomes = sifu.open_run(chosen_run).outcomes()
+    assert [outcome.method for outcome in outcomes] == [row[1] for row in rows]
+
+
+def test_the_same_request_again_changes_nothing(chosen_run: Path, tmp_path: Path) -> None:
+    run = sifu.open_run(copy_run(chosen_run, tmp_path / "run"))
+    assert run.request(["client-004"], "exactly", min_level="exact") == "exactly"
+    with pytest.raises(InputError, match="other terms"):
+        run.request(["client-004"], "exactly", method="groups")
+
+
+def _another_way(payload: dict[str, Any]) -> None:
+    for way in payload["auto"]["ways"]:
+        if way["method"] == "scratch":
+            way["level"], way["rounds"] = "proven", 0.0
+
+
+def _unrecorded(payload: dict[str, Any]) -> None:
+    del payload["auto"]
+
+
+def _lower_level(payload: dict[str, Any]) -> None:
+    payload["auto"]["least_level"] = "none"
+    payload["auto"]["ways"] = [{"method": "groups", "level": "exact", "rounds": 0.0}]
+
+
+@pytest.mark.parametrize("forge", [_another_way, _unrecorded, _lower_level])
+def test_control_a_choice_against_the_rule_is_caught(chosen_run: Path, tmp_path: Path, forge: Any) -> None:
+    folder = copy_run(chosen_run, tmp_path / "run")
+    wanted = "exactly" if forge is _lower_level else "chosen"
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "rolled back" and content["request"] == wanted:
+            forge(content)
+
+    rebuild_chain(folder, edit)
+    assert any("auto" in problem for problem in sifu.verify(folder).problems)
+    assert any("auto" in problem for problem in verify_independently(folder))
+
+
+def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> None:
+    answer = cli("plan", trained["groups"], "--client", "client-003")
+    assert answer.code == 0
+    for word in ("groups *", "scratch", "Not here: dp", "auto takes groups", "client-rounds more", "Kept after"):
+        assert word in " ".join(answer.out.split()), word
+    values = json.loads(cli("plan", trained["groups"], "--client", "client-003", "--format", "json").out)
+    assert values["chosen"] == values["method"] == "groups"
+    assert {way["method"] for way in values["ways"]} == set(METHODS)
+    assert EXACT_ORDER[0] in {way["method"] for way in values["ways"] if not way["allowed"]}
