@@ -237,10 +237,11 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def summary(seed: int, rows: list[dict[str, Any]]) -> str:
     """The calibration of one seed in a line."""
-    found = Calibration.of(rows)
+    calibration = Calibration.of(rows)
     return (
-        f"seed {seed}: {found.tasks} tasks, {found.draws} draws: {found.coverage:.0%} within the interval, median of "
-        f"actual over predicted {found.median_ratio:.2f}, {found.within_half:.0%} within a factor 1.5"
+        f"seed {seed}: {calibration.tasks} tasks, {calibration.draws} draws: {calibration.coverage:.0%} within the "
+        f"interval, median of actual over predicted {calibration.median_ratio:.2f}, {calibration.within_half:.0%} "
+        "within a factor 1.5"
     )
 
 

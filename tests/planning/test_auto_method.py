@@ -15,6 +15,7 @@ import sifu
 from forged_runs import rebuild_chain
 from independent_verifier import verify as verify_independently
 from run_tools import Command, copy_run, query, small_spec, spec_for
+from sifu.api import verify_run
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
@@ -163,7 +164,7 @@ def test_the_choice_is_in_the_ledger_and_holds(chosen_run: Path) -> None:
     events = [json.loads(text) for (text,) in query(chosen_run, "SELECT payload FROM events WHERE kind='rolled back'")]
     assert [event["choice"]["method"] for event in events] == [row[1] for row in rows]
     assert [event.get("auto", {}).get("least_level") for event in events] == ["conditional", "exact", None]
-    assert not sifu.verify(chosen_run).problems
+    assert not verify_run(chosen_run).problems
     assert not verify_independently(chosen_run)
     outcomes = sifu.open_run(chosen_run).outcomes()
     assert [outcome.method for outcome in outcomes] == [row[1] for row in rows]
@@ -201,7 +202,7 @@ def test_control_a_choice_against_the_rule_is_caught(chosen_run: Path, tmp_path:
             forge(content)
 
     rebuild_chain(folder, edit)
-    assert any("auto" in problem for problem in sifu.verify(folder).problems)
+    assert any("auto" in problem for problem in verify_run(folder).problems)
     assert any("auto" in problem for problem in verify_independently(folder))
 
 
