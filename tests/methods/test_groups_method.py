@@ -280,7 +280,6 @@ def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) ->
     ("groups", "more", "words"),
     [
         ({"count": 1, "rounds": 2}, {}, "groups.count must be 0 or in 2"),
-        ({"count": 2, "rounds": 0}, {}, "groups.rounds must be at least 1"),
         ({"count": 2, "rounds": 8}, {}, "below stop.max_rounds"),
         ({"count": 2, "rounds": 2}, {"server": {"participation": "fixed(3)"}}, "poisson"),
         ({"count": 2, "rounds": 2}, {"server": {"clip": 1.0, "noise": 1.0}}, "cannot be combined with groups"),
@@ -296,3 +295,11 @@ def test_a_run_without_groups_refuses_the_method(tmp_path: Path) -> None:
     run = sifu.train(small_spec(stop={"target": 0.0, "max_rounds": 1}), run=tmp_path / "run")
     with pytest.raises(InputError, match="this run has none"):
         run.forget(["client-000"], method="groups")
+
+
+def test_what_a_spec_leaves_open_is_filled_in_by_a_rule_that_sees_no_data(tmp_path: Path) -> None:
+    for given in ({"count": 3}, {"rounds": 2}):
+        run = sifu.train(small_spec(groups=given), run=tmp_path / next(iter(given)))
+        groups = run.spec.groups
+        assert (groups.count, groups.rounds) == {"count": (3, 6), "rounds": (2, 2)}[next(iter(given))]
+        assert sifu.train(small_spec(groups=given), run=run.folder).verify().problems == []

@@ -16,6 +16,7 @@ from sifu.choices import Device, Precision
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import Spec
+from sifu.core.spec.group_rule import with_groups_by_rule
 from sifu.errors import InputError
 from sifu.launch.devices import check_choice, on_device
 from sifu.launch.features import with_features
@@ -130,7 +131,11 @@ def train(
 
 
 def create_run(folder: Path, given: Spec, resolved: Spec, engine: Engine) -> RunWriter:
-    """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in."""
+    """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in.
+
+    Groups whose number or rounds are left open get those of the rule, which knows how many clients there are.
+    """
+    resolved = with_groups_by_rule(resolved, len(engine.clients))
     check_names([client.name for client in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     return RunWriter.create(

@@ -141,11 +141,11 @@ def check_groups(groups: GroupsSpec, model: ModelSpec, server: ServerSpec, stop:
     """Groups need rounds apart that are fixed beforehand, and a way of training in which each stands by itself."""
     if groups.count == 0 and groups.rounds == 0:
         return
-    if not 2 <= groups.count <= MOST_GROUPS:
+    if groups.count != 0 and not 2 <= groups.count <= MOST_GROUPS:
         raise InputError(f"groups.count must be 0 or in 2 to {MOST_GROUPS}, found {groups.count}")
-    if not 1 <= groups.rounds < stop.max_rounds:
+    if not 0 <= groups.rounds < stop.max_rounds:
         raise InputError(
-            f"groups.rounds must be at least 1 and below stop.max_rounds = {stop.max_rounds}, found "
+            f"groups.rounds must be at least 1 (0: by rule) and below stop.max_rounds = {stop.max_rounds}, found "
             f"{groups.rounds}: it is fixed before training, and common rounds follow"
         )
     if not Participation.parse(server.participation).independent:

@@ -156,8 +156,8 @@ class StopSpec:
 class GroupsSpec:
     """Groups of clients that train apart before they merge (method groups: exact forgetting for any model)."""
 
-    count: int = key(0, "how many groups train apart at first; 0: none, everyone trains together from the start")
-    rounds: int = key(0, "rounds apart, fixed beforehand; they count towards stop.max_rounds")
+    count: int = key(0, "how many groups train apart at first; 0: none, or where only rounds are given, by rule")
+    rounds: int = key(0, "rounds apart, fixed beforehand; 0: by rule; they count towards stop.max_rounds")
     rebuild: Literal["now", "later", "never"] = key(
         "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"
     )
