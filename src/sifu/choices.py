@@ -15,6 +15,8 @@ Calibration = Literal["exact", "classical"]
 """How noise follows from a budget (docs/theory.md, sections 7.1 and 7.2)."""
 Retention = Literal["paper", "strict"]
 """Whether models from before the rollback are kept, or erased with the rest."""
+Release = Literal["healed", "now"]
+"""Whether a request is done when its model has come to its target, or with the model it starts from; rounds follow."""
 Level = Literal["exact", "proven", "conditional", "none"]
 """What a certificate is worth, strongest first."""
 LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
@@ -43,4 +45,5 @@ class TermsGiven(TypedDict, total=False):
     method: str | None
     min_level: Level | None
     max_rounds: int | None
+    release: Release | None
     target: float | None

@@ -303,3 +303,38 @@ def test_what_a_spec_leaves_open_is_filled_in_by_a_rule_that_sees_no_data(tmp_pa
         groups = run.spec.groups
         assert (groups.count, groups.rounds) == {"count": (3, 6), "rounds": (2, 2)}[next(iter(given))]
         assert sifu.train(small_spec(groups=given), run=run.folder).verify().problems == []
+
+
+def test_a_merge_is_released_at_once_and_heals_after(tmp_path: Path) -> None:
+    spec = spec_for("groups", stop={"target": 0.9, "max_rounds": 40}, groups={"rebuild": "never"})
+    run = sifu.train(spec, run=tmp_path / "run")
+    (outcome,) = run.forget(["client-003"], "at-once", method="groups", release="now")
+    assert (outcome.rounds, outcome.level) == (0, "exact")
+    healed = run.status()
+    assert healed.rounds > 0, "rounds follow in the same call"
+    assert healed.accuracy is not None
+    assert healed.accuracy >= 0.9 > (outcome.accuracy or 0.0)
+    kinds = [kind for (kind,) in query(run.folder, "SELECT kind FROM events ORDER BY seq")]
+    assert kinds.index("request done") < len(kinds) - 1 - kinds[::-1].index("rounds")
+    assert run.forget() == [], "nothing is left to heal"
+    assert run.status().rounds == healed.rounds
+    (later,) = run.forget(["client-004"], "healed", method="groups")
+    assert later.rounds > 0
+    assert run.verify().problems == []
+    assert independent_verifier.verify(run.folder) == []
+
+
+def test_healing_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    spec = spec_for("groups", stop={"target": 0.9, "max_rounds": 40}, groups={"rebuild": "never"})
+    run = sifu.train(spec, run=tmp_path / "run")
+
+    def stop(update: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.forget(["client-003"], "at-once", release="now", progress=stop)
+    begun = run.status()
+    assert begun.requests[0].status == "done"
+    run.forget()
+    assert run.status().rounds > begun.rounds
+    assert run.verify().problems == []

@@ -153,6 +153,8 @@ class RunRequests(RunFolder):
     ) -> list[Outcome]:
         """Carry out the queued requests, or one of them, or a new one for `clients`.
 
+        A request of `release = "now"` is done with the model it starts from; rounds to its target follow in this call.
+
         Without a `method` each is carried out by the way that takes the fewest predicted rounds among those of at least
         `min_level` (by default `conditional`), the one of the terms that queued requests take, too: a plan below it is
         refused and nothing is changed. `compare_scratch` also trains Scratch beside each, for
@@ -175,7 +177,7 @@ class RunRequests(RunFolder):
                 begun = [row.request for row in view.requests if _is_open(row) and row.terms == wanted]
                 request = begun[0] if request is None and begun else request
                 check_new(view, wanted, request)
-            elif not any(_is_open(row) for row in view.requests) and request is None:
+            elif request is None and not any(_is_open(row) or row.release == "now" for row in view.requests):
                 return []
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
             worker = Worker(writer, self.engine(), progress)
@@ -198,6 +200,7 @@ class RunRequests(RunFolder):
                     worker.compare_scratch(name)
             if refusals:
                 raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
+            worker.heal()
             if view.spec.groups.rebuild == "now":
                 worker.rebuild_groups()
             rows = {row.request: row for row in writer.requests()}

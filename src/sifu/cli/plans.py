@@ -293,7 +293,8 @@ def print_plan(plan: Plan) -> None:
         facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")
     if plan.terms.method != CLOSED_FORM and plan.predicted_rounds is not None and plan.scratch_rounds is not None:
         guess = interval_text(plan.predicted_rounds, plan.predicted_interval)
-        facts.add_row("retrain", f"perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
+        when = "released at once, then " if terms.release == "now" else ""
+        facts.add_row("retrain", f"{when}perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
     facts.add_row("covers", "nothing" if plan.level == "none" else covers)
     facts.add_row("level", level_text(plan.level))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.choices import Calibration, Level, Retention, Scope, Unit
+from sifu.choices import Calibration, Level, Release, Retention, Scope, Unit
 
 
 def _parse_sigma(text: str) -> Any:
@@ -59,6 +59,10 @@ TERM_OPTIONS: dict[str, Any] = {
     ],
     "max_rounds": Annotated[
         int | None, typer.Option("--max-rounds", help="Stop retraining after this many rounds; 0 is the spec's limit.")
+    ],
+    "release": Annotated[
+        Release | None,
+        typer.Option("--release", help="healed waits for the target; now releases the starting model, then heals."),
     ],
     "target": Annotated[
         float | None, typer.Option("--target", help="Accuracy to stop at, 0 for none; by default the spec's.")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
-from sifu.choices import Calibration, Level, Retention, Scope, SigmaChoice, Unit
+from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
@@ -25,6 +25,8 @@ class RequestTerms:
 
     `max_rounds` (0: the spec's) and `target` (None: the spec's) take the place of `stop.max_rounds` and `stop.target`
     for the retraining of this request; a target of 0 runs exactly `max_rounds`, whatever the accuracy.
+
+    With `release = "now"` the request is done, and its model released, before any round: rounds to the target follow.
 
     `method` is a method's name, or `auto` to choose one when the request is carried out. `min_level` is the least level
     that is accepted; None is `conditional`, and for a heuristic that was asked for by name `none`.
@@ -51,6 +53,7 @@ class RequestTerms:
     min_level: Level | None = None
     max_rounds: int = 0
     target: float | None = None
+    release: Release = "healed"
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -74,7 +77,13 @@ class RequestTerms:
         check_deliverable(self.epsilon, self.delta)
         if self.sigma != "auto":
             check_noise(self.sigma)
-        for name, choices in (("unit", Unit), ("scope", Scope), ("calibration", Calibration), ("retention", Retention)):
+        for name, choices in (
+            ("unit", Unit),
+            ("scope", Scope),
+            ("calibration", Calibration),
+            ("retention", Retention),
+            ("release", Release),
+        ):
             if getattr(self, name) not in get_args(choices):
                 raise InputError(f"{name} must be {' or '.join(get_args(choices))}, found {getattr(self, name)!r}")
         if self.min_level is not None and self.min_level not in get_args(Level):

@@ -22,6 +22,7 @@ from sifu.record.run_view import RunView
 
 TAKE_SIGMA = ("sifu", "last")
 """The methods that honour a sigma of the request's own; `auto` takes no other where one is given."""
+RELEASED_NOW = ("the model it starts from is released at once; it is less accurate until the rounds have healed it",)
 CONTROLS = ("noisy_scratch",)
 """Controls of experiments: shown, never chosen."""
 
@@ -106,7 +107,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> Way:
         earlier_charged=len(charged),
         largest_charge=max((charge.charge / charge.subject.budget for charge in charged), default=0.0),
         may_be_chosen=info.name not in CONTROLS and (terms.sigma == AUTO or info.name in TAKE_SIGMA),
-        notes=plan.notes,
+        notes=(*plan.notes, *RELEASED_NOW) if terms.release == "now" else plan.notes,
     )
 
 

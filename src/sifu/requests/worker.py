@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
 
 from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.core.spec import RIDGE, StopSpec
+from sifu.core.streaming import should_stop
 from sifu.errors import NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.methods.ways import plan_request
 from sifu.record.closed_form import RecordedSolve
+from sifu.record.evaluations import ACTIVE
 from sifu.record.group_training import GroupTraining, record_first_merge
 from sifu.record.groups import are_apart, groups_to_build, has_groups
 from sifu.record.interrupts import uninterrupted
@@ -69,6 +72,8 @@ class Worker:
         if self.writer.phase == "training":
             self.train(until_letter=True)
             return True
+        if self.heal(until_letter=True):
+            return True
         return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_letter=True) > 0
 
     def train(self, until_letter: bool = False) -> None:
@@ -104,6 +109,22 @@ class Worker:
                     break
             view = RunView(self.writer)
         return count
+
+    def heal(self, until_letter: bool = False) -> int:
+        """Rounds to the target after a request whose model was released at once; returns how many there were."""
+        done = [row for row in self.writer.requests() if row.request_order is not None]
+        last = max(done, key=lambda row: row.request_order or 0, default=None)
+        if self.writer.phase != "ready" or last is None or last.release != "now":
+            return 0
+        view = RunView(self.writer)
+        before, stop = view.path.nodes[-1].position, last.terms.stop(view.spec.stop)
+        evaluated = {row.node: row.accuracy for row in self.writer.evaluations() if row.subset == ACTIVE}
+        if should_stop(stop, before, evaluated.get(view.path.nodes[-1].node)):
+            return 0
+        training = self._run_rounds(f"healing {last.request}", stop, until_letter)
+        if training is not None:
+            training.note_standing()
+        return RunView(self.writer).path.nodes[-1].position - before
 
     def finish_running(self) -> list[str]:
         """Continue a request that was interrupted half-way; returns what was finished."""
@@ -155,7 +176,10 @@ class Worker:
     def _retrain(self, request: str) -> None:
         """Rounds without the client, then the certificate."""
         row = self._row(request)
-        training = self._run_rounds(f"retraining {request}", row.terms.stop(RunView(self.writer).spec.stop))
+        stop = row.terms.stop(RunView(self.writer).spec.stop)
+        if row.release == "now":
+            stop = replace(stop, min_rounds=0, max_rounds=0)
+        training = self._run_rounds(f"retraining {request}", stop)
         assert training is not None  # it does not end at a letter
         training.note_standing()
         issue_certificates(self.writer, self.engine, row)

@@ -136,6 +136,7 @@ CREATE TABLE requests (
     reserve       REAL NOT NULL,
     max_rounds    INTEGER NOT NULL,
     target        REAL,
+    release       TEXT NOT NULL,
     deadline_days INTEGER NOT NULL,
     received      TEXT NOT NULL,
     request_order INTEGER,

@@ -28,6 +28,7 @@ class RequestRow:
     reserve: float
     max_rounds: int
     target: float | None
+    release: Any
     deadline_days: int
     received: str
     request_order: int | None
