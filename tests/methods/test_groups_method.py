@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import independent_verifier
 import sifu
-from run_tools import copy_run, query, small_spec
+from run_tools import copy_run, query, small_spec, spec_for
 from sifu.core.engine import Engine, Position
 from sifu.errors import InputError
 from sifu.record.progress import Progress
