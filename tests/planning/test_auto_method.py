@@ -16,6 +16,7 @@ from forged_runs import rebuild_chain
 from independent_verifier import verify as verify_independently
 from run_tools import Command, copy_run, query, small_spec, spec_for
 from sifu.api import verify_run
+from sifu.api.training_ways import TrainingWay, recommend
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
@@ -215,3 +216,20 @@ def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> 
     assert values["chosen"] == values["method"] == "groups"
     assert {way["method"] for way in values["ways"]} == set(METHODS)
     assert EXACT_ORDER[0] in {way["method"] for way in values["ways"] if not way["allowed"]}
+
+
+@pytest.mark.parametrize(
+    ("closed", "noise_pays", "groups_possible", "name"),
+    [
+        (0.96, True, True, "closed form"),
+        (0.5, True, True, "plain"),
+        (0.5, False, True, "groups"),
+        (0.5, False, False, "plain"),
+    ],
+)
+def test_the_way_of_training_that_is_advised(closed: float, noise_pays: bool, groups_possible: bool, name: str) -> None:
+    heads = TrainingWay("closed form", closed >= 0.95, "exact", 0.0, 1.0, closed, (), "")
+    rounds = 5.0 if noise_pays else 100.0
+    plain = TrainingWay("plain", True, "proven", rounds, 100.0, 0.95, (), "")
+    groups = TrainingWay("groups", groups_possible, "exact", 28.0, 100.0, None, (), "")
+    assert recommend(heads, plain, groups, noise_pays) == name

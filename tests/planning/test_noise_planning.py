@@ -246,6 +246,9 @@ def test_advice_before_training() -> None:
     assert many.pilot_rounds <= 5
     assert many.clients_over_law == pytest.approx(40 / (many.multiplier * math.sqrt(650)))
     assert many.level == "proven"
+    assert [way.name for way in many.ways] == ["closed form", "plain", "groups"]
+    assert all(way.reason for way in many.ways)
+    assert many.recommended in {way.name for way in many.ways if way.possible}
     strict = advise(Spec.from_mapping(small_spec(privacy={"epsilon": 0.1})), pilot_rounds=4)
     assert not strict.pays
     assert strict.epsilon_needed is None or strict.epsilon_needed > 0.1

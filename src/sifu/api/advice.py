@@ -18,6 +18,14 @@ import numpy as np
 
 from sifu.api.start_run import as_clients, as_model
 from sifu.api.start_run import train as start_training
+from sifu.api.training_ways import (
+    TrainingName,
+    TrainingWay,
+    closed_form_way,
+    groups_way,
+    recommend,
+    rounds_to_target,
+)
 from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.core.premises import level_of
@@ -42,7 +50,8 @@ class Advice:
 
     `noise_to_signal` is that of the most expensive client at the pilot's last model, `typical_noise_to_signal` that
     of the median one. `epsilon_needed` and `clients_needed` would each, by the law, bring the first down to where
-    unlearning pays; None where it already does (or no epsilon would).
+    unlearning pays; None where it already does (or no epsilon would). `ways` are plain rounds, groups and a head in
+    closed form side by side, and `recommended` the one to train by.
     """
 
     clients: int
@@ -64,6 +73,8 @@ class Advice:
     predicted_rounds: int | None
     scratch_rounds: int | None
     suggestions: tuple[str, ...]
+    ways: tuple[TrainingWay, ...] = ()
+    recommended: TrainingName = "plain"
 
 
 def advise(
@@ -97,7 +108,25 @@ def advise(
             progress=progress,
         )  # fmt: skip
         with run.reader() as reader:
-            return _judge(spec, RunView(reader), engine)
+            view = RunView(reader)
+            advice = _judge(spec, view, engine)
+            training = rounds_to_target(view, spec.stop.target)
+            groups = groups_way(spec, view, training)
+    closed = closed_form_way(spec, data_folder, clients)
+    plain = _plain_way(advice, training)
+    return replace(
+        advice, ways=(closed, plain, groups), recommended=recommend(closed, plain, groups, noise_pays=advice.pays)
+    )
+
+
+def _plain_way(advice: Advice, training_rounds: float | None) -> TrainingWay:
+    """Plain rounds: by noise where it pays, else by Scratch."""
+    if advice.pays:
+        rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
+        reason = f"noise is {advice.noise_to_signal:.2g} of what was learned: a request takes few rounds"
+        return TrainingWay("plain", True, advice.level, rounds, training_rounds, advice.accuracy, (), reason)
+    reason = f"noise would be {advice.noise_to_signal:.2g} of what was learned: a request is as slow as Scratch"
+    return TrainingWay("plain", True, "exact", training_rounds, training_rounds, advice.accuracy, (), reason)
 
 
 def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:

@@ -258,6 +258,15 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
     elif advice.clients_needed is not None:
         facts.add_row("would pay with", f"about {advice.clients_needed} such clients")
     out.print(facts)
+    shown = table("train by", "level", "-a request", "-accuracy", "why", title="\nPlain rounds, groups or closed form")
+    for way in advice.ways:
+        rounds = "-" if way.request_rounds is None else f"{way.request_rounds:.3g} rounds"
+        name = way.name + (" *" if way.name == advice.recommended else "")
+        shown.add_row(name, level_text(way.level), rounds, percent(way.accuracy), escape(way.reason))
+    out.print(shown)
+    chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
+    if chosen is not None and chosen.settings:
+        out.print(f"Train by {chosen.name}: set {escape(', '.join(chosen.settings))}")
     for suggestion in advice.suggestions:
         out.print(f"- {escape(suggestion)}")
     out.print("Nothing was kept.")

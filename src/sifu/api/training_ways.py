@@ -1,0 +1,166 @@
+"""Before training: which way of training makes forgetting cheap here? Plain rounds, groups that merge, or closed form.
+
+Three questions, in this order. Is a head in closed form accurate enough? It forgets exactly, in no round or one. Does
+noise pay? Then plain rounds forget in a few (docs/theory.md, section 13). Otherwise groups forget exactly by common
+rounds on from those that never held the client; where clients are too few for groups, Scratch is what is left.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sifu.api.start_run import as_clients
+from sifu.api.start_run import train as start_training
+from sifu.choices import Level
+from sifu.core.premises import level_of
+from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import Spec
+from sifu.core.spec.group_rule import EVIDENCE, LEAST_MEMBERS, number_of_groups, rounds_apart
+from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
+from sifu.errors import SifuError
+from sifu.launch.federation import PYTHON, clients_from_spec, closed_form_engine, known_outputs, preprocessing_of
+from sifu.methods.registry import method_named
+from sifu.planning.first_training import FirstTraining
+from sifu.record.run_view import RunView
+from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
+from sifu.theory.participation import Participation
+
+TrainingName = Literal["closed form", "plain", "groups"]
+FEATURES = (FeaturesSpec(), FeaturesSpec(kind="random_fourier", count=512))
+"""What a head in closed form is tried on: the inputs themselves, and random features of them."""
+LEAST_TAKING_PART = 0.1
+"""Groups were not seen to pay where fewer take part in a round."""
+
+
+@dataclass(frozen=True)
+class TrainingWay:
+    """One way of training: what a request would promise and take, and why it is or is not the one to choose.
+
+    `request_rounds` are predicted for one leaver, `training_rounds` for the first training (None: not known).
+    `accuracy` is that of the pilot on the clients' data, in closed form on clients that the head was not solved from.
+    `settings` are the keys of the spec that choose this way.
+    """
+
+    name: TrainingName
+    possible: bool
+    level: Level
+    request_rounds: float | None
+    training_rounds: float | None
+    accuracy: float | None
+    settings: tuple[str, ...]
+    reason: str
+
+
+def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingWay:
+    """A head in closed form, solved once on each kind of features: the more accurate one."""
+    solved: list[tuple[float, str, Level]] = []
+    refusal = ""
+    for features in FEATURES:
+        try:
+            solved.append(_solve(_closed_form(spec, features), data_folder, clients))
+        except (SifuError, ValueError) as error:
+            refusal = str(error)
+    if not solved:
+        reason = f"a head in closed form cannot be tried here: {refusal}"
+        return TrainingWay("closed form", False, "none", None, None, None, (), reason)
+    accuracy, kind, level = max(solved)
+    enough = accuracy >= spec.stop.target > 0.0
+    verdict = "reaches" if enough else "misses" if spec.stop.target > 0.0 else "is to be held against"
+    target = f"the target of {spec.stop.target:.1%}" if spec.stop.target > 0.0 else "what rounds reach"
+    return TrainingWay(
+        "closed form",
+        enough or spec.stop.target == 0.0,
+        level,
+        0.0,
+        1.0,
+        accuracy,
+        ('model.kind = "ridge"', f'features.kind = "{kind}"'),
+        f"a head on {'the inputs' if kind == 'none' else 'random features'}, solved from half of the clients, has "
+        f"{accuracy:.1%} on the others and {verdict} {target}; forgetting is exact and takes no round",
+    )
+
+
+def _closed_form(spec: Spec, features: FeaturesSpec) -> Spec:
+    """The same data, solved instead of trained."""
+    return replace(
+        spec,
+        model=ModelSpec(kind="ridge", outputs=spec.model.outputs),
+        features=features,
+        local=LocalSpec(),
+        server=ServerSpec(),
+        groups=GroupsSpec(),
+        keep=KeepSpec(),
+        regularity=RegularitySpec(),
+    )
+
+
+def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> tuple[float, str, Level]:
+    """Accuracy on every second client of a head solved from the others: a wide one fits whatever it was solved from."""
+    data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
+    outputs = known_outputs(spec) or 1 + max(int(np.max(client.y)) for client in data)
+    own = replace(spec, data=replace(spec.data, name=PYTHON), model=replace(spec.model, outputs=outputs))
+    rows = {client.name: (client.x.reshape(len(client.x), -1), client.y) for client in data}
+    solved_from, others = dict(list(rows.items())[::2]), dict(list(rows.items())[1::2])
+    with tempfile.TemporaryDirectory() as folder:
+        run = start_training(own, run=Path(folder) / "solved", clients=solved_from)
+        with run.reader() as reader:
+            model = reader.load_model(reader.tip)
+    held, _ = closed_form_engine(own, as_clients(others, own))
+    accuracy = held.evaluate(model, np.arange(len(others))).accuracy
+    fixed = preprocessing_of(spec) in (FIXED_CONSTANTS, DECLARED_FIXED)
+    return accuracy, spec.features.kind, "exact" if fixed else "conditional"
+
+
+def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingWay:
+    """Groups by the rule for their number and rounds apart, with what merges took elsewhere."""
+    clients = len(view.clients)
+    rate = Participation.parse(spec.server.participation).rate
+    count, apart = number_of_groups(clients), rounds_apart(spec.stop.max_rounds, rate)
+    terms = RequestTerms((view.clients[0].name,), spec.privacy.epsilon, spec.privacy.delta, method="groups")
+    level = level_of(method_named("groups").premises(view, [0], [], 0, terms), exact=True)
+    shares = sorted(run.one_leaver / run.scratch for run in EVIDENCE)
+    share = statistics.median(shares)
+    rounds = None if training_rounds is None else share * training_rounds
+    possible, why = (
+        True,
+        (
+            f"a request took {share:.0%} of Scratch's rounds where it was tried ({shares[0]:.0%} to {shares[-1]:.0%}), "
+            "exact for any model; the first training takes about as long"
+        ),
+    )
+    if clients < 2 * LEAST_MEMBERS:
+        possible, why = False, f"{clients} clients are too few for groups of {LEAST_MEMBERS} that learn by themselves"
+    elif rate < LEAST_TAKING_PART or not Participation.parse(spec.server.participation).independent:
+        possible, why = False, f"with server.participation = {spec.server.participation} groups were not seen to pay"
+    elif spec.server.noise > 0.0:
+        possible, why = False, "noise in training and groups exclude each other"
+    settings = (f"groups.count = {count}", f"groups.rounds = {apart}")
+    return TrainingWay("groups", possible, level, rounds, training_rounds, None, settings, why)
+
+
+def rounds_to_target(view: RunView, target: float) -> float | None:
+    """Rounds of the first training, from a pilot that may have been shorter: its curve of errors, continued."""
+    first = FirstTraining(view, target)
+    if first.rounds_to_target is not None:
+        return float(first.rounds_to_target)
+    errors = first.errors
+    if errors is None or not 0.0 < target < 1.0 or errors.at_end <= 0.0:
+        return None
+    return float(errors.end * (errors.at_end / (1.0 - target)) ** (1.0 / errors.exponent))
+
+
+def recommend(closed: TrainingWay, plain: TrainingWay, groups: TrainingWay, noise_pays: bool) -> TrainingName:
+    """The way to choose: closed form if it is accurate enough, plain rounds where noise pays, else groups."""
+    good_enough = closed.possible and (plain.accuracy is None or (closed.accuracy or 0.0) >= plain.accuracy - 0.005)
+    if closed.possible and (good_enough or closed.training_rounds is None):
+        return "closed form"
+    fewer = plain.request_rounds, groups.request_rounds
+    if noise_pays and not (groups.possible and fewer[0] is not None and fewer[1] is not None and fewer[1] < fewer[0]):
+        return "plain"
+    return "groups" if groups.possible else "plain"
