@@ -181,7 +181,7 @@ def test_the_same_request_again_changes_nothing(chosen_run: Path, tmp_path: Path
 def _another_way(payload: dict[str, Any]) -> None:
     for way in payload["auto"]["ways"]:
         if way["method"] == "scratch":
-            way["level"], way["rounds"] = "proven", 0.0
+            way["level"], way["rounds"] = "proven", -1.0
 
 
 def _unrecorded(payload: dict[str, Any]) -> None:
