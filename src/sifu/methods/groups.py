@@ -54,14 +54,14 @@ class Groups(Method):
         expected, predicted = predict_healing(view, forecast, len(merged))
         if not merged:
             expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
-        known = not are_apart(view)
+        merged_before = not are_apart(view)
         return replace(
             plan,
             charges=tuple(PlannedCharge(subject, 0.0, 0.0) for subject in plan.subjects),
             level=level_of(plan.premises, exact=True),
-            predicted_rounds=predicted.rounds if predicted and known else None,
-            predicted_interval=predicted.interval if predicted and known else None,
-            expected_rounds=expected if known else None,
+            predicted_rounds=predicted.rounds if predicted and merged_before else None,
+            predicted_interval=predicted.interval if predicted and merged_before else None,
+            expected_rounds=expected if merged_before else None,
             rebuild_client_rounds=self._rebuilt(view, terms, hit),
             notes=tuple(_notes(view, merged, hit)),
             untouched=True,
