@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from sifu.data import celeba, cifar, idx
+from sifu.data import celeba, cifar, hospitals, idx
 from sifu.data.dataset import Dataset
 from sifu.data.digits import read_digits
 from sifu.data.download import Opener, Progress, download_official
 from sifu.data.npz import read_npz
 from sifu.errors import InputError
 
-NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "celeba")
+NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "hospitals")
 ENVIRONMENT_VARIABLE = "SIFU_DATA"
 
 WANTED = {
@@ -23,6 +23,7 @@ WANTED = {
     "cifar10": (cifar.LAYOUTS["cifar10"].archive,),
     "cifar100": (cifar.LAYOUTS["cifar100"].archive,),
     "celeba": celeba.FILES,
+    "hospitals": hospitals.FILES,
 }
 """The official files of each set, as named when they are missing."""
 
@@ -69,11 +70,12 @@ def load(
         reader = _find_official(name, target, progress)
         if reader is not None:
             return reader()
-    fetch = (
-        "its licence forbids an automatic download, so get them at https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
-        if name == "celeba"
-        else "let them be fetched (sifu train --download)"
-    )
+    by_hand = {
+        "celeba": "its licence forbids an automatic download, so get them at "
+        "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
+        "hospitals": "get them at https://archive.ics.uci.edu/dataset/45/heart+disease",
+    }
+    fetch = by_hand.get(name, "let them be fetched (sifu train --download)")
     same_names = (
         ". MNIST and FashionMNIST share their file names: keep each in its sub-folder" if name in idx.CLASSES else ""
     )
@@ -130,4 +132,7 @@ def _find_official(name: str, place: Path, progress: Progress | None) -> Callabl
     if name in cifar.LAYOUTS:
         batches = cifar.find(name, place)
         return None if batches is None else lambda: cifar.read_cifar(name, batches)
+    if name == "hospitals":
+        complete = all((place / file).is_file() for file in hospitals.FILES)
+        return (lambda: hospitals.read_hospitals(place)) if complete else None
     return None if celeba.find(place) is None else lambda: celeba.read_celeba(place, progress)

@@ -72,16 +72,17 @@ def clients_from_spec(
     given = dataset.client_train
     names = None
     count = data.clients
-    if data.partition == "given":
+    kind = "given" if data.name == "hospitals" else data.partition
+    if kind == "given":
         if given is None:
             raise InputError('data.partition = "given" needs an npz file with an array client')
         names = given_names(given)
         count = len(names)
     indices = partition(
-        data.partition,
+        kind,
         dataset.y_train,
         count,
-        None if data.partition == "given" else data.samples_per_client or None,
+        None if kind == "given" else data.samples_per_client or None,
         keyed_generator(spec.seed, "partition"),
         alpha=data.alpha,
         identity=dataset.identity_train,
@@ -122,7 +123,7 @@ def held_out_from_spec(
     return x, dataset.y_test
 
 
-CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2}
+CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "celeba": 2, "hospitals": 2}
 """How many classes the named data sets have, regardless of who takes part."""
 
 

@@ -1,0 +1,137 @@
+"""Heart disease of four hospitals (UCI, Janosi, Steinbrunn, Pfisterer and Detrano 1988): a real federation of four.
+
+The published files `processed.NAME.data` have a line for each patient: 13 attributes and the diagnosis, separated by
+commas, `?` where something is unknown. A first line of names is passed over. Attributes are coded by constants that
+belong to nobody's data: numbers are shifted and scaled by round figures of medicine, kinds become indicators, and what
+is unknown is zero with an indicator of its own. So preprocessing tells nothing of any patient.
+
+Every fifth patient of a hospital, by line, is held out for testing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sifu.data.dataset import Dataset
+from sifu.errors import InputError
+from sifu.theory.arrays import Floats
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+FILES = tuple(f"processed.{name}.data" for name in HOSPITALS)
+CLASSES = ("no heart disease", "heart disease")
+HELD_OUT = 5
+"""Every so manieth patient is held out."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A measured value: (value - middle) / spread; `zero_is_unknown` where 0 stands for a value nobody took."""
+
+    name: str
+    middle: float
+    spread: float
+    zero_is_unknown: bool = False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of a few kinds, by the numbers the files use."""
+
+    name: str
+    values: tuple[int, ...]
+
+
+ATTRIBUTES: tuple[Number | Kind, ...] = (
+    Number("age", 50.0, 10.0),
+    Kind("sex", (0, 1)),
+    Kind("cp", (1, 2, 3, 4)),
+    Number("trestbps", 130.0, 20.0, zero_is_unknown=True),
+    Number("chol", 240.0, 50.0, zero_is_unknown=True),
+    Kind("fbs", (0, 1)),
+    Kind("restecg", (0, 1, 2)),
+    Number("thalach", 140.0, 25.0),
+    Kind("exang", (0, 1)),
+    Number("oldpeak", 1.0, 1.0),
+    Kind("slope", (1, 2, 3)),
+    Kind("ca", (0, 1, 2, 3)),
+    Kind("thal", (3, 6, 7)),
+)
+"""The attributes in the order of the files, as the data set's own description lists them."""
+
+
+def feature_names() -> tuple[str, ...]:
+    """What each column of the coded features is.
+
+    >>> len(feature_names()), feature_names()[:4]
+    (33, ('age', 'age unknown', 'sex 0', 'sex 1'))
+    """
+    names: list[str] = []
+    for attribute in ATTRIBUTES:
+        if isinstance(attribute, Number):
+            names += [attribute.name, f"{attribute.name} unknown"]
+        else:
+            names += [f"{attribute.name} {value}" for value in attribute.values]
+    return tuple(names)
+
+
+def read_hospitals(folder: Path) -> Dataset:
+    """The four files of a folder as one data set; `client_train` says whose patient each is."""
+    features, labels, owners, held_out = [], [], [], []
+    for name, file in zip(HOSPITALS, FILES, strict=True):
+        rows = read_patients(folder / file)
+        features += [coded for coded, _ in rows]
+        labels += [int(diagnosis > 0) for _, diagnosis in rows]
+        owners += [name] * len(rows)
+        held_out += [place % HELD_OUT == HELD_OUT - 1 for place in range(len(rows))]
+    x, y, test = np.stack(features), np.array(labels, dtype=np.int64), np.array(held_out)
+    return Dataset("hospitals", x[~test], y[~test], x[test], y[test], CLASSES, client_train=np.array(owners)[~test])
+
+
+def read_patients(path: Path) -> list[tuple[Floats, int]]:
+    """Coded attributes and diagnosis (0 to 4) of every patient in a file."""
+    patients = []
+    for number, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), 1):
+        fields = [field.strip() for field in line.split(",")]
+        if not line.strip() or (number == 1 and fields[0] == ATTRIBUTES[0].name):
+            continue
+        if len(fields) != len(ATTRIBUTES) + 1:
+            raise InputError(
+                f"line {number} of {path} has {len(fields)} fields, {len(ATTRIBUTES) + 1} were expected: the published "
+                "files are named processed.cleveland.data and so on"
+            )
+        *values, diagnosis = (_number(field, path, number) for field in fields)
+        if diagnosis is None or diagnosis not in range(5):
+            raise InputError(f"line {number} of {path} has the diagnosis {fields[-1]!r}; 0 to 4 was expected")
+        patients.append((coded(values), int(diagnosis)))
+    if not patients:
+        raise InputError(f"{path} holds no patients")
+    return patients
+
+
+def coded(values: list[float | None]) -> Floats:
+    """A patient's attributes as features; None is unknown."""
+    features: list[float] = []
+    for attribute, value in zip(ATTRIBUTES, values, strict=True):
+        if isinstance(attribute, Number):
+            unknown = value is None or (attribute.zero_is_unknown and value == 0)
+            scaled = 0.0 if unknown or value is None else (value - attribute.middle) / attribute.spread
+            features += [min(max(scaled, -5.0), 5.0), float(unknown)]
+        else:
+            features += [float(value == kind) for kind in attribute.values]
+    return np.array(features)
+
+
+def _number(field: str, path: Path, line: int) -> float | None:
+    if field in ("?", "-9", "-9.0"):
+        return None
+    try:
+        value = float(field)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"line {line} of {path} holds {field!r}; a number or ? was expected")
+    return value

@@ -1,0 +1,99 @@
+"""The four hospitals: published files, fixed coding, and the federation they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sifu
+from sifu.core.spec import Spec
+from sifu.data.hospitals import FILES, HOSPITALS, coded, feature_names, read_hospitals, read_patients
+from sifu.data.sources import load
+from sifu.errors import InputError
+from sifu.launch.federation import clients_from_spec
+
+HEADER = "age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal, num"
+SHARED = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+
+
+def made_up_line(generator: np.random.Generator) -> str:
+    """A patient of the published form whose diagnosis follows from age and chest pain, with something unknown."""
+    age, pain = int(generator.integers(30, 78)), int(generator.integers(1, 5))
+    ill = int(age + 8 * pain + generator.normal(0, 5) > 75)
+    fields = [age, generator.integers(0, 2), pain, generator.integers(100, 170), generator.integers(150, 330), 0,
+              generator.integers(0, 3), generator.integers(90, 190), 0, 1.5, "?", "?", 3]  # fmt: skip
+    return ",".join(str(field) for field in [*fields, ill * int(generator.integers(1, 5))])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Made-up files of the published shape."""
+    generator = np.random.default_rng(5)
+    for name, patients in zip(FILES, (60, 50, 25, 40), strict=True):
+        lines = [made_up_line(generator) for _ in range(patients)]
+        (tmp_path / name).write_text("\n".join([HEADER] * (name == FILES[0]) + lines) + "\n")
+    return tmp_path
+
+
+def test_attributes_are_coded_by_constants() -> None:
+    values = [60.0, 1.0, 4.0, 150.0, 0.0, None, 2.0, 140.0, 0.0, 2.0, None, 3.0, 7.0]
+    features = dict(zip(feature_names(), coded(values), strict=True))
+    assert features["age"] == 1.0
+    assert features["trestbps"] == 1.0
+    assert (features["chol"], features["chol unknown"]) == (0.0, 1.0)  # a cholesterol of zero was not taken
+    assert (features["oldpeak"], features["oldpeak unknown"]) == (1.0, 0.0)
+    assert (features["fbs 0"], features["fbs 1"]) == (0.0, 0.0)
+    assert [features[f"cp {kind}"] for kind in (1, 2, 3, 4)] == [0.0, 0.0, 0.0, 1.0]
+    assert sum(coded([None] * 13)) == 5.0  # the five numbers say that they are unknown
+
+
+def test_files_with_and_without_a_line_of_names_are_read(folder: Path) -> None:
+    assert [len(read_patients(folder / file)) for file in FILES] == [60, 50, 25, 40]
+    dataset = read_hospitals(folder)
+    assert dataset.x_train.shape == (140, 33)
+    assert dataset.x_test.shape == (35, 33)
+    assert sorted(set(dataset.client_train.tolist())) == sorted(HOSPITALS)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("63,1,4", "has 3 fields, 14 were expected"),
+        ("63,1,4,x,260,0,1,112,1,3,2,?,?,2", "holds 'x'; a number or"),
+        ("63,1,4,140,260,0,1,112,1,3,2,?,?,9", "diagnosis '9'"),
+        ("", "holds no patients"),
+    ],
+)
+def test_what_is_not_a_file_of_patients_is_refused(tmp_path: Path, line: str, sentence: str) -> None:
+    (tmp_path / FILES[0]).write_text(line + "\n")
+    with pytest.raises(InputError, match=sentence):
+        read_patients(tmp_path / FILES[0])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"processed\.cleveland\.data.*archive\.ics\.uci\.edu"):
+        load("hospitals", tmp_path)
+
+
+def test_a_hospital_leaves_exactly(folder: Path, tmp_path: Path) -> None:
+    spec = Spec.from_mapping(
+        {"data": {"name": "hospitals", "folder": str(folder)}, "model": {"kind": "ridge"}, "seed": 1}
+    )
+    assert [client.name for client in clients_from_spec(spec)] == list(HOSPITALS)
+    run = sifu.train(spec, run=tmp_path / "run")
+    (outcome,) = run.forget(["switzerland"], method="closed_form")
+    assert outcome.level == "exact"
+    without = [client for client in clients_from_spec(spec) if client.name != "switzerland"]
+    other = sifu.train(spec, run=tmp_path / "other", clients={client.name: (client.x, client.y) for client in without})
+    with run.reader() as reader, other.reader() as elsewhere:
+        np.testing.assert_array_equal(reader.load_model(reader.tip), elsewhere.load_model(elsewhere.tip))
+    assert run.verify().problems == []
+
+
+@pytest.mark.skipif(not (SHARED / "hospitals").is_dir(), reason="the published files are not here")
+def test_the_published_files_have_the_published_patients() -> None:
+    folder = SHARED / "hospitals"
+    assert [len(read_patients(folder / file)) for file in FILES] == [303, 294, 123, 200]
