@@ -187,6 +187,9 @@ class Verifier:
         self.purges: list[Row] = []  # each event 'purged' with what there was just before
         self.written: list[Row] = []  # every file of updates that was ever recorded
         self.solves: dict[int, Row] = {}  # of each node that is the head of a sum: what was recorded of its solve
+        self.solvers: dict[
+            int, tuple[int, set[str]]
+        ] = {}  # of each: how many clients then, the names of those left out
         self.groups = {
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }
@@ -275,6 +278,10 @@ class Verifier:
             if "solve" in payload:
                 self.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
                 self.solves[recorded["last"]] = payload["solve"]
+                asking = [row for row in replayed["requests"].values() if row["status"] not in ("refused", "withdrawn")]
+                left = {name for row in asking for name in json.loads(row["clients"])}
+                left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
+                self.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
             if event["kind"] in STEPS:
                 self.take_step(event, name["request"] if isinstance(name, dict) else name)
             if "rows" in payload:
@@ -560,6 +567,10 @@ class Verifier:
             return
         rounds = [n for n, row in self.nodes.items() if row["kind"] == "round"]
         self.agree("rounds that are solves", sorted(self.solves), rounds)
+        for node, (client_count, left) in self.solvers.items():
+            staying = [c for c in range(client_count) if self.clients[c]["name"] not in left]
+            absent = self.solves[node].get("absent", [])
+            self.agree(f"clients of solve {node}", sorted([*self.rounds[node], *absent]), staying)
         forgotten = {c for clients in self.subjects.values() for c in clients}
         shapes, ridge = json.loads(self.run["layout"])["shapes"], self.spec["ridge"]
         (k, outputs), a, b = shapes[0], ridge["feature_bits"], ridge["target_bits"]

@@ -375,7 +375,7 @@ def test_wrong_settings_are_named() -> None:
         ({"ridge": {"feature_bits": 40}}, "ridge.feature_bits must be in 1 to 24, found 40"),
         ({"features": {"kind": "random_fourier", "count": 7}}, "features.count must be even for random_fourier"),
         ({"features": {"knid": "none"}}, "did you mean features.kind"),
-        ({"keep": {"statistics": "all"}}, "keep.statistics must be one of clients, sum; found 'all'"),
+        ({"keep": {"statistics": "all"}}, "keep.statistics must be one of auto, clients, sum; found 'all'"),
     ):
         with pytest.raises(InputError) as error:
             sifu.Spec.from_mapping(TABLE | changed)

@@ -31,7 +31,8 @@ def load(context: Context) -> ReadyClient:
     config = context.node_config
     if "data" in config:
         with np.load(str(config["data"])) as arrays:
-            return ReadyClient(str(config.get("name", "client")), arrays["x"], arrays["y"])
+            cache = str(config["cache"]) if "cache" in config else None
+            return ReadyClient(str(config.get("name", "client")), arrays["x"], arrays["y"], cache)
     return digits_share(int(config["partition-id"]), int(config["num-partitions"]))
 
 
@@ -77,6 +78,7 @@ linger = 0.0                 # seconds to wait for requests after training is do
 timeout = 600.0              # seconds a client has to answer
 min-replies = 1              # answers that make a round; more than 1 is conditional at best
 masked-updates = false       # true: the server sees no single update; conditional at best
+masked-statistics = true     # heads in closed form: the server sees the sum of statistics, nobody's own
 """
 
 README = """# A federation that can forget

@@ -3,22 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
 
-from sifu.core.engine import Rejection
+from sifu.core.engine import Position, Rejection
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import Spec
+from sifu.core.spec.sections import RidgeSpec
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets
+from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts
+from sifu.theory.participation import Participation
+
+
+def targets_of(ridge: RidgeSpec, outputs: int) -> Targets:
+    """What a head with so many outputs is fitted to."""
+    return Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
 
 
 def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
     """How the statistics of a run are written, from its spec and the shape of its head."""
     (features, outputs), ridge = layout.shapes[0], spec.ridge
-    targets = Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
-    return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, spec.features.norm, targets.norm)
+    target_norm = targets_of(ridge, outputs).norm
+    return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, spec.features.norm, target_norm)
 
 
-@runtime_checkable
+def head_layout(fixed: FixedPoint) -> ModelLayout:
+    """Weight and bias, as other linear models have them."""
+    return ModelLayout(("weight", "bias"), ((fixed.features, fixed.outputs), (fixed.outputs,)), "float64")
+
+
+def head_profile(name: str, samples: int) -> ClientProfile:
+    """A client of a head: a solve does not look at the model before it, so nothing could expand distances."""
+    return ClientProfile(name, samples, 1, 0.0, 0.0)
+
+
+def head_facts(features: str, *, declared: bool, from_labels: bool, preprocessing: str, identity: str) -> TrainingFacts:
+    """What a certificate's premises need of a head on the feature map with this digest.
+
+    `declared` says that the operator declares the map to be public; `from_labels` that the number of outputs was
+    counted from the clients' labels.
+    """
+    return TrainingFacts(
+        local_rate=0.0,
+        momentum=0.0,
+        nesterov=False,
+        weight_decay=0.0,
+        batch_size=None,
+        server_rate=1.0,
+        participation=Participation("all"),
+        dtype="float64",
+        smooth_model=True,
+        rounding_bounded=False,
+        preprocessing=preprocessing,
+        shape_from_labels=from_labels,
+        features=features,
+        features_declared=declared,
+        noise_source=NO_NOISE,
+        identity=identity,
+        initial=DRAWN_FROM_SEED,
+    )
+
+
+def solved_once(spec: Spec, keep: Literal["clients", "sum"]) -> Spec:
+    """The spec with the one round a solve takes, whatever the accuracy, and with `keep` where it leaves that open."""
+    stop = replace(spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1)
+    kept = keep if spec.keep.statistics == "auto" else spec.keep.statistics
+    return replace(spec, stop=stop, keep=replace(spec.keep, statistics=kept))
+
+
 class StatisticsEngine(Protocol):
     """An `Engine` whose clients send (G, H, n, q) once instead of models round by round."""
 
@@ -32,6 +84,35 @@ class StatisticsEngine(Protocol):
         """r of lambda, None for cross-validation."""
         ...
 
-    def collect(self, clients: Sequence[int]) -> Iterator[tuple[int, Statistics | Rejection]]:
-        """The statistics of each of `clients` in their order, checked; or why they were refused."""
+    def reachable(self, clients: Sequence[int]) -> list[int]:
+        """Those of `clients` that could be asked now."""
+        ...
+
+    def collect(
+        self, clients: Sequence[int], position: Position
+    ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
+        """The statistics of each of `clients` in their order, checked; or why they were refused; None: no answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """The sum of the statistics of `clients`, of whom nobody's own can be told from it.
+
+    `rejections` name those that were refused before they sent anything. `sent` counts the messages with masked
+    statistics, those of attempts that were dropped included.
+    """
+
+    statistics: Statistics
+    clients: tuple[int, ...]
+    rejections: tuple[Rejection, ...]
+    sent: int
+
+
+@runtime_checkable
+class MaskedStatisticsEngine(Protocol):
+    """A `StatisticsEngine` that never sees one client's statistics."""
+
+    def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
+        """The sum over those of `clients` that answer; a sum in which anybody's part is missing is never returned."""
         ...

@@ -45,6 +45,7 @@ Reason = Literal[
     "too large",
     "wrong samples",
     "impossible statistics",
+    "another feature map",
     "round dropped",
 ]
 """Why a client's reply was refused (`sifu.core.replies`)."""

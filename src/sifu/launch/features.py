@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.core.spec import IMAGE_FEATURES, RIDGE, Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.data.federation import ClientData
 
 if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
-
-USUAL_COUNT = 512
-"""How many features random_fourier and projection have unless the spec says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +28,9 @@ def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
     features, shape = spec.features, tuple(np.shape(clients[0].x)[1:])
     if features.kind == "none" and spec.model.kind != RIDGE:
         return None
-    from sifu.data.feature_maps import feature_map
+    from sifu.data.feature_maps.from_spec import specified_map
 
-    options: dict[str, Any] = {"norm": features.norm}
-    if features.kind not in ("none", "pretrained"):
-        options["seed"] = features.seed
-    if features.kind in ("random_fourier", "projection"):
-        options["features"] = features.count or USUAL_COUNT
-    if features.kind == "random_fourier":
-        options["bandwidth"] = features.bandwidth
-    if features.kind in IMAGE_FEATURES and len(shape) == 2:  # images of one channel, without an axis for it
-        shape = (1, *shape)
-    return feature_map(features.kind, shape, **options)
-
-
-def is_declared(features: FeatureMap) -> bool:
-    """Whether the operator must declare that the map is public: a seed says it by itself, a network does not."""
-    return features.kind in ("module", "pretrained")
+    return specified_map(features, shape)
 
 
 def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:
@@ -58,7 +41,7 @@ def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(clients)
     features = map_of(spec, clients)
     assert features is not None  # the kind is not none
-    digest, declared = features.digest(), is_declared(features)
+    digest, declared = features.digest(), features.is_declared
     mapped = []
     for client in clients:
         rows = np.concatenate([phi for _, phi in features.chunks(np.asarray(client.x))])

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from sifu.core.closed_form import solved_once, targets_of
 from sifu.core.engine import Engine
 from sifu.core.randomness import keyed_generator
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
 from sifu.core.waiting import ALL
 from sifu.errors import InputError
-from sifu.launch.features import is_declared, map_of, with_features
+from sifu.launch.features import map_of, with_features
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import largest_certified_rate
@@ -143,7 +144,6 @@ def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
     """The engine of a head in closed form, and the spec with the one round it takes."""
     from sifu.data.feature_maps import fixed_point
     from sifu.engines.sim.closed_form import ClosedFormFederation
-    from sifu.theory.closed_form import Targets
 
     ridge, outputs = spec.ridge, spec.model.outputs
     columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
@@ -155,7 +155,7 @@ def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
         from_labels, outputs = not outputs, max(outputs or counted, 2)
     else:
         from_labels, outputs = False, outputs or columns[0]
-    targets = Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
+    targets = targets_of(ridge, outputs)
     features = map_of(spec, clients)
     assert features is not None  # a closed-form head always has a map
     engine = ClosedFormFederation(
@@ -165,11 +165,10 @@ def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
         fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits),
         None if ridge.regularisation == "auto" else ridge.regularisation,
         preprocessing=preprocessing_of(spec),
-        declared=is_declared(features),
+        declared=features.is_declared,
         from_labels=from_labels,
     )
-    # One solve, whatever the accuracy; nothing has a local rate.
-    return engine, replace(spec, stop=replace(spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1))
+    return engine, solved_once(spec, "clients")
 
 
 def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:

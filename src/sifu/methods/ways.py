@@ -118,7 +118,7 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
         fresh=plan.source_node is None,
         replayed=info.starts_from == "initial",
         keeps_updates=view.spec.keep.updates_every > 0,
-        statistics=view.spec.keep.statistics if info.name == CLOSED_FORM else None,
+        statistics=view.spec.keep.kept_statistics if info.name == CLOSED_FORM else None,
         merged=info.starts_from == "merge" and plan.source_node is not None,
     )
     return remains

@@ -2,21 +2,22 @@
 
 Where every client's statistics are kept, nobody is asked whose statistics are at hand; the sum is the kept one plus
 those who came and minus those who went, exact in whole numbers, so a forget costs the same whatever the number of
-clients. Where only the sum is kept, everyone is asked again as soon as somebody left.
+clients. Where only the sum is kept, everyone is asked again as soon as somebody left; where statistics are masked, also
+when somebody came. Whoever does not answer is absent from the head, and is in the next one that it answers for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
-from sifu.core.closed_form import StatisticsEngine
+from sifu.core.closed_form import MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import Position, Rejection
 from sifu.core.streaming import StreamedRound
-from sifu.errors import RoundRejectedError
+from sifu.errors import NobodyAnsweredError, RoundRejectedError
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.training import RecordedTraining
@@ -28,11 +29,12 @@ from sifu.theory.rounding import norm, norm_up
 
 @dataclass
 class _Gathered:
-    """What a solve found on disk and asked for: rows of files written, who was asked, and who was refused."""
+    """What a solve asked for: rows of files written, how many clients sent some, who was refused, who was absent."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     clients_asked: int = 0
     rejections: list[Rejection] = field(default_factory=list)
+    absent: set[int] = field(default_factory=set)
 
 
 class RecordedSolve(RecordedTraining):
@@ -54,18 +56,26 @@ class RecordedSolve(RecordedTraining):
     def _keep(self, psi_max: float) -> None:
         """No request ever goes back to an earlier head."""
 
-    def _is_theirs(self) -> bool:
-        """Whether the current model is the head of exactly the active clients, less those refused."""
+    def missing(self) -> set[int]:
+        """The active clients that the current head has nothing of and that were not refused."""
         tip = self._tip
-        if tip.kind != "round":
-            return False
-        taken = set(self.writer.participation(first=tip.node).between(tip.node, tip.node).clients.tolist())
         refused = {
             self.view.index_of[row.client]
             for row in self.writer.rejections()
             if (row.branch, row.round) == (tip.branch, tip.position - 1) and row.left_out
         }
-        return taken | refused == set(self.active.tolist())
+        return set(self.active.tolist()) - self._taken() - refused
+
+    def _taken(self) -> set[int]:
+        """The clients of the current head; nobody if the current model is not one."""
+        tip = self._tip
+        if tip.kind != "round":
+            return set()
+        return set(self.writer.participation(first=tip.node).between(tip.node, tip.node).clients.tolist())
+
+    def _is_theirs(self) -> bool:
+        """Whether the current model is the head of exactly the active clients, less those refused."""
+        return self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
 
     def _solve(self) -> None:
         engine, stored = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
@@ -73,7 +83,14 @@ class RecordedSolve(RecordedTraining):
         gathered = _Gathered()
         statistics = self._sum(stored, whole, gathered)
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
-        taken = np.array([client for client in self.active.tolist() if client not in refused], dtype=np.int64)
+        left_out = refused | gathered.absent
+        taken = np.array([client for client in self.active.tolist() if client not in left_out], dtype=np.int64)
+        if gathered.absent and not taken.size:
+            raise NobodyAnsweredError(
+                "no client sent its statistics: nothing was changed; see that the nodes are connected and start again"
+            )
+        if gathered.absent and not refused and set(taken.tolist()) == self._taken():
+            return  # whoever was missing is missing still
         head = fit_head(statistics, engine.relative_penalty)
         vector = head.weights.ravel()
         digest = statistics.digest()
@@ -91,6 +108,9 @@ class RecordedSolve(RecordedTraining):
             "asked": gathered.clients_asked,
             "bytes_sent": 8 * words_at(engine.fixed) * gathered.clients_asked,
         }
+        if gathered.absent:
+            self._pending.solve["absent"] = sorted(gathered.absent)
+        evaluation = self.engine.evaluate(vector, taken)
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
             self._take_in(
@@ -102,7 +122,7 @@ class RecordedSolve(RecordedTraining):
                     0.0,
                     norm(vector - self._root),
                     lambda: vector,
-                    self.engine.evaluate(vector, taken),
+                    evaluation,
                     rejections=tuple(gathered.rejections),
                 )
             )
@@ -111,6 +131,8 @@ class RecordedSolve(RecordedTraining):
         """The statistics of the active clients together."""
         engine, wanted = cast("StatisticsEngine", self.engine), set(self.active.tolist())
         own = {row.clients[0]: row for row in stored if not row.is_sum}
+        if isinstance(engine, MaskedStatisticsEngine):
+            return self._masked_sum(engine, whole, wanted, gathered)
         there = set(whole.clients) if whole is not None else set()
         leaving = there - wanted
         if leaving - own.keys():  # a sum cannot be rid of statistics that nobody has
@@ -125,6 +147,37 @@ class RecordedSolve(RecordedTraining):
             result = result + part
         return result
 
+    def _masked_sum(
+        self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
+    ) -> Statistics:
+        """The sum of everybody who answers; the kept one where nobody left it and nobody new could be asked."""
+        statistics = cast("StatisticsEngine", engine)
+        if whole is not None and set(whole.clients) <= wanted:
+            new = sorted(wanted - set(whole.clients))
+            if not statistics.reachable(new):
+                gathered.absent.update(new)
+                return read_statistics(self.writer.folder, whole, statistics.fixed)
+        result = engine.collect_sum(sorted(wanted), self._position)
+        gathered.clients_asked = result.sent
+        for rejection in result.rejections:
+            self._refuse(rejection, gathered)
+        refused = {self.view.index_of[rejection.client] for rejection in result.rejections}
+        gathered.absent.update(wanted - set(result.clients) - refused)
+        return result.statistics
+
+    @property
+    def _position(self) -> Position:
+        return Position(self._tip.branch, self._tip.position)
+
+    def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
+        """Leave a client out whose statistics cannot be used, or stop if the spec wants that."""
+        if self.view.spec.server.rejected != "reply":
+            raise RoundRejectedError(
+                f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
+                f"{rejection.reason}. See server.rejected"
+            )
+        gathered.rejections.append(rejection)
+
     def _parts(self, clients: list[int], own: dict[int, StatisticsRow], gathered: _Gathered) -> Iterator[Statistics]:
         """Statistics of clients one by one, from disk where they are kept, or asked for and written."""
         engine = cast("StatisticsEngine", self.engine)
@@ -132,16 +185,13 @@ class RecordedSolve(RecordedTraining):
             if client in own:
                 yield read_statistics(self.writer.folder, own[client], engine.fixed)
         keeps = self.view.spec.keep.statistics == "clients"
-        position = Position(self._tip.branch, self._tip.position)
-        for client, sent in engine.collect([client for client in clients if client not in own]):
+        for client, sent in engine.collect([client for client in clients if client not in own], self._position):
+            if sent is None:
+                gathered.absent.add(client)
+                continue
             gathered.clients_asked += 1
             if isinstance(sent, Rejection):
-                if self.view.spec.server.rejected != "reply":
-                    raise RoundRejectedError(
-                        f"the statistics of client {sent.client!r} were refused and nothing was changed: "
-                        f"{sent.reason}. See server.rejected"
-                    )
-                gathered.rejections.append(replace(sent, position=position))
+                self._refuse(sent, gathered)
                 continue
             if keeps:
                 row = write_statistics(self.writer.folder, self._next, [client], sent, is_sum=False)

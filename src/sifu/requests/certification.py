@@ -263,7 +263,7 @@ class RecordedRequest:
             untouched=untouched,
             protection=self.method.info.protection,
             training_noise=self.training_noise,
-            statistics=view.spec.keep.statistics if self.method.info.name == CLOSED_FORM else None,
+            statistics=view.spec.keep.kept_statistics if self.method.info.name == CLOSED_FORM else None,
             solve=solves(self.reader).get(final_node),
         )
 

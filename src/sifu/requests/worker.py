@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
 from sifu.choices import Level
+from sifu.core.closed_form import StatisticsEngine
 from sifu.core.engine import Engine
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.core.streaming import should_stop
@@ -57,6 +59,8 @@ class Worker:
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
+        self._tried: set[int] = set()
+        """Clients that a closed-form head lacks although they were asked."""
         self.refused: dict[str, NotCertifiableError] = {}
         """Requests that cannot be carried out at the level asked for; they wait, and do not hold up those behind."""
 
@@ -72,9 +76,25 @@ class Worker:
         if self.writer.phase == "training":
             self.train(until_letter=True)
             return True
-        if self.heal(until_letter=True):
+        if self._complete_head() or self.heal(until_letter=True):
             return True
         return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_letter=True) > 0
+
+    def _complete_head(self) -> bool:
+        """Solve a closed-form head again with clients it lacks and that are there now; each gets one try until it
+        goes away and comes back."""
+        view = RunView(self.writer)
+        if view.spec.model.kind != RIDGE or self.writer.phase != "ready":
+            return False
+        solve = RecordedSolve(self.engine, self.writer, view)
+        there = set(cast("StatisticsEngine", self.engine).reachable(sorted(solve.missing())))
+        self._tried &= there
+        if there <= self._tried:
+            return False
+        self._tried |= there
+        solve.run("joining", self.progress)
+        solve.note_standing()
+        return True
 
     def train(self, until_letter: bool = False) -> None:
         """Continue the first training until its stop rule holds, or until a letter came and was taken in."""

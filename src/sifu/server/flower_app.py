@@ -25,6 +25,7 @@ from sifu.core.waiting import Wait
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.exchange import Exchange
+from sifu.engines.flower.make_engine import make_federation
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster, KeyRoster, Roster
 from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, read_profile
@@ -41,7 +42,7 @@ from sifu.server.serve import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import RunWriter
-from sifu.theory.facts import AUTHENTICATED, CLAIMED
+from sifu.theory.facts import AUTHENTICATED, CLAIMED, MASKED_STATISTICS
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message
@@ -63,7 +64,8 @@ class Settings:
     `run` and `spec` are absolute paths on the server's machine. `insecure_identity` lets nodes be whoever they say
     they are and caps every certificate; then `clients` of them are waited for. `wait` seconds are waited for clients
     before the run is made, `linger` for requests after training is done. With `masked_updates` the server learns the
-    mean of a round's updates and no single one.
+    mean of a round's updates and no single one; with `masked_statistics` it learns the sum of the statistics of a head
+    in closed form and nobody's own.
     """
 
     run: str
@@ -75,6 +77,7 @@ class Settings:
     timeout: float = 600.0
     min_replies: int = 1
     masked_updates: bool = False
+    masked_statistics: bool = True
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Settings:
@@ -258,10 +261,12 @@ class _ClientRegistry:
         (folder / CLIENTS_FILE).unlink(missing_ok=True)
         engine, given_spec, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
         check_same_spec(open_run(folder, engine=engine), given_spec)
-        if tuple(facts["outside"]) != engine.facts.outside:  # certificates rest on what was recorded
+        # Certificates rest on what was recorded. Statistics may be checked one by one where they were masked before.
+        begun, now = list(facts["outside"]), list(engine.facts.outside)
+        if now not in (begun, [what for what in begun if what != MASKED_STATISTICS]):
             raise InputError(
-                f"{folder} was begun with other rules (outside the theorem: {facts['outside'] or 'nothing'}; now "
-                f"{list(engine.facts.outside) or 'nothing'}): continue with the same min-replies and masked-updates"
+                f"{folder} was begun with other rules (outside the theorem: {begun or 'nothing'}; now "
+                f"{now or 'nothing'}): continue with the same min-replies, masked-updates and masked-statistics"
             )
         return engine
 
@@ -335,8 +340,18 @@ class _ClientRegistry:
         keep = self._spec.keep
         if self._settings.masked_updates and (keep.gram_clients or keep.updates_every):
             raise InputError("with masked-updates the spec's keep.gram_clients and keep.updates_every must be 0")
-        self._engine = FlowerFederation(
-            self._grid, self._roster, design, self._patience, masked=self._settings.masked_updates
+        if design.head and self._settings.masked_statistics and resolved.keep.statistics == "clients":
+            raise InputError(
+                'keep.statistics = "clients" keeps what a server with masked statistics never sees: write "sum", or '
+                "set masked-statistics = false"
+            )
+        self._engine = make_federation(
+            self._grid,
+            self._roster,
+            design,
+            self._patience,
+            masked_updates=self._settings.masked_updates,
+            masked_statistics=self._settings.masked_statistics,
         )
         return self._engine, given_spec, resolved
 

@@ -25,6 +25,9 @@ NO_NOISE = "none"
 """`TrainingFacts.noise_source` of a training that adds no noise."""
 
 MINIMUM_OF_ANSWERS = "a minimum of"
+MASKED_STATISTICS = "masked statistics, of which only the sum can be checked"
+LEAST_MASKED = 3
+"""Participants of a masked sum: with two, whoever knows one client's part knows the other's."""
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
 CLOSED_EARLY = "closing a round before the slowest clients have answered"
 

@@ -73,7 +73,8 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
 
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Every round is a solve among clients that nobody had asked to forget by then, all of those or all but refused."""
+    """Every round is a solve among clients that nobody had asked to forget by then, all of those or all but
+    refused and absent ones."""
     recorded, everyone, gone, client_count = solves(reader), reader.everyone(), set(), 0
     forgotten_by: dict[str, set[int]] = {}
     left_out = {
@@ -98,7 +99,8 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         taken = set(everyone.between(last, last).clients.tolist())
         names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
         refused = {view.index_of[name] for _, _, name in names & left_out}
-        if taken & gone or taken | refused != set(range(client_count)) - gone:
+        absent = set(recorded[last].get("absent", []))
+        if taken & (gone | absent) or taken | refused | absent != set(range(client_count)) - gone:
             yield f"statistics: node {last} was solved from other clients than those who had not asked to be forgotten"
         samples = sum(view.clients[client].samples for client in taken)
         if recorded[last]["samples"] != samples:

@@ -12,6 +12,7 @@ from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.engine import FlowerFederation
+from sifu.engines.flower.make_engine import make_federation
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster
 from sifu.engines.flower.wire import profile_message, read_profile
@@ -60,7 +61,7 @@ def _numbered(message: object) -> object:
 
 
 def both_engines(
-    spec: Spec, patience: Patience = HASTY, *, masked: bool = False
+    spec: Spec, patience: Patience = HASTY, *, masked: bool = False, masked_statistics: bool = True
 ) -> tuple[object, FlowerFederation, MemoryGrid]:
     """The embedded engine, the Flower engine, and the grid under it."""
     data = clients_from_spec(spec)
@@ -71,7 +72,8 @@ def both_engines(
     ordered = sorted(profiles.values(), key=lambda profile: order[profile.name])  # type: ignore[attr-defined]
     design, _ = blueprint(spec, ordered, identity=CLAIMED, preprocessing="fixed constants")  # type: ignore[arg-type]
     roster = ClaimedRoster(grid, {node: profile.name for node, profile in profiles.items()})  # type: ignore[attr-defined]
-    return embedded, FlowerFederation(grid, roster, design, patience, masked=masked), grid
+    flower = make_federation(grid, roster, design, patience, masked_updates=masked, masked_statistics=masked_statistics)
+    return embedded, flower, grid
 
 
 def everyone(engine: object) -> np.ndarray:

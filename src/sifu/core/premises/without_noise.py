@@ -9,7 +9,7 @@ from sifu.core.premises.before_training import (
     preprocessing_premise,
 )
 from sifu.core.premises.premise import Premise
-from sifu.theory.facts import TrainingFacts
+from sifu.theory.facts import MASKED_STATISTICS, TrainingFacts
 
 
 def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
@@ -31,7 +31,10 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
         Premise(
             "statistics",
             "trusted",
-            "Statistics that no data can have were refused; otherwise clients are trusted to have sent their own.",
+            "Statistics were masked: a sum that no data can have was refused, single clients' could not be checked; "
+            "clients are trusted to have sent their own."
+            if MASKED_STATISTICS in facts.outside
+            else "Statistics that no data can have were refused; otherwise clients are trusted to have sent their own.",
         ),
     )
 

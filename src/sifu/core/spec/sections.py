@@ -199,6 +199,13 @@ class KeepSpec:
     highest_sigma: float = key(10.0, "the ladder's highest sigma")
     gram_clients: int = key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
     updates_every: int = key(0, "keep the clients' updates of every Nth round (fed_eraser, fed_accum); 0: never")
-    statistics: Literal["clients", "sum"] = key(
-        "clients", "ridge: clients keeps each one's statistics, so a forget asks nobody; sum asks those who stay again"
+    statistics: Literal["auto", "clients", "sum"] = key(
+        "auto",
+        "ridge: clients keeps each one's statistics, so a forget asks nobody; sum asks those who stay again; auto is "
+        "clients, on Flower sum",
     )
+
+    @property
+    def kept_statistics(self) -> Literal["clients", "sum"]:
+        """What a run keeps whose engine has settled what auto is."""
+        return "sum" if self.statistics == "sum" else "clients"

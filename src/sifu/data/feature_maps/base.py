@@ -57,6 +57,11 @@ class FeatureMap(abc.ABC):
             hashed.update(piece)
         return hashed.hexdigest()
 
+    @property
+    def is_declared(self) -> bool:
+        """Whether the operator must declare that the map is public: a seed says it by itself, a network does not."""
+        return self.kind in ("module", "pretrained")
+
     def chunks(self, x: NDArray[Any], progress: Progress | None = None) -> Iterator[tuple[slice, Floats]]:
         """Features of many samples, `CHUNK` at a time, with their rows; `progress(done, all)` after each."""
         for start in range(0, len(x), CHUNK):

@@ -13,11 +13,20 @@ from sifu.core.replies import ReplyRules
 from sifu.core.waiting import Wait
 from sifu.engines.flower.wire import USUAL_METRICS, MetricNames, arrays_record
 from sifu.engines.sim.clipping import Clipping
+from sifu.theory.closed_form import FixedPoint
 from sifu.theory.facts import CLOSED_EARLY, MINIMUM_OF_ANSWERS, ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """A head in closed form: how statistics are written, and r of lambda (None for cross-validation)."""
+
+    fixed: FixedPoint
+    relative_penalty: float | None
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,8 @@ class Blueprint:
     `plan` travels in every message. `several`: all clients evaluate several models at once. What follows is for
     ClientApps that were not written for us: `carried` arrays of whole numbers travel with the model and stay what they
     are, `config` goes into every message, `metrics` are what an evaluation's numbers are called, and without
-    `evaluates` nobody is asked for one.
+    `evaluates` nobody is asked for one. `head` is given where clients send statistics, from which a head is solved,
+    instead of models.
     """
 
     layout: ModelLayout
@@ -45,6 +55,7 @@ class Blueprint:
     config: Mapping[str, Any] = field(default_factory=dict)
     metrics: MetricNames = USUAL_METRICS
     evaluates: bool = True
+    head: HeadPlan | None = None
 
     def record(self, model: Vector) -> ArrayRecord:
         """A model as it travels."""

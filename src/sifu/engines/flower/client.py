@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from sifu.engines.flower.masked_client import add_masking
+from sifu.engines.flower.statistics_client import add_statistics
 from sifu.engines.flower.wire import (
     ARRAYS,
     EVALUATE_SEVERAL,
@@ -60,7 +61,7 @@ MakeClient = Callable[[Context], LocalClient]
 def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientApp:
     """A ClientApp around `make_client`, which is called for every message: each may come to a new process.
 
-    It takes part in masked rounds too. With `masked_only` it never sends an update in the clear, whoever asks.
+    It takes part in masked rounds too. With `masked_only` it never sends an update, or statistics, in the clear.
     """
     app = ClientApp()
 
@@ -68,6 +69,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
         return make_client(context).train(_model_of(message), Instruction.of(message))
 
     add_masking(app, trained)
+    add_statistics(app, make_client, masked_only=masked_only)
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:

@@ -18,7 +18,7 @@ import numpy as np
 from sifu.core.engine import Rejection
 from sifu.core.layout import ModelLayout
 from sifu.core.round import Average, RoundSetup
-from sifu.engines.flower.masking import LEAST_PARTICIPANTS, FixedPoint
+from sifu.engines.flower.masking import FixedPoint
 from sifu.engines.flower.rounds import FlowerRound
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
@@ -32,7 +32,7 @@ from sifu.engines.flower.wire import (
 )
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Words
-from sifu.theory.facts import DROPPED_MASKED_ROUND
+from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm_up, up
 
@@ -70,7 +70,7 @@ class MaskedRound(FlowerRound):
     @property
     def least(self) -> int:
         """How many answers a round needs to count."""
-        return max(super().least, LEAST_PARTICIPANTS)
+        return max(super().least, LEAST_MASKED)
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Prepared:
         """Let everybody train, who then says how many samples it has and whether its update fits the range."""

@@ -31,12 +31,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sifu.core.layout import Vector
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Words
+from sifu.theory.facts import LEAST_MASKED
 
 HEADROOM_BITS = 10
 """An update may be this many doublings larger than the largest parameter of the model it started from."""
 SUM_BITS = 61
-LEAST_PARTICIPANTS = 3
-"""With two, whoever knows one update knows the other."""
 _KEYSTREAM_BYTES = 2**24
 
 
@@ -99,8 +98,8 @@ def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], conte
     """The words with a mask for every other participant; `context` names the round, so that no mask is used twice."""
     if keys.get(own) != public_part(secret):
         raise InputError("the participants' keys do not hold the one this client made for the round: nothing was sent")
-    if len(set(keys.values())) < len(keys) or len(keys) < LEAST_PARTICIPANTS:
-        raise InputError(f"a masked round needs {LEAST_PARTICIPANTS} participants with keys of their own")
+    if len(set(keys.values())) < len(keys) or len(keys) < LEAST_MASKED:
+        raise InputError(f"a masked round needs {LEAST_MASKED} participants with keys of their own")
     mine = X25519PrivateKey.from_private_bytes(secret)
     roll = b"".join(number.to_bytes(8, "big") + keys[number] for number in sorted(keys))
     masked = words.copy()

@@ -1,21 +1,36 @@
 """Ready-made models on Flower: linear models and networks of `engines.sim`, each client training alone on its own data.
 
+Where the spec has `[features]`, a client maps its samples by itself first; heads in closed form are in `ready_heads`.
+
 A client trains exactly as it would in the embedded simulator: same steps, same batches (drawn for its number among
 all), same bound on its smoothness. So the same seeded problem gives the same Psi, to rounding, on both engines.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import RIDGE, Spec
+from sifu.data.feature_maps.from_spec import specified_map
 from sifu.engines.flower.blueprint import Blueprint
+from sifu.engines.flower.client_features import cached_features
+from sifu.engines.flower.ready_heads import (
+    common_shape,
+    features_text,
+    head_blueprint,
+    head_of,
+    head_wire_profile,
+    travelled_map,
+)
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, make_model
 from sifu.engines.sim.clients import count_outputs, input_shape
@@ -23,6 +38,8 @@ from sifu.engines.sim.clipping import OUTSIDE, Clipping
 from sifu.engines.sim.float_rounding import ClientSizes, LinearRounding, within_reach
 from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.errors import InputError
+from sifu.theory.arrays import Array
+from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, TrainingFacts, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import largest_certified_rate
@@ -40,13 +57,15 @@ def plan_of(spec: Spec, outputs: int = 0, rate: float = PLACEHOLDER_RATE) -> Wir
         spec.model.init,
         spec.model.dtype,
         spec.seed,
-        rate if local.rate == "auto" else local.rate,
+        0.0 if spec.model.kind == RIDGE else rate if local.rate == "auto" else local.rate,
         local.steps,
         local.batch,
         local.momentum,
         local.nesterov,
         local.weight_decay,
         local.clip,
+        features_text(spec.features) if spec.features.kind != "none" or spec.model.kind == RIDGE else "",
+        json.dumps(asdict(spec.ridge), sort_keys=True) if spec.model.kind == RIDGE else "",
     )
 
 
@@ -58,15 +77,22 @@ def _training(plan: WirePlan) -> LocalTraining:
 
 @dataclass(frozen=True, eq=False)
 class ReadyClient:
-    """A client that trains a ready-made model on data of its own: `x` (n, ...) and `y` as `engines.sim` takes them."""
+    """A client that trains a ready-made model on data of its own: `x` (n, ...) and `y` as `engines.sim` takes them.
+
+    `cache` is a folder of the node's own for features of its samples: every message may come to a new process, which
+    would compute them again.
+    """
 
     name: str
     x: Any
     y: Any
+    cache: str | Path | None = None
 
     def profile(self, instruction: Instruction) -> WireProfile:
         """Its data in figures: nothing of them but the shape, the counts and the bounds."""
         plan = WirePlan.of_text(instruction.plan)
+        if plan.model == RIDGE:
+            return head_wire_profile(self, plan)
         outputs = count_outputs([self], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
         shape = input_shape([self])
         profile = WireProfile(self.name, int(np.shape(self.x)[0]), plan.steps, None, None, shape, outputs)
@@ -93,9 +119,20 @@ class ReadyClient:
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
         """On its own data."""
-        federation = self._federation(WirePlan.of_text(instruction.plan), instruction.client)
+        plan = WirePlan.of_text(instruction.plan)
+        federation: Engine = (
+            head_of(self, plan, plan.outputs) if plan.model == RIDGE else self._federation(plan, instruction.client)
+        )
         evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
+
+    def statistics(self, instruction: Instruction) -> tuple[Statistics, str]:
+        """(G, H, n, q) of its data for a head in closed form, and the digest of the feature map."""
+        plan = WirePlan.of_text(instruction.plan)
+        if plan.model != RIDGE:
+            raise InputError(f"statistics are for model.kind = {RIDGE!r}, this plan has {plan.model!r}")
+        head = head_of(self, plan, plan.outputs)
+        return head.sent_by(0), head.facts.features
 
     def _federation(self, plan: WirePlan, number: int) -> SimulatedFederation:
         return _federation_of(self, plan, number)
@@ -104,9 +141,10 @@ class ReadyClient:
 @lru_cache(maxsize=32)
 def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> SimulatedFederation:
     """A federation of one; kept, since a process of Flower's simulation plays the same client again and again."""
-    model = make_model(plan.model, input_shape([client]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
+    data = _MappedClient(client.name, _mapped(client, plan), client.y) if plan.features else client
+    model = make_model(plan.model, input_shape([data]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
     return SimulatedFederation(
-        [client],
+        [data],
         model,
         _training(plan),
         dtype=plan.dtype,  # type: ignore[arg-type]
@@ -115,18 +153,30 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
     )
 
 
+@dataclass(frozen=True)
+class _MappedClient:
+    """A client whose samples are features."""
+
+    name: str
+    x: Array
+    y: Array
+
+
+def _mapped(client: ReadyClient, plan: WirePlan) -> Array:
+    """The features of a client's samples, from its cache where it has one."""
+    features = travelled_map(plan.features, input_shape([client]))
+    return cached_features(features, np.asarray(client.x), plan.dtype, client.cache)
+
+
 def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
     """The training a spec describes on clients with these profiles, and the spec with its local rate filled in."""
-    if spec.features.kind != "none" or spec.model.kind == RIDGE:
-        raise InputError(
-            f"features.kind = {spec.features.kind!r} with model.kind = {spec.model.kind!r} runs on the embedded engine "
-            "only: on Flower let every client compute its features itself, and train softmax on them"
-        )
-    shapes = {profile.input_shape for profile in profiles}
-    if len(shapes) != 1 or () in shapes:
-        raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")
+    if spec.model.kind == RIDGE:
+        plan = plan_of(spec, spec.model.outputs or max(profile.outputs for profile in profiles))
+        return head_blueprint(spec, profiles, plan, identity=identity, preprocessing=preprocessing)
+    shape = common_shape(profiles)
+    features = None if spec.features.kind == "none" else specified_map(spec.features, shape)
     counted = max(profile.outputs for profile in profiles)
     linear_values = spec.model.kind in ("logistic", "least_squares")
     outputs = spec.model.outputs or counted
@@ -144,7 +194,9 @@ def blueprint(
         spec = replace(spec, local=replace(spec.local, rate=rate))
     plan = plan_of(spec, outputs)
     training = _training(plan)
-    model: LinearModel | ModuleModel = make_model(plan.model, next(iter(shapes)), outputs, init=spec.model.init)
+    model: LinearModel | ModuleModel = make_model(
+        plan.model, shape if features is None else (features.features,), outputs, init=spec.model.init
+    )
     server = spec.server
     rules = ReplyRules(server.rejected, server.update_bound)
     clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
@@ -169,6 +221,8 @@ def blueprint(
         identity=identity,
         initial=DRAWN_FROM_SEED,
         local_clip=training.clip,
+        features="" if features is None else features.digest(),
+        features_declared=features is not None and features.is_declared,
     )
 
     def allowance(norm: float, participants: ClientIndices) -> float:

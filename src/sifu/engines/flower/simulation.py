@@ -23,8 +23,8 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.engine import FlowerFederation
 from sifu.engines.flower.exchange import Exchange
+from sifu.engines.flower.make_engine import make_federation
 from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster
 from sifu.engines.flower.wire import profile_message, read_profile
@@ -116,6 +116,8 @@ def _start_ray() -> None:
 
 def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], preprocessing: str) -> Engine:
     """An engine of the simulation's nodes with these clients' data, until the next call."""
+    if any(getattr(client, "features", "") for client in data):
+        raise InputError("these clients hold features already: on Flower each computes its own, hand over the samples")
     name = f"federation-{len(list(folder.glob('federation-*')))}"
     (folder / name).mkdir()
     for number, client in enumerate(data):
@@ -134,7 +136,7 @@ def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], 
         spec, [by_name[client.name] for client in data], identity=IN_PROCESS, preprocessing=preprocessing
     )
     roster = ClaimedRoster(grid, {node: profile.name for node, profile in profiles.items()})
-    return FlowerFederation(grid, roster, training, PATIENCE)
+    return make_federation(grid, roster, training, PATIENCE)
 
 
 def _load(folder: str, context: Context) -> ReadyClient:

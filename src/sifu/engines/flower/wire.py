@@ -43,7 +43,11 @@ ACCURACY_KEYS = ("accuracy", "eval_acc", "eval_accuracy", "acc")
 
 @dataclass(frozen=True)
 class WirePlan:
-    """What every client of a ready-made model must know, the same in every message."""
+    """What every client of a ready-made model must know, the same in every message.
+
+    `features` is the section `[features]` of the spec as JSON where samples go through a public map first, `ridge` the
+    section `[ridge]` where the head is solved in closed form.
+    """
 
     model: str
     outputs: int
@@ -57,6 +61,8 @@ class WirePlan:
     nesterov: bool
     weight_decay: float
     clip: float = 0.0
+    features: str = ""
+    ridge: str = ""
 
     def to_text(self) -> str:
         """As JSON."""

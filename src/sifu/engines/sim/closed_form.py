@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.closed_form import head_facts, head_layout, head_profile
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.engines.sim.clients import ClientData
@@ -20,8 +21,8 @@ from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, total
 from sifu.theory.closed_form.statistics import statistics_of_chunks
 from sifu.theory.closed_form.statistics_check import HostileStatisticsError
-from sifu.theory.facts import DRAWN_FROM_SEED, IN_PROCESS, NO_NOISE, ClientProfile, TrainingFacts
-from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.facts import IN_PROCESS, ClientProfile
+from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm_up
 
 if TYPE_CHECKING:
@@ -62,53 +63,32 @@ class ClosedFormFederation:
             raise InputError(f"client {empty[0]!r} has no samples; leave it out of the federation")
         for client in self._data:
             targets.encode(np.asarray(client.y))  # labels that cannot be used are refused before a run is made
-        # A solve does not look at the model before it: no step, nothing that could expand distances.
-        self.clients = tuple(ClientProfile(client.name, len(client.x), 1, 0.0, 0.0) for client in self._data)
-        self.facts = TrainingFacts(
-            local_rate=0.0,
-            momentum=0.0,
-            nesterov=False,
-            weight_decay=0.0,
-            batch_size=None,
-            server_rate=1.0,
-            participation=Participation("all"),
-            dtype="float64",
-            smooth_model=True,
-            rounding_bounded=False,
+        self.clients = tuple(head_profile(client.name, len(client.x)) for client in self._data)
+        self.facts = head_facts(
+            features.digest(),
+            declared=declared,
+            from_labels=from_labels,
             preprocessing=preprocessing,
-            shape_from_labels=from_labels,
-            features=features.digest(),
-            features_declared=declared,
-            noise_source=NO_NOISE,
             identity=IN_PROCESS,
-            initial=DRAWN_FROM_SEED,
         )
 
     @property
     def layout(self) -> ModelLayout:
         """Weight and bias, as other linear models have them."""
-        shapes = ((self.fixed.features, self.fixed.outputs), (self.fixed.outputs,))
-        return ModelLayout(("weight", "bias"), shapes, "float64")
+        return head_layout(self.fixed)
 
     def initial_model(self, branch: int) -> Vector:
         """Zeros."""
         return np.zeros(self.layout.size)
 
-    def collect(self, clients: Sequence[int]) -> Iterator[tuple[int, Statistics | Rejection]]:
+    def reachable(self, clients: Sequence[int]) -> list[int]:
+        """All of them: their data are at hand."""
+        return list(clients)
+
+    def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics | Rejection]]:
         """Statistics of each client, checked as if they came from a stranger."""
         for client in clients:
-            sent = self.sent_by(client)
-            name = self.clients[client].name
-            try:
-                if sent.fixed != self.fixed or sent.samples != self.clients[client].samples:
-                    raise InputError(f"{sent.samples} samples in [{sent.fixed.describe()}]")
-                check_statistics(sent, name)
-            except HostileStatisticsError:
-                yield client, Rejection(Position(0, 0), name, "impossible statistics", left_out=True)
-            except InputError:
-                yield client, Rejection(Position(0, 0), name, "wrong samples", left_out=True)
-            else:
-                yield client, sent
+            yield client, checked(self.sent_by(client), self.fixed, self.clients[client], position)
 
     def sent_by(self, client: int) -> Statistics:
         """What a client sends; an engine of less honest clients says something else."""
@@ -137,7 +117,7 @@ class ClosedFormFederation:
         """The head of the active clients, whatever the model was; nobody's drift is known."""
         chosen = np.asarray(active, dtype=np.int64)
         parts = []
-        for _, sent in self.collect(chosen.tolist()):
+        for _, sent in self.collect(chosen.tolist(), position):
             if isinstance(sent, Rejection):
                 raise RoundRejectedError(f"the statistics of {sent.client!r} cannot be used: {sent.reason}")
             parts.append(sent)
@@ -180,3 +160,14 @@ class ClosedFormFederation:
         if client not in self._kept and self._kept_bytes + phi.nbytes <= KEPT_BYTES:
             self._kept[client] = phi
             self._kept_bytes += phi.nbytes
+
+
+def checked(sent: Statistics, fixed: FixedPoint, client: ClientProfile, position: Position) -> Statistics | Rejection:
+    """What a client sent, or why nobody with its samples can have sent it."""
+    if sent.fixed != fixed or sent.samples != client.samples:
+        return Rejection(position, client.name, "wrong samples", left_out=True)
+    try:
+        check_statistics(sent, client.name)
+    except HostileStatisticsError:
+        return Rejection(position, client.name, "impossible statistics", left_out=True)
+    return sent

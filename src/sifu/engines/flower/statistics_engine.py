@@ -1,0 +1,241 @@
+"""Flower engines of closed-form heads: clients' nodes compute statistics, and one round is a solve.
+
+`FlowerStatistics` sees every client's statistics and checks each. `MaskedFlowerStatistics` sees their sum alone: masks
+are pairwise and modulo 2^64 (`masking`), and int64 statistics fit them without any loss. The masks of those who are
+ready cancel only in the sum over all of them, so when one part is missing, nothing can be read and the round is done
+again without whoever it was: a wrong sum is never returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.closed_form import MaskedSum
+from sifu.core.engine import Position, Reason, Rejection, RoundResult
+from sifu.core.layout import Vector
+from sifu.core.streaming import RoundsWanted, StreamedRound
+from sifu.engines.flower.blueprint import Blueprint, HeadPlan, Patience
+from sifu.engines.flower.engine import FlowerFederation
+from sifu.engines.flower.roster import Roster
+from sifu.engines.flower.statistics_wire import (
+    PREPARE_STATISTICS,
+    SEND_MASKED_STATISTICS,
+    STATISTICS,
+    Origin,
+    read_prepared,
+    read_statistics_words,
+)
+from sifu.engines.flower.wire import read_masked
+from sifu.engines.sim.closed_form import checked
+from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+from sifu.theory.closed_form import FixedPoint, Statistics
+from sifu.theory.closed_form.statistics import words_at
+from sifu.theory.closed_form.statistics_check import find_flaw
+from sifu.theory.facts import LEAST_MASKED, MASKED_STATISTICS, TrainingFacts
+from sifu.theory.participation import ClientIndices
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+ATTEMPTS = 3
+"""How often a masked sum is tried before the server gives up until it is started again."""
+BYTES_AT_ONCE = 1 << 28
+"""So many bytes of statistics are asked for at once; clients are asked in turns where all together would be more."""
+
+
+class FlowerStatistics(FlowerFederation):
+    """An `Engine`, and a `StatisticsEngine`, of nodes that send statistics in the clear."""
+
+    def __init__(self, grid: Grid, roster: Roster, blueprint: Blueprint, patience: Patience | None = None) -> None:
+        super().__init__(grid, roster, blueprint, patience)
+        if blueprint.head is None:
+            raise InputError("these clients train a model in rounds: they send no statistics")
+        self._head: HeadPlan = blueprint.head
+        self._check_room(blueprint)
+
+    @property
+    def fixed(self) -> FixedPoint:
+        """How numbers are written."""
+        return self._head.fixed
+
+    @property
+    def relative_penalty(self) -> float | None:
+        """r of lambda, None for cross-validation."""
+        return self._head.relative_penalty
+
+    def renew(self, blueprint: Blueprint) -> None:
+        """Go on with more clients, if their sum still has room."""
+        self._check_room(blueprint)
+        super().renew(blueprint)
+
+    def _check_room(self, blueprint: Blueprint) -> None:
+        """Overflow is refused before anybody sends anything."""
+        samples = sum(client.samples for client in blueprint.clients)
+        if samples > self.fixed.samples_at_most:
+            raise InputError(
+                f"the clients have {samples} samples, and sums of whole numbers have room for "
+                f"{self.fixed.samples_at_most}: use fewer ridge.feature_bits, or a smaller features.norm"
+            )
+
+    def reachable(self, clients: Sequence[int]) -> list[int]:
+        """Those whose node is there and may be asked."""
+        return sorted(self._messenger.nodes(clients)) if clients else []
+
+    def collect(
+        self, clients: Sequence[int], position: Position
+    ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
+        """Statistics of each client, checked; None for whoever does not answer in time."""
+        at_once = max(1, BYTES_AT_ONCE // (8 * words_at(self.fixed)))
+        for first in range(0, len(clients), at_once):
+            some = clients[first : first + at_once]
+            answers = self._messenger.ask(
+                self._messages(some, position, STATISTICS), read_statistics_words, position, "statistics: "
+            )
+            for client in some:
+                answer = answers.pop(client, None)
+                yield client, None if answer is None else self._checked(client, position, *answer)
+
+    def _checked(
+        self, client: int, position: Position, origin: Origin, words: NDArray[np.int64]
+    ) -> Statistics | Rejection:
+        profile = self.clients[client]
+        reason = self._refusal(client, origin)
+        if reason is None and words.shape != (words_at(self.fixed),):
+            reason = "wrong shape"
+        if reason is not None:
+            return Rejection(position, profile.name, reason, left_out=True)
+        return checked(Statistics.from_words(self.fixed, words), self.fixed, profile, position)
+
+    def _refusal(self, client: int, origin: Origin) -> Reason | None:
+        """Why statistics of this origin do not belong here; None if they do."""
+        if origin.features != self.facts.features:
+            return "another feature map"
+        if origin.numbers != self.fixed.describe():
+            return "wrong shape"
+        return None if origin.samples == self.clients[client].samples else "wrong samples"
+
+    def _messages(
+        self, clients: Sequence[int], position: Position, kind: str, more: dict[str, Any] | None = None
+    ) -> dict[int, Message]:
+        return {
+            client: self._messenger.message(None, position, client, node, kind, more=more)
+            for client, node in self._messenger.online(position, clients, everybody=True).items()
+        }
+
+    def run_round(
+        self,
+        model: Vector,
+        position: Position,
+        active: ClientIndices,
+        *,
+        want_gram: bool = False,
+        want_updates: bool = False,
+    ) -> RoundResult:
+        """There are none: a head is solved from statistics."""
+        raise InputError("a head in closed form is solved from statistics, not trained in rounds")
+
+    def run_rounds(
+        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
+    ) -> Iterator[StreamedRound]:
+        """There are none."""
+        raise InputError("a head in closed form is solved from statistics, not trained in rounds")
+
+    def local_updates(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """There are none."""
+        raise InputError("clients of a closed-form head send statistics once, and no updates")
+
+
+class MaskedFlowerStatistics(FlowerStatistics):
+    """As `FlowerStatistics`, and a `MaskedStatisticsEngine`: the server learns the sum and nobody's own statistics."""
+
+    @property
+    def facts(self) -> TrainingFacts:
+        """Certificates say that single clients' statistics could not be checked."""
+        facts = super().facts
+        return replace(facts, outside=(*facts.outside, MASKED_STATISTICS))
+
+    def collect(
+        self, clients: Sequence[int], position: Position
+    ) -> Iterator[tuple[int, Statistics | Rejection | None]]:
+        """Nobody's own are ever seen."""
+        raise InputError("masked statistics are seen as a sum only (collect_sum)")
+
+    def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
+        """The sum over those who are ready and send their part; done again without whoever goes missing between."""
+        rejections: dict[int, Rejection] = {}
+        missing: set[int] = set()
+        sent = 0
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(self._patience.pause)
+            keys = self._prepared([client for client in clients if client not in missing], position, rejections)
+            if len(keys) < LEAST_MASKED:
+                self._messenger.note(position, None, f"{len(keys)} were ready, a masked sum needs {LEAST_MASKED}")
+                continue
+            total, came = self._total(keys, position)
+            sent += len(came)
+            if set(came) == set(keys):
+                statistics = self._sum(total, sorted(keys))
+                return MaskedSum(statistics, tuple(sorted(keys)), tuple(rejections.values()), sent)
+            missing |= set(keys) - set(came)
+            again = f"{len(came)} of {len(keys)} masked statistics came: the sum is done again without the others"
+            self._messenger.note(position, None, again)
+        raise NobodyAnsweredError(
+            f"no sum of masked statistics came together in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
+            "stay to the end): nothing was changed; see that the nodes are connected and start again. With fewer than "
+            f"{LEAST_MASKED} clients left set masked-statistics = false"
+        )
+
+    def _prepared(
+        self, clients: Sequence[int], position: Position, rejections: dict[int, Rejection]
+    ) -> dict[int, bytes]:
+        """The keys of those who have their statistics ready, of the right map and the right samples."""
+        acceptable = [client for client in clients if client not in rejections]
+        messages = self._messages(acceptable, position, PREPARE_STATISTICS)
+        keys = {}
+        for client, (origin, key) in sorted(
+            self._messenger.ask(messages, read_prepared, position, "statistics: ").items()
+        ):
+            reason = self._refusal(client, origin)
+            if reason is None:
+                keys[client] = key
+            else:
+                rejections[client] = Rejection(position, self.clients[client].name, reason, left_out=True)
+        return keys
+
+    def _total(self, keys: dict[int, bytes], position: Position) -> tuple[NDArray[np.uint64], list[int]]:
+        """The sum of the masked words that came, and whose they are; a sum of all of them is the sum of statistics."""
+        size = words_at(self.fixed) + 1
+        total = np.zeros(size, dtype=np.uint64)
+
+        def add(reply: Message) -> None:
+            nonlocal total
+            total += read_masked(reply, size)  # nothing else of a reply is kept: statistics of many fill the memory
+
+        order = sorted(keys)
+        more = {"clients": order, "keys": [keys[client] for client in order]}
+        messages = self._messages(order, position, SEND_MASKED_STATISTICS, more)
+        return total, list(self._messenger.ask(messages, add, position, "statistics: "))
+
+    def _sum(self, total: NDArray[np.uint64], clients: Sequence[int]) -> Statistics:
+        """The sum in the words of all of `clients`, refused where no data of theirs can have given it."""
+        words, samples = total.view(np.int64), sum(self.clients[client].samples for client in clients)
+        statistics = Statistics.from_words(self.fixed, words[:-1].copy())
+        flaw, detail = find_flaw(statistics)
+        if words[-1] != len(clients) or statistics.samples != samples or flaw is not None:
+            why = f"{flaw.value} ({detail})" if flaw is not None else f"{statistics.samples} samples, not {samples}"
+            raise RoundRejectedError(
+                f"the sum of the masked statistics of {len(clients)} clients is refused and nothing was changed: "
+                f"{why}. Who sent what is hidden: to find out, continue with masked-statistics = false, where each "
+                "client's statistics are checked"
+            )
+        return statistics
