@@ -83,7 +83,8 @@ def test_nothing_found_says_where_and_what_to_do(tmp_path, monkeypatch):
             load(name, tmp_path)
         for part in (str(tmp_path), "elsewhere", ".cache/sifu/data", f"{name}.npz", "--data DIR", "SIFU_DATA"):
             assert part in str(caught.value)
-        assert ("licence" if name == "celeba" else "--download") in str(caught.value)
+        wanted = {"celeba": "licence", "hospitals": "archive.ics.uci.edu"}.get(name, "--download")
+        assert wanted in str(caught.value)
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
