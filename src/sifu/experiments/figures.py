@@ -12,6 +12,7 @@ from sifu.experiments.settings import load_experiment
 from sifu.experiments.table import read_table
 from sifu.plots.courses import Results
 from sifu.plots.distance import draw_psi_alpha
+from sifu.plots.groups import draw_groups
 from sifu.plots.methods import draw_request_sets, draw_rounds, draw_time_limited, draw_watermark
 from sifu.plots.noise import draw_scale, draw_sigma
 from sifu.plots.style import VERMILLION, figure_bytes
@@ -28,6 +29,7 @@ DRAW: dict[str, Callable[[Results], Figure]] = {
     "sigma": draw_sigma,
     "scale": draw_scale,
     "psi_alpha": draw_psi_alpha,
+    "groups": draw_groups,
 }
 """How an experiment is drawn, by the `draw` of its file."""
 

@@ -50,10 +50,10 @@ class Statement:
     ours: bool = False
 
 
-def verdicts(tables: Tables) -> list[tuple[Statement, Verdict]]:
-    """Every statement with what the tables say about it."""
+def verdicts(tables: Tables, statements: Sequence[Statement] | None = None) -> list[tuple[Statement, Verdict]]:
+    """Every statement (of the paper's, if none are given) with what the tables say about it."""
     result = []
-    for statement in STATEMENTS:
+    for statement in STATEMENTS if statements is None else statements:
         rows = tables.get(statement.experiment)
         verdict = statement.check(rows) if rows else None
         result.append((statement, verdict or Verdict(f"not measured: run sifu bench run {statement.experiment}", None)))

@@ -11,11 +11,37 @@ from sifu.experiments.reading import courses_of, datasets_of, title_of
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
 from sifu.plots.courses import Course, Line, lines_of, scratch_beside
+from sifu.plots.group_cases import cases_of, first_trainings_of
 
 
 def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One line for each data set, method and variant (or each data set, for distances)."""
+    """One line for each data set, method and variant (or each data set, for distances; each setting, for groups)."""
+    if experiment.kind == "groups":
+        return _groups(rows)
     return _distances(rows) if experiment.kind == "distance" else _requests(rows)
+
+
+def _groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    first = {(line.task, line.groups, line.apart): line.difference for line in first_trainings_of(rows)}
+    titles = {dataset: title_of(dataset) for dataset in datasets_of(rows)}
+    lines = []
+    for case in cases_of(rows):
+        difference = first.get((case.task, case.groups, case.apart)) if case.leavers == 1 else None
+        lines.append(
+            {
+                "task": case.task.label(titles),
+                "groups": case.groups,
+                "apart": case.apart,
+                "merge": "mean" if case.stretch == 1.0 else f"moved x {case.stretch:g}",
+                "leavers": case.leavers,
+                "rounds": case.rounds,
+                "Scratch": case.scratch,
+                "share": case.share,
+                "reached": f"{case.reached}/{len(case.requests)}",
+                "first training (points)": None if difference is None else round(100 * difference, 1),
+            }
+        )
+    return lines
 
 
 def _requests(rows: Sequence[Row]) -> list[dict[str, Any]]:

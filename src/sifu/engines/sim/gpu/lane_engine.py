@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import Vector
@@ -72,7 +73,8 @@ class LaneEngine:
         """One round by itself."""
         self._refuse_gram(want_gram)
         wanted = RoundsWanted(NEVER, model.astype(np.float64), updates_every=int(want_updates))
-        streams = [self._stream(model, position, active, wanted, absent, single=True)]
+        start, origin = self._upload_model(model), self._upload_origin(wanted)
+        streams = [self._stream(start, origin, position, active, wanted, absent, single=True)]
         self._group.open(streams)
         try:
             chunks = self._group.take(streams)
@@ -111,8 +113,11 @@ class LaneEngine:
         models_stay: bool,
     ) -> Generator[list[StreamedRound]]:
         self._refuse_gram(wanted.want_gram)
+        origin = self._upload_origin(wanted)
+        # Groups mostly begin with the same model: it is put into device order and sent once.
+        starts = {id(model): self._upload_model(model) for model in models}
         streams = [
-            self._stream(model, position, members, wanted, models_stay=models_stay)
+            self._stream(starts[id(model)], origin, position, members, wanted, models_stay=models_stay)
             for model, members in zip(models, groups, strict=True)
         ]
         self._group.open(streams)
@@ -127,9 +132,18 @@ class LaneEngine:
         if want_gram:
             raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
 
+    def _upload_model(self, model: Vector) -> Tensor:
+        with self._group.queue.here():
+            return self._group.queue.upload(self._in_device_order(model, self.layout.dtype))
+
+    def _upload_origin(self, wanted: RoundsWanted) -> Tensor:
+        with self._group.queue.here():
+            return self._group.queue.upload(self._in_device_order(wanted.origin, self.layout.dtype).astype(np.float64))
+
     def _stream(
         self,
-        model: Vector,
+        model: Tensor,
+        origin: Tensor,
         position: Position,
         active: ClientIndices,
         wanted: RoundsWanted,
@@ -146,8 +160,8 @@ class LaneEngine:
         with queue.here():
             return LaneStream(
                 self._lane,
-                queue.upload(self._in_device_order(model, self.layout.dtype)),
-                queue.upload(self._in_device_order(wanted.origin, self.layout.dtype).astype(np.float64)),
+                model,
+                origin,
                 position,
                 queue.upload(taking),
                 queue.upload(missing),

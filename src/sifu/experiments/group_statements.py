@@ -1,0 +1,141 @@
+"""What we expected of groups that merge, and what the experiment `groups` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sifu.experiments.reading import title_of
+from sifu.experiments.statements import Statement, Verdict
+from sifu.experiments.table import Row
+from sifu.plots.group_cases import Case, Task, cases_of, first_trainings_of, sequences_of
+from sifu.plots.style import byte_size
+
+MAIN = ("cifar10", "fashion_mnist")
+MAIN_PARTITIONS = ("iid", "dirichlet-0.3")
+MAIN_GROUPS = 10
+FIFTH = "poisson(0.2)"
+MISSED = "reason and what was tried: docs/experiments.md, groups"
+
+
+def _name(task: Task) -> str:
+    return f"{title_of(task.dataset)} {task.partition.replace('-', ' ', 1)}"
+
+
+def _main_tasks(rows: Sequence[Row], participation: str) -> list[Task]:
+    tasks = {case.task: None for case in cases_of(rows)}
+    return [
+        task
+        for task in tasks
+        if task.dataset in MAIN
+        and task.partition in MAIN_PARTITIONS
+        and task.participation == participation
+        and task.clients == "100"
+    ]
+
+
+def _longest_apart(rows: Sequence[Row], task: Task, leavers: int) -> Case | None:
+    """Ten groups with the most rounds apart that were tried: what the rule for full participation takes."""
+    cases = [
+        case
+        for case in cases_of(rows)
+        if (case.task, case.leavers, case.groups, case.stretch) == (task, leavers, MAIN_GROUPS, 1.0)
+    ]
+    return max(cases, key=lambda case: case.apart, default=None)
+
+
+def _sentence(case: Case) -> str:
+    missed = len(case.requests) - case.reached
+    text = f"{_name(case.task)} {case.rounds:g} of {case.scratch:g} ({case.share:.2f})"
+    return text + (f", {missed} of {len(case.requests)} seeds never" if missed else "")
+
+
+def _at_most(participation: str, leavers: int, limit: Callable[[Task], float], enough: int | None = None):  # type: ignore[no-untyped-def]
+    def check(rows: Sequence[Row]) -> Verdict | None:
+        cases = [case for task in _main_tasks(rows, participation) if (case := _longest_apart(rows, task, leavers))]
+        if not cases:
+            return None
+        held = sum(case.share <= limit(case.task) for case in cases)
+        same = held >= (len(cases) if enough is None else enough)
+        measured = "; ".join(map(_sentence, cases))
+        seeds = min(len(case.requests) for case in cases)
+        return Verdict(f"median rounds of Scratch's, {seeds} seeds: {measured}", same, "" if same else MISSED)
+
+    return check
+
+
+def _best_at_a_fifth(rows: Sequence[Row]) -> Verdict | None:
+    """At a fifth, the number of groups and of rounds apart with the smallest share, named as such."""
+    best = []
+    for task in _main_tasks(rows, FIFTH):
+        cases = [case for case in cases_of(rows) if case.task == task and case.leavers == 1 and case.stretch == 1.0]
+        best.append(min(cases, key=lambda case: case.share))
+    if not best:
+        return None
+    held = sum(case.share <= 1 / 3 for case in best)
+    measured = "; ".join(f"{_sentence(case)} with S = {case.groups}, R = {case.apart}" for case in best)
+    return Verdict(f"best setting of each task: {measured}", held >= 3, "" if held >= 3 else MISSED)
+
+
+def _first_training(rows: Sequence[Row]) -> Verdict | None:
+    tasks = _main_tasks(rows, "all")
+    found = [first for first in first_trainings_of(rows) if first.task in tasks and first.groups == MAIN_GROUPS]
+    if not found:
+        return None
+    same = all(first.difference >= -0.01 for first in found)
+    measured = ", ".join(f"{_name(first.task)} {100 * first.difference:+.1f} points" for first in found)
+    return Verdict(f"median difference: {measured}", same, "" if same else MISSED)
+
+
+def _sequences(rows: Sequence[Row]) -> Verdict | None:
+    found = sequences_of(rows)
+    rebuilt = [sequence for sequence in found if sequence.rebuild == "now"]
+    if not rebuilt:
+        return None
+    measured = ", ".join(
+        f"{_name(sequence.task)} {sequence.share:.2f} ({'rebuilt at once' if sequence.rebuild == 'now' else 'never'})"
+        for sequence in found
+    )
+    same = all(sequence.share <= 0.5 for sequence in rebuilt)
+    return Verdict(f"client-rounds over Scratch's, median over seeds: {measured}", same, "" if same else MISSED)
+
+
+def _storage(rows: Sequence[Row]) -> Verdict | None:
+    kept = {
+        row["dataset"]: row["bytes_kept"]
+        for row in rows
+        if row["method"] == "groups" and row["request"] == 0 and f"groups={MAIN_GROUPS} " in row["variant"]
+    }
+    if not kept:
+        return None
+    return Verdict(", ".join(f"{title_of(name)} {byte_size(size)}" for name, size in kept.items()), None)
+
+
+def _eighth_on_easy(task: Task) -> float:
+    return 0.125 if (task.dataset, task.partition) == ("fashion_mnist", "iid") else 0.25
+
+
+GROUP_STATEMENTS = (
+    Statement(
+        "ten groups, everyone takes part: one leaver costs at most a quarter of Scratch's rounds, an eighth on "
+        "FashionMNIST iid",
+        "groups", _at_most("all", 1, _eighth_on_easy), ours=True,
+    ),
+    Statement(
+        "ten groups, everyone takes part: five leavers at once cost at most a third of Scratch's rounds",
+        "groups", _at_most("all", 5, lambda task: 1 / 3), ours=True,
+    ),
+    Statement(
+        "a fifth takes part: one leaver costs at most a third of Scratch's rounds on three of four tasks",
+        "groups", _best_at_a_fifth, ours=True,
+    ),
+    Statement(
+        "the first training with ten groups ends at most one point of test accuracy below plain FedAvg of the same "
+        "client-rounds",
+        "groups", _first_training, ours=True,
+    ),
+    Statement(
+        "ten requests in a row with rebuilding cost at most half of Scratch's client-rounds, rebuilding counted",
+        "groups", _sequences, ours=True,
+    ),
+    Statement("ten groups keep ten models", "groups", _storage, ours=True),
+)  # fmt: skip

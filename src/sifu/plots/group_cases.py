@@ -1,0 +1,168 @@
+"""Rows of the experiment `groups` as figures and tables compare them: a task with its groups, beside Scratch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sifu.plots.courses import Row
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on what by how many."""
+
+    dataset: str
+    partition: str
+    participation: str
+    clients: str
+
+    def label(self, titles: dict[str, str]) -> str:
+        """As it stands in a figure."""
+        share = {"all": "all take part"}.get(self.participation, self.participation)
+        if share.startswith("poisson("):
+            share = f"{100 * float(share[8:-1]):g} % a round"
+        partition = self.partition.replace("-", " ", 1)
+        count = "" if self.clients == "100" else f", {self.clients} clients"
+        return f"{titles.get(self.dataset, self.dataset)}, {partition}, {share}{count}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One seed's request: its rounds, whether it got there, and Scratch's rounds to the same accuracy."""
+
+    seed: int
+    rounds: int
+    reached: bool
+    scratch: int
+
+    @property
+    def share(self) -> float:
+        """Rounds over Scratch's; one that never got there counts as the rounds it was given."""
+        return self.rounds / self.scratch
+
+
+@dataclass(frozen=True)
+class Case:
+    """Groups of one count and length on one task, and one number of leavers."""
+
+    task: Task
+    groups: int
+    apart: int
+    stretch: float
+    leavers: int
+    requests: tuple[Request, ...]
+
+    @property
+    def share(self) -> float:
+        """The median share of Scratch's rounds."""
+        return statistics.median(request.share for request in self.requests)
+
+    @property
+    def rounds(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(request.rounds for request in self.requests)
+
+    @property
+    def scratch(self) -> float:
+        """The median of Scratch's rounds."""
+        return statistics.median(request.scratch for request in self.requests)
+
+    @property
+    def reached(self) -> int:
+        """How many seeds got there."""
+        return sum(request.reached for request in self.requests)
+
+
+@dataclass(frozen=True)
+class FirstTraining:
+    """Test accuracy of the first training with groups less that of plain training, seed by seed."""
+
+    task: Task
+    groups: int
+    apart: int
+    differences: tuple[float, ...]
+
+    @property
+    def difference(self) -> float:
+        """The median."""
+        return statistics.median(self.differences)
+
+
+@dataclass(frozen=True)
+class RequestSequence:
+    """A sequence of single requests: client-rounds over Scratch's, rebuilding counted, seed by seed."""
+
+    task: Task
+    groups: int
+    apart: int
+    rebuild: str
+    requests: int
+    shares: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """The median."""
+        return statistics.median(self.shares)
+
+
+def settings_of(row: Row) -> dict[str, str]:
+    """What a row's variant says."""
+    return dict(part.split("=", 1) for part in row["variant"].split())
+
+
+def task_of(row: Row) -> Task:
+    """The task of a row."""
+    settings = settings_of(row)
+    return Task(row["dataset"], settings["partition"], settings["participation"], settings["clients"])
+
+
+def cases_of(rows: Sequence[Row]) -> list[Case]:
+    """Single requests with groups, in the order of the table; those whose groups were all hit are left out."""
+    scratch = {(task_of(row), row["seed"], row["leavers"]): row["rounds"] for row in rows if row["method"] == "scratch"}
+    found: dict[tuple[Task, int, int, float, int], list[Request]] = {}
+    for row in rows:
+        settings = settings_of(row)
+        if row["method"] != "groups" or row["request"] != 1 or "rebuild" in settings or not row["groups_left"]:
+            continue
+        task = task_of(row)
+        key = (task, int(settings["groups"]), int(settings["apart"]), float(settings.get("stretch", 1)), row["leavers"])
+        beside = scratch[task, row["seed"], row["leavers"]]
+        found.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
+    return [Case(*key, tuple(requests)) for key, requests in found.items()]
+
+
+def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
+    """First trainings with groups beside plain ones of the same length."""
+    plain = {(task_of(row), row["seed"], row["length"]): row["accuracy"] for row in rows if row["method"] == "plain"}
+    found: dict[tuple[Task, int, int], list[float]] = {}
+    for row in rows:
+        if row["method"] == "groups" and row["request"] == 0:
+            settings, task = settings_of(row), task_of(row)
+            beside = plain[task, row["seed"], row["length"]]
+            key = (task, int(settings["groups"]), int(settings["apart"]))
+            found.setdefault(key, []).append(row["accuracy"] - beside)
+    return [FirstTraining(*key, tuple(values)) for key, values in found.items()]
+
+
+def sequences_of(rows: Sequence[Row]) -> list[RequestSequence]:
+    """Sequences that are whole."""
+    found: dict[tuple[Task, int, int, str], dict[int, list[Row]]] = {}
+    for row in rows:
+        settings = settings_of(row)
+        if row["method"] == "groups" and "rebuild" in settings:
+            key = (task_of(row), int(settings["groups"]), int(settings["apart"]), settings["rebuild"])
+            found.setdefault(key, {}).setdefault(row["seed"], []).append(row)
+    longest = max((len(own) for seeds in found.values() for own in seeds.values()), default=0)
+    result = []
+    for key, seeds in found.items():
+        shares = [
+            sum(row["client_rounds"] + row["rebuild_client_rounds"] for row in own)
+            / sum(row["scratch_client_rounds"] for row in own)
+            for own in seeds.values()
+            if len(own) == longest
+        ]
+        if shares:
+            result.append(RequestSequence(*key, longest, tuple(shares)))
+    return result
