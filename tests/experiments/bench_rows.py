@@ -10,7 +10,7 @@ import numpy as np
 
 from sifu.experiments.provenance import record
 from sifu.experiments.settings import load_experiment, shared_settings
-from sifu.experiments.table import DISTANCE_COLUMNS, REQUEST_COLUMNS, Table
+from sifu.experiments.table import DISTANCE_COLUMNS, GROUP_COLUMNS, REQUEST_COLUMNS, Table
 
 SHARES = {
     ("scratch", "paper"): 1.0,
@@ -75,6 +75,8 @@ def made_up_rows(name: str, seeds: int = 3) -> list[dict[str, Any]]:
             rows += _distances(name, dataset, seed, generator)
         elif name == "scale":
             rows += _scale(seed, generator)
+        elif name == "groups":
+            rows += _groups(dataset, seed, generator)
         else:
             rows += _requests(name, dataset, seed, generator)
     return rows
@@ -108,6 +110,32 @@ def _requests(name: str, dataset: str, seed: int, generator: np.random.Generator
                     more = {"accuracy_retain_after": 0.9 - 0.2 * (1 - part) * share}
                 place = _place(name, dataset, seed, preset, method, variant, request)
                 rows.append(request_row(place, rounds * (20 if method == "dp" else 1), generator, **more))
+    return rows
+
+
+def _groups(dataset: str, seed: int, generator: np.random.Generator) -> list[dict[str, Any]]:
+    """Two tasks; one leaver takes a fifth of Scratch's 100 rounds, five a quarter, a request of a sequence 15."""
+    rows = []
+
+    def add(method: str, task: str, setting: str, leavers: int, request: int, **measured: Any) -> None:
+        variant = " ".join(part for part in (task, setting, f"leavers={leavers}") if part)
+        place = _place("groups", dataset, seed, "", method, variant, request)
+        rows.append({**place, "leavers": leavers, "length": 120, "seconds": 1.0, **measured})
+
+    for partition in ("iid", "dirichlet-0.3"):
+        task = f"partition={partition} participation=all clients=100"
+        groups = "groups=10 apart=80"
+        add("plain", task, "", 0, 0, accuracy=0.8, rounds=120)
+        add("groups", task, groups, 0, 0, accuracy=0.795, rounds=120, groups_left=10, bytes_kept=1_000_000)
+        for leavers, rounds in ((1, 20), (5, 25)):
+            add("scratch", task, "", leavers, 0, rounds=100, reached=True, target=0.79)
+            wanted = rounds + int(generator.integers(0, 3))
+            add("groups", task, groups, leavers, 1, rounds=wanted, reached=True, target=0.79, groups_left=6)
+        for request in (1, 2):
+            add(
+                "groups", task, f"{groups} rebuild=now", 1, request, rounds=15, reached=True, client_rounds=1500.0,
+                rebuild_client_rounds=800.0, scratch_client_rounds=10_000.0, scratch_rounds=100.0, groups_left=9,
+            )  # fmt: skip
     return rows
 
 
@@ -154,8 +182,8 @@ def write_results(name: str, folder: Path, rows: list[dict[str, Any]] | None = N
         "versions": {"sifu": "0"},
     }
     record(folder, settings, origin)
-    distance = load_experiment(name).kind == "distance"
-    table = Table(folder / "results.csv", DISTANCE_COLUMNS if distance else REQUEST_COLUMNS)
+    columns = {"distance": DISTANCE_COLUMNS, "groups": GROUP_COLUMNS}.get(load_experiment(name).kind, REQUEST_COLUMNS)
+    table = Table(folder / "results.csv", columns)
     for row in made_up_rows(name) if rows is None else rows:
         table.add(row)
     return folder

@@ -121,7 +121,7 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     """Groups by the rule for their number and rounds apart, with what merges took elsewhere."""
     clients = len(view.clients)
     rate = Participation.parse(spec.server.participation).rate
-    count, apart = number_of_groups(clients), rounds_apart(spec.stop.max_rounds, rate)
+    count, apart = number_of_groups(clients, rate), rounds_apart(spec.stop.max_rounds, rate)
     terms = RequestTerms((view.clients[0].name,), spec.privacy.epsilon, spec.privacy.delta, method="groups")
     level = level_of(method_named("groups").premises(view, [0], [], 0, terms), exact=True)
     shares = sorted(run.one_leaver / run.scratch for run in EVIDENCE)

@@ -145,12 +145,13 @@ class GroupMeasurement:
                 groups_left=count, bytes_kept=count * self._bytes,
             )  # fmt: skip
         for stretch in trial.stretches if main else (1.0,):
+            stretched = {"stretch": stretch} if stretch != 1.0 else {}
             starts, stays, sizes, left = [], [], [], []
             for size in trial.leavers:
                 gone = self._leavers(size)
                 whole = [group for group in range(count) if not np.isin(members[group], gone).any()]
                 if not whole:
-                    self._row("groups", 1, size, setting | {"stretch": stretch}, groups_left=0, reached=False)
+                    self._row("groups", 1, size, setting | stretched, groups_left=0, reached=False)
                     continue
                 merged = self._merged(models, members, whole)
                 starts.append((self._fresh + np.float64(stretch) * (merged - self._fresh)).astype(merged.dtype))
@@ -160,7 +161,7 @@ class GroupMeasurement:
             healed = self._healed(starts, stays, [yardsticks[size].target for size in sizes])
             for size, start, groups_left, (reached, client_rounds) in zip(sizes, starts, left, healed, strict=True):
                 self._row(
-                    "groups", 1, size, setting | ({"stretch": stretch} if stretch != 1.0 else {}),
+                    "groups", 1, size, setting | stretched,
                     rounds=trial.length if reached is None else reached, reached=reached is not None,
                     client_rounds=client_rounds, target=yardsticks[size].target,
                     accuracy_merged=self._test_accuracy(start), accuracy_apart=own, groups_left=groups_left,
@@ -295,23 +296,34 @@ class GroupMeasurement:
         return rounds * float(share)
 
     def _row(self, method: str, request: int, leavers: int, setting: Mapping[str, Any], **measured: Any) -> None:
-        trial = self.trial
-        variant = " ".join(part for part in (trial.task, variant_text({**setting, "leavers": leavers})) if part)
-        self.add(
-            {
-                "experiment": self.experiment,
-                "dataset": trial.dataset,
-                "seed": trial.seed,
-                "preset": "",
-                "method": method,
-                "variant": variant,
-                "request": request,
-                "leavers": leavers,
-                "length": trial.length,
-                **measured,
-                "seconds": round(time.monotonic() - self._started, 3),
-            }
-        )
+        place = _place(self.trial, self.experiment, method, request, leavers, setting)
+        seconds = round(time.monotonic() - self._started, 3)
+        self.add({**place, "leavers": leavers, "length": self.trial.length, **measured, "seconds": seconds})
+
+
+def _place(
+    trial: GroupTrial, experiment: str, method: str, request: int, leavers: int, setting: Mapping[str, Any]
+) -> Row:
+    return {
+        "experiment": experiment,
+        "dataset": trial.dataset,
+        "seed": trial.seed,
+        "preset": "",
+        "method": method,
+        "variant": f"{trial.task} {variant_text({**setting, 'leavers': leavers})}",
+        "request": request,
+    }
+
+
+def last_place(trial: GroupTrial, experiment: str) -> Row:
+    """What names the last row of a trial: where it is in the table, the trial is done."""
+    setting: dict[str, Any] = {"groups": trial.groups[-1], "apart": max(trial.rounds)}
+    if trial.requests:
+        setting = {"groups": trial.groups[0], "apart": trial.rounds[-1], "rebuild": trial.rebuild[-1]}
+        return _place(trial, experiment, "groups", trial.requests, 1, setting)
+    if trial.stretches[-1] != 1.0:
+        setting["stretch"] = trial.stretches[-1]
+    return _place(trial, experiment, "groups", 1, trial.leavers[-1], setting)
 
 
 def _last(training: Training) -> int:

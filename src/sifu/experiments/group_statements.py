@@ -18,7 +18,7 @@ MISSED = "reason and what was tried: docs/experiments.md, groups"
 
 
 def _name(task: Task) -> str:
-    return f"{title_of(task.dataset)} {task.partition.replace('-', ' ', 1)}"
+    return f"{title_of(task.dataset)} {task.partition.replace('-', ' ', 1).replace('dirichlet', 'Dirichlet')}"
 
 
 def _main_tasks(rows: Sequence[Row], participation: str) -> list[Task]:

@@ -24,7 +24,7 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError, RoundRejectedError
 from sifu.experiments.counterfactual import measure_distances
 from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
-from sifu.experiments.group_measurements import GroupMeasurement
+from sifu.experiments.group_measurements import GroupMeasurement, last_place
 from sifu.experiments.group_trials import GroupTrial, TrialClients, trials_of
 from sifu.experiments.options import Options, narrowed
 from sifu.experiments.provenance import provenance, read_record, record
@@ -347,7 +347,10 @@ class Bench:
         tasks = trials_of(self.experiment, self.datasets, self.options.seeds, self.options.scale)
         self._total = sum(map(len, tasks))
         for trials in tasks:  # in the order of the file: the most important first
-            result.failures += source.run(trials, lambda trial, engine: self._try_groups(trial, engine, result.table))
+            name = self.experiment.name
+            missing = [trial for trial in trials if not result.table.has(last_place(trial, name))]
+            self._done += len(trials) - len(missing)
+            result.failures += source.run(missing, lambda trial, engine: self._try_groups(trial, engine, result.table))
 
     def _try_groups(self, trial: GroupTrial, engine: Engine, table: Table) -> None:
         GroupMeasurement(trial, engine, self.experiment.name, table.add).run()

@@ -23,7 +23,7 @@ class Task:
         share = {"all": "all take part"}.get(self.participation, self.participation)
         if share.startswith("poisson("):
             share = f"{100 * float(share[8:-1]):g} % a round"
-        partition = self.partition.replace("-", " ", 1)
+        partition = self.partition.replace("-", " ", 1).replace("dirichlet", "Dirichlet")
         count = "" if self.clients == "100" else f", {self.clients} clients"
         return f"{titles.get(self.dataset, self.dataset)}, {partition}, {share}{count}"
 

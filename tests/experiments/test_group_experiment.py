@@ -1,0 +1,104 @@
+"""The experiment `groups`: what it measures on digits, and what is said of made-up tables whose answers are known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bench_rows import made_up_rows, write_results
+
+from sifu.experiments.group_measurements import Training, Yardstick, _between
+from sifu.experiments.group_statements import GROUP_STATEMENTS
+from sifu.experiments.group_trials import TEST_CLIENT, TrialClients, trials_of
+from sifu.experiments.options import Options
+from sifu.experiments.page import write_page
+from sifu.experiments.runner import Bench
+from sifu.experiments.settings import load_experiment
+from sifu.experiments.statements import verdicts
+from sifu.experiments.table import read_table
+from sifu.plots.group_cases import cases_of, first_trainings_of, sequences_of
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("groups") / "finished"
+    result = Bench(Options("groups", out, (1,), "smoke", device="cpu")).run()
+    assert not result.failures
+    return out
+
+
+def test_a_trial_measures_scratch_plain_groups_and_sequences(finished: Path) -> None:
+    rows = read_table(finished / "results.csv")
+    methods = [row["method"] for row in rows]
+    assert (methods.count("plain"), methods.count("scratch")) == (1, 2)
+    cases = cases_of(rows)
+    assert {(case.groups, case.apart, case.leavers, case.stretch) for case in cases} == {
+        (4, 2, 1, 1.0), (4, 2, 2, 1.0), (4, 4, 1, 1.0), (4, 4, 2, 1.0), (4, 4, 1, 1.25), (4, 4, 2, 1.25),
+    }  # fmt: skip
+    (first,) = first_trainings_of(rows)
+    assert (first.groups, first.apart) == (4, 4)
+    assert {sequence.rebuild for sequence in sequences_of(rows)} == {"now", "never"}
+    for row in rows:
+        if row["method"] == "scratch":
+            assert row["target"] == pytest.approx(row["accuracy"] - 0.01)
+            assert row["client_rounds"] == row["rounds"] * (20 - row["leavers"])
+
+
+def test_what_is_done_is_not_done_again(finished: Path) -> None:
+    before = (finished / "results.csv").read_bytes()
+    started: list[Any] = []
+    bench = Bench(Options("groups", finished, (1,), "smoke", device="cpu"), started.append)
+    assert not bench.run().failures
+    assert (finished / "results.csv").read_bytes() == before
+    assert not started
+
+
+def test_test_images_are_held_by_clients_that_never_train() -> None:
+    ((trial,),) = trials_of(load_experiment("groups", "smoke"), ["digits"], [3], "smoke")
+    clients = TrialClients(None).clients(trial.spec)
+    held_out = [client.name.startswith(TEST_CLIENT) for client in clients]
+    assert held_out[:20] == [False] * 20
+    assert all(held_out[20:])
+    assert len(held_out) > 20
+
+
+def test_the_end_is_the_mean_of_the_last_looks_and_what_reaches_it_the_first_look_there() -> None:
+    training = Training([(2, 0.5), (4, 0.9), (6, 0.7), (8, 0.7), (10, 0.7), (12, 0.8)], {}, np.zeros(1))
+    assert training.end == pytest.approx(0.76)
+    assert training.reaches(0.75) == 4
+    assert training.reaches(0.95) is None
+    between = _between({1: Yardstick(0.5, 10, 100), 5: Yardstick(0.7, 30, 300)}, 2)
+    assert (between.target, between.rounds, between.client_rounds) == pytest.approx((0.55, 15, 150))
+
+
+def words(rows: list[dict[str, Any]]) -> list[str]:
+    return [verdict.word for _, verdict in verdicts({"groups": rows}, GROUP_STATEMENTS)]
+
+
+def test_statements_hold_where_they_should_and_fail_where_they_must() -> None:
+    rows = made_up_rows("groups")
+    assert words(rows) == ["not the same", "same", "-", "same", "same", "-"]  # an eighth on FashionMNIST is missed
+    for row in rows:
+        if row["method"] == "groups" and row["request"] == 1 and row["leavers"] == 1:
+            row["rounds"] = 10
+    assert words(rows)[0] == "same"
+    # Negative controls: slow healing, a poor first training, dear sequences.
+    for row in rows:
+        if row["method"] == "groups":
+            row["rounds"] *= 9
+            row["accuracy"] = 0.5
+            row["client_rounds"] = 9000.0
+    assert words(rows) == ["not the same", "not the same", "-", "not the same", "not the same", "-"]
+
+
+def test_the_page_has_the_figure_and_the_sentences(tmp_path: Path) -> None:
+    folder = write_results("groups", tmp_path / "bench-groups", made_up_rows("groups", seeds=2))
+    page = write_page([folder], tmp_path / "page").read_text()
+    assert "## Exact forgetting by groups that merge" in page
+    assert "(we add)* ten groups, everyone takes part: one leaver" in page
+    assert (tmp_path / "page" / "groups.png").exists()
