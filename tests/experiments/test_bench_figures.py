@@ -137,6 +137,9 @@ def test_the_page_holds_figures_tables_and_where_they_came_from(tmp_path: Path) 
     text = write_page(folders, tmp_path / "page").read_text()
     for wanted in ("a computer", "2026-01-02 03:04 UTC", "commit 0123456789", "`sifu bench run sequential`"):
         assert wanted in text
+    # What was found comes first; where it came from is folded away behind it.
+    assert text.index("## What was found") < text.index("| the paper says |") < text.index("<summary>Provenance")
+    assert "came out the same" in text
     assert "| CIFAR-10 | FedEraser |" in text  # storage and traffic
     assert "900.0 MB" in text
     for name in ("sequential.png", "sequential.csv", "psi-alpha.png", "psi-alpha.csv"):

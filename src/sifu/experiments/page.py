@@ -22,6 +22,10 @@ from sifu.store.files import write_atomically
 
 PAGE = "README.md"
 LONGEST_TABLE = 120
+FOLDED_FROM = 30
+"""Tables of more lines than this are folded away: the figure above them says the same."""
+LONG_CELL = 300
+"""Characters from which on a cell is broken into lines where its sentence has a semicolon."""
 
 
 def write_page(folders: Sequence[Path], out: Path) -> Path:
@@ -35,7 +39,14 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
         rows = read_table(folder / "results.csv")
         tables[experiment.name] = rows
         sections.append(_section(experiment, record, rows, folder, out))
-    parts = ["# Results", _opening(), "## The paper and what was measured"]
+    parts = [
+        "# Results",
+        "## What was found",
+        findings(tables),
+        "## How to read this page",
+        _opening(),
+        "## The paper and what was measured",
+    ]
     smoke = [record["asked"]["experiment"] for _, record in records if record["asked"]["scale"] == "smoke"]
     if smoke:
         parts.append(f"**Smoke runs, whose verdicts mean nothing: {', '.join(smoke)}.**")
@@ -57,13 +68,31 @@ COSTS_OPENING = (
 
 def _opening() -> str:
     return (
-        "Made by `sifu bench page` from tables that `sifu bench run` wrote. `paper` and `ours` are the two "
-        "presets: the paper's rules "
-        "(population weights, classical calibration, latest release), and ours (weights of the round, exact "
-        "calibration, all releases, "
-        "sigma chosen at the request). Accuracies are on the clients' training data, as in the paper; those of "
-        "`groups` are on test images, which no client holds."
+        "`sifu bench page` wrote it from the tables of `sifu bench run`. `paper` and `ours` are two presets: the "
+        "paper's rules (population weights, classical calibration, latest release), and ours (weights of the round, "
+        "exact calibration, all releases, sigma chosen at the request). Accuracies are on the clients' training data, "
+        "as in the paper; those of `groups` are on test images, which no client holds. Each section ends with the "
+        "commands that made it."
     )
+
+
+def findings(tables: dict[str, list[Row]]) -> str:
+    """How many of the paper's statements came out as it says, and which ones did not."""
+    judged = [
+        (statement.says, verdict.same)
+        for statement, verdict in verdicts(tables)
+        if not statement.ours and verdict.same is not None
+    ]
+    others = [says for says, same in judged if not same]
+    lines = [
+        f"Of the {len(judged)} statements of the paper that these tables can judge, {len(judged) - len(others)} came "
+        f"out the same and {len(others)} did not{':' if others else '.'}",
+        "",
+        *(f"* {says}" for says in others),
+        *([""] if others else []),
+        "The next table says what was measured, and why; its last rows answer questions of our own.",
+    ]
+    return "\n".join(lines)
 
 
 def statements_table(tables: dict[str, list[Row]]) -> str:
@@ -71,7 +100,10 @@ def statements_table(tables: dict[str, list[Row]]) -> str:
     lines = ["| the paper says | we measured | same? | why |", "|---|---|---|---|"]
     for statement, verdict in verdicts(tables, (*STATEMENTS, *GROUP_STATEMENTS)):
         says = f"*(we add)* {statement.says}" if statement.ours else statement.says
-        lines.append(f"| {says} | {verdict.measured} | {verdict.word} | {verdict.why} |")
+        measured = verdict.measured
+        if len(measured) > LONG_CELL:
+            measured = measured.replace("; ", ";<br>")
+        lines.append(f"| {says} | {measured} | {verdict.word} | {verdict.why} |")
     return "\n".join(lines)
 
 
@@ -123,10 +155,15 @@ def _section(experiment: Experiment, record: dict[str, Any], rows: Sequence[Row]
             f"## {experiment.title}",
             f"{experiment.question} {where}{smoke}",
             f"![{experiment.title}]({name}.png)",
-            f"Every row: [{name}.csv]({name}.csv). Made with:\n\n{sessions}",
+            f"Every row: [{name}.csv]({name}.csv).",
             _markdown(summary_rows(experiment, rows)),
+            _folded("Provenance: commands, hardware and versions", sessions),
         ]
     )
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details>\n<summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
 def _markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -136,7 +173,8 @@ def _markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for row in rows[:LONGEST_TABLE]]
     more = len(rows) - LONGEST_TABLE
-    return "\n".join(lines) + (f"\n\n{more} more lines can be computed from the table." if more > 0 else "")
+    table = "\n".join(lines) + (f"\n\n{more} more lines can be computed from the table." if more > 0 else "")
+    return table if len(rows) <= FOLDED_FROM else _folded(f"The table: {len(rows)} lines", table)
 
 
 def _cell(value: Any) -> str:
