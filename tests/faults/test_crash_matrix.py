@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +29,6 @@ JOB: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def quick_folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a place: fsync is free there, and a killed process loses no more than on a disk."""
-    memory = Path("/dev/shm")
-    if not (memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 28):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory, prefix="sifu-faults-") as parent:
-        yield Path(parent)
-
-
 def matrix(folder: Path, **more: Any) -> dict[str, Any]:
     """Run the program, which compares every run it makes with the uninterrupted one."""
     ended = subprocess.run(
@@ -62,8 +47,8 @@ def matrix(folder: Path, **more: Any) -> dict[str, Any]:
     return result
 
 
-def test_a_sample_of_the_crash_matrix(quick_folder: Path) -> None:
-    result = matrix(quick_folder, every=201)
+def test_a_sample_of_the_crash_matrix(tmp_path: Path) -> None:
+    result = matrix(tmp_path, every=201)
     assert result["points"] >= 200
     assert {"write", "fsync", "replace", "unlink", "sql COMMIT", "sql VACUUM"} <= set(result["kinds"])
     assert sum(result["faults"].values()) >= 8
@@ -79,8 +64,8 @@ CLOSED_FORM: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_crash_matrix_of_a_closed_form_head(quick_folder: Path, every: int) -> None:
-    result = matrix(quick_folder, **CLOSED_FORM, every=every)
+def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> None:
+    result = matrix(tmp_path, **CLOSED_FORM, every=every)
     assert sum(result["faults"].values()) >= 4
 
 
@@ -100,17 +85,17 @@ GROUPS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("every", [157, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_crash_matrix_of_groups(quick_folder: Path, every: int) -> None:
+def test_the_crash_matrix_of_groups(tmp_path: Path, every: int) -> None:
     """Rounds apart, merges, erased groups and groups built again."""
-    result = matrix(quick_folder, **GROUPS, every=every)
+    result = matrix(tmp_path, **GROUPS, every=every)
     assert sum(result["faults"].values()) >= 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(4))
-def test_every_point_of_the_crash_matrix(quick_folder: Path, share: int) -> None:
+def test_every_point_of_the_crash_matrix(tmp_path: Path, share: int) -> None:
     """Four shares of one matrix; together they are every fault at every point."""
-    result = matrix(quick_folder, every=4, share=share)
+    result = matrix(tmp_path, every=4, share=share)
     assert sum(result["faults"].values()) >= 3 * result["points"] // 4
 
 
