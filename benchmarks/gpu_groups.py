@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=60)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     result: dict[str, Any] = {
         "date": date.today().isoformat(),
         "commit": commit(),
@@ -150,15 +150,15 @@ def main() -> None:
     def keep(place: str, line: dict[str, Any]) -> None:
         result[place].append(line)
         print(json.dumps(line), flush=True)
-        if asked.out:
-            asked.out.write_text(json.dumps(result, indent=1) + "\n")
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
 
     for name in NETWORKS:
-        keep("rounds", ratio(name, "all", asked.clients, asked.groups, asked.rounds))
+        keep("rounds", ratio(name, "all", options.clients, options.groups, options.rounds))
         for precision in ("tf32", "float32"):
             keep("agreement", agreement(name, precision))
     for name in NETWORKS:
-        keep("rounds", ratio(name, "poisson(0.2)", asked.clients, asked.groups, asked.rounds))
+        keep("rounds", ratio(name, "poisson(0.2)", options.clients, options.groups, options.rounds))
 
 
 if __name__ == "__main__":

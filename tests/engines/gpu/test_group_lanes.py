@@ -87,9 +87,9 @@ def test_groups_agree_with_the_embedded_engine(make_federation: Any, linear: boo
 
 
 def test_two_runs_with_groups_share_a_program_and_do_not_touch(make_federation: Any) -> None:
-    made = [make_federation(NETWORK, seed=seed, clients=6, samples=4, participation="all") for seed in (1, 2)]
-    engines = lane_engines([federation for federation, _ in made], [data for _, data in made], DEVICE)
-    starts = [federation.initial_model(0) for federation, _ in made]
+    federations = [make_federation(NETWORK, seed=seed, clients=6, samples=4, participation="all") for seed in (1, 2)]
+    engines = lane_engines([federation for federation, _ in federations], [data for _, data in federations], DEVICE)
+    starts = [federation.initial_model(0) for federation, _ in federations]
     wanted = RoundsWanted(StopSpec(0.0, 0, ROUNDS, 2**40), starts[0].astype(np.float64))
     streams = [
         stream_group_rounds(engine, [start] * 3, Position(0, 0), GROUPS, wanted)
@@ -100,7 +100,7 @@ def test_two_runs_with_groups_share_a_program_and_do_not_touch(make_federation: 
     ]
     for engine in engines:
         engine.close()
-    for place, (federation, data) in enumerate(made):
+    for place, (federation, data) in enumerate(federations):
         (alone,) = lane_engines([federation], [data], DEVICE)
         lone = all_rounds(alone, [starts[place]] * 3, GROUPS)
         assert [[group[3] for group in groups] for groups in lone] == [pair[place] for pair in both]

@@ -223,8 +223,8 @@ class FlowerFederation:
             if attempt:
                 time.sleep(self._patience.pause)
             evaluation = self._evaluate(model, clients)
-            asked = self._messenger.blueprint.evaluates and self._messenger.may_ask(clients)
-            if evaluation.samples.any() or not asked:
+            somebody_may_answer = self._messenger.blueprint.evaluates and self._messenger.may_ask(clients)
+            if evaluation.samples.any() or not somebody_may_answer:
                 return evaluation
         raise NobodyAnsweredError(
             "no client answered an evaluation: nothing was lost; see that the nodes are connected and start again"
