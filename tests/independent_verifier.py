@@ -181,6 +181,7 @@ class Verifier:
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
         self.done: dict[str, Row] = {}  # of each request: its event 'request done'
+        self.approved: dict[str, list[str]] = {}  # of each request: who filed it, then who approved it
         self.steps: dict[str, int] = {}  # of each request: how far it got
         self.keys: list[tuple[int, str]] = []  # the operator's keys with the event that named each
         self.restored: list[Row] = []  # each event 'restored' with what there was just before
@@ -282,6 +283,17 @@ class Verifier:
                 left = {name for row in asking for name in json.loads(row["clients"])}
                 left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
                 self.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
+            if event["kind"] == "request received":
+                self.approved[name["request"]] = [payload["actor"].strip().casefold()]
+            elif event["kind"] == "request approved":
+                people, actor = self.approved[name], payload["actor"].strip().casefold()
+                good = actor not in people and 0 < self.steps.get(name, 0) < 4
+                self.check(good, f"{at}: {actor} cannot approve {name}")
+                people.append(actor)
+            elif event["kind"] == "rolled back":
+                asked_for = self.spec.get("requests", {}).get("approval", "none")
+                needed = {"none": 0, "one": 1, "two": 2}[asked_for]
+                self.check(len(self.approved[name]) > needed, f"{at}: {name} ran without its {needed} approvals")
             if event["kind"] in STEPS:
                 self.take_step(event, name["request"] if isinstance(name, dict) else name)
             if "rows" in payload:

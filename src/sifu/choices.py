@@ -21,8 +21,12 @@ Level = Literal["exact", "proven", "conditional", "none"]
 """What a certificate is worth, strongest first."""
 LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
 """The same, weakest first: a level's place says how strong it is."""
-Decision = Literal["verified", "refused", "withdrawn"]
-"""What an operator can decide on a request that waits."""
+Decision = Literal["verified", "approved", "refused", "withdrawn"]
+"""What can be decided on a request that waits."""
+Approval = Literal["none", "one", "two"]
+"""How many people must approve a request before it is carried out."""
+Decided = Literal["recorded", "unchanged", "posted"]
+"""What became of a decision: in the ledger, there already, or in the inbox of a run that another process writes to."""
 Device = Literal["auto", "cpu", "cuda"]
 """Where rounds are computed."""
 Precision = Literal["float32", "tf32", "tf32x3"]

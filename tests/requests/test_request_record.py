@@ -52,7 +52,7 @@ def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cl
     before = dump(own_trained)
     # Nobody is told that it is in the ledger and waits.
     assert f"was {decision}" in cli("request", own_trained, "--clients", "client-003", "--id", "a").err
-    assert not run.decide("a", decision, "again")  # idempotent
+    assert run.decide("a", decision, "again") == "unchanged"  # idempotent
     assert dump(own_trained) == before
     other = {"refused": "withdrawn", "withdrawn": "refused"}[decision]
     with pytest.raises(InputError, match="any more"):

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Unpack
 
 from sifu.api.run_folder import RunFolder
-from sifu.api.status import RequestStatus, request_status_of
-from sifu.choices import LEVELS, TermsGiven
+from sifu.api.status import RequestStatus, request_statuses_of
+from sifu.choices import LEVELS, Decided, TermsGiven
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.methods.ways import plan_request
@@ -19,10 +19,12 @@ from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.requests.approvals import approvals_needed, check_approved, unapproved
 from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
 from sifu.requests.given_terms import check_level, make_terms
 from sifu.requests.opening_letters import take_in
 from sifu.requests.outcome import Outcome, outcome_of
+from sifu.requests.posted_decisions import post_decision
 from sifu.requests.receiving import check_new, receive
 from sifu.requests.request_record import PublicRequest, RequestStep, decide, history_of, public_record
 from sifu.requests.signed_requests import id_of_signed, terms_of_signed
@@ -137,10 +139,20 @@ class RunRequests(RunFolder):
         except InputError as error:
             raise InputError(f"{error}. The running server will refuse it too, and record the refusal") from error
 
-    def decide(self, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
-        """Record that a waiting request was verified, refused or withdrawn; False if it was so already."""
-        with self.writer() as writer:
-            return decide(writer, request, decision, reason, actor)
+    def decide(self, request: str, decision: str, reason: str = "", actor: str | None = None) -> Decided:
+        """Record that a waiting request was verified, approved, refused or withdrawn.
+
+        Beside another process that writes to the run, the decision is posted: it is taken in between rounds.
+        """
+        name = actor_name(actor)
+        try:
+            writer = self.writer()
+        except RunBusyError:
+            with self.snapshot() as reader:
+                return "posted" if post_decision(reader, request, decision, reason, name) else "unchanged"
+        with writer:
+            take_in(writer)
+            return "recorded" if decide(writer, request, decision, reason, name) else "unchanged"
 
     def forget(
         self,
@@ -169,15 +181,25 @@ class RunRequests(RunFolder):
             view = RunView(writer)
             rows = {row.request: row for row in view.requests}
             wanted = None if clients is None else make_terms(view.spec, clients, terms)
+            lacking = unapproved(writer)
             if wanted is None and request is not None and request not in rows:
                 raise _no_such_request(request, rows)
             _check_not_settled(view, request)
+            if request is not None and request in rows and rows[request].waits:
+                check_approved(writer, request)
             if wanted is not None:
                 # The same command again after an interruption goes on with what it had begun.
                 begun = [row.request for row in view.requests if _is_open(row) and row.terms == wanted]
                 request = begun[0] if request is None and begun else request
                 check_new(view, wanted, request)
-            elif request is None and not any(_is_open(row) or row.release == "now" for row in view.requests):
+                if request not in rows and approvals_needed(writer):
+                    raise InputError(
+                        "requests of this run are approved before they are carried out (requests.approval of its "
+                        "spec): file it with sifu request, and have it approved with sifu requests decide"
+                    )
+            elif request is None and not any(
+                (_is_open(row) and row.request not in lacking) or row.release == "now" for row in view.requests
+            ):
                 return []
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
             worker = Worker(writer, self.engine(), progress)
@@ -187,7 +209,8 @@ class RunRequests(RunFolder):
                 if request not in rows:
                     check_level(plan_request(view, wanted, min_level), min_level)
                 request = receive(writer, view, wanted, request)
-            chosen = [request] if request is not None else [row.request for row in writer.requests() if row.waits]
+            ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
+            chosen = [request] if request is not None else ready
             while worker.carry_out_next(min_level, chosen):
                 pass
             carried_out = [name for name in chosen if name not in worker.refused]
@@ -222,12 +245,12 @@ class RunRequests(RunFolder):
             rows = {row.request: row for row in reader.requests()}
             if request not in rows:
                 raise _no_such_request(request, rows)
-            return _record_of(reader, rows[request])
+            return _records_of(reader, [rows[request]])[0]
 
     def request_records(self) -> list[RequestRecord]:
         """Every request with every step of its life, in the order they were received."""
         with self.snapshot() as reader:
-            return [_record_of(reader, row) for row in reader.requests()]
+            return _records_of(reader, reader.requests())
 
     def public_record(self) -> list[PublicRequest]:
         """The requests without personal data."""
@@ -250,9 +273,9 @@ class RunRequests(RunFolder):
             return attest(reader, request)
 
 
-def _record_of(reader: RunReader, row: RequestRow) -> RequestRecord:
-    now = datetime.datetime.now(datetime.UTC)
-    return RequestRecord(request_status_of(reader, row, now), tuple(history_of(reader, row.request)))
+def _records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRecord]:
+    statuses = request_statuses_of(reader, rows, datetime.datetime.now(datetime.UTC))
+    return [RequestRecord(status, tuple(history_of(reader, status.request))) for status in statuses]
 
 
 def _new_terms(view: RunView, clients: Sequence[str], request: str | None, given: TermsGiven) -> RequestTerms:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from sifu.record.evaluations import ACTIVE
 from sifu.record.everyones_psi import track_everyone
 from sifu.record.groups import has_groups, members_now, models_at_hand
 from sifu.record.run_view import RunView
+from sifu.requests.approvals import Approvals, approvals_of, unapproved
 from sifu.requests.cost import Cost, cost_of
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.inbox import letters
@@ -109,7 +111,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """A request: its terms, how far it is, until when it must be done, and what it cost."""
+    """A request: its terms, how far it is, until when it must be done, and what it cost.
+
+    `approvals` names who approved it, `approvals_missing` says how many more must before it is carried out.
+    """
 
     request: str
     status: str
@@ -124,6 +129,9 @@ class RequestStatus:
     overdue: bool
     finished: str | None
     cost: Cost | None
+    filed_by: str
+    approvals: tuple[str, ...]
+    approvals_missing: int
 
 
 @dataclass(frozen=True)
@@ -228,7 +236,7 @@ def status_of(view: RunView) -> RunStatus:
         incidents=_incidents(reader),
         late=_late(reader),
         rejections=tuple(reader.rejections()),
-        requests=tuple(request_status_of(reader, row, now) for row in view.requests),
+        requests=tuple(request_statuses_of(reader, view.requests, now)),
         groups=groups_of(view),
     )
 
@@ -249,8 +257,18 @@ def _state(view: RunView, client: int) -> ClientState:
     return "forgotten" if client in view.forgotten else "waiting" if client in view.waiting else "active"
 
 
-def request_status_of(reader: RunReader, row: RequestRow, now: datetime.datetime) -> RequestStatus:
-    """Where a request stands."""
+def request_statuses_of(reader: RunReader, rows: Iterable[RequestRow], now: datetime.datetime) -> list[RequestStatus]:
+    """Where requests stand."""
+    approvals, lacking = approvals_of(reader), unapproved(reader)
+    return [
+        _request_status(reader, row, now, approvals.get(row.request, Approvals()), lacking.get(row.request, 0))
+        for row in rows
+    ]
+
+
+def _request_status(
+    reader: RunReader, row: RequestRow, now: datetime.datetime, approvals: Approvals, lacking: int
+) -> RequestStatus:
     return RequestStatus(
         request=row.request,
         status=row.status,
@@ -265,6 +283,9 @@ def request_status_of(reader: RunReader, row: RequestRow, now: datetime.datetime
         overdue=is_overdue(row, now),
         finished=row.finished,
         cost=cost_of(reader, row) if row.status == "done" else None,
+        filed_by=approvals.filed_by,
+        approvals=tuple(approvals.approved_by),
+        approvals_missing=lacking if row.waits else 0,
     )
 
 

@@ -150,7 +150,11 @@ def _print_requests(run: Run, status: RunStatus) -> None:
                 level_text(request.level or "-"),
             )
         out.print(shown)
+        lacking = [request for request in status.requests if request.approvals_missing]
+        for request in lacking[:MOST_CLIENTS]:
+            out.print(f"{request.request} waits for {request.approvals_missing} more to approve it.")
         waiting = sum(request.status in ("received", "verified", "planned") for request in status.requests)
+        waiting -= len(lacking)
         if waiting and status.phase == "ready":
             out.print(f"{waiting} to be carried out: {way_to_go_on(run.spec, 'ready')} does it.")
     left = [line.left / line.budget for line in status.budgets if line.budget > 0]
@@ -199,7 +203,10 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
         print_json({"run": str(folder), "requests": [outcome_values(outcome) for outcome in outcomes]})
         return
     if not outcomes:
-        out.print("No request is waiting. Ask with: sifu request DIR --clients A,B")
+        out.print(
+            "No request is ready to be carried out. Ask with: sifu request DIR --clients A,B; what waits for approval "
+            "is in: sifu requests list DIR"
+        )
         return
     out.print(outcomes_table(outcomes))
     for outcome in outcomes:

@@ -110,13 +110,25 @@ def decide(
     actor: ActorOption = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Record that a waiting request was verified, refused or withdrawn."""
+    """Record that a waiting request was verified, approved, refused or withdrawn.
+
+    Where the run's spec demands approval (requests.approval), a request is carried out only when one or two people
+    approved it, who did not file it. Beside a command that trains, the decision waits in the run's inbox.
+    """
     from sifu.api import Run
     from sifu.cli.output import tell
 
-    changed = Run(run).decide(request, decision, reason, actor)
-    values = {"request": request, "status": decision, "changed": changed}
-    tell(format, values, f"Request {request} {'is' if changed else 'was already'} {decision}.")
+    opened = Run(run)
+    decided = opened.decide(request, decision, reason, actor)
+    values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
+    if decided == "posted":
+        sentence = f"That request {request} is {decision} was handed to the running server, which takes it in soon."
+        tell(format, values | {"posted": True}, sentence)
+        return
+    missing = opened.request_record(request).status.approvals_missing
+    more = f" It needs {missing} more." if decision == "approved" and missing else ""
+    sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {decision}.{more}"
+    tell(format, values | {"approvals_missing": missing}, sentence)
 
 
 def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
@@ -135,6 +147,8 @@ def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
             status = record.status
             late = " [bold red]overdue[/]" if status.overdue else ""
             out.print(f"[bold]{status.request}[/]: {names_text(status.clients)}; until {status.deadline[:10]}{late}")
+            if status.approvals_missing:
+                out.print(f"  waits for {status.approvals_missing} more to approve it")
             for step in record.steps:
                 why = f": {escape(step.reason)}" if step.reason else ""
                 out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")

@@ -14,6 +14,7 @@ from sifu.record.run_view import RunView
 from sifu.requests.client_list import change_clients
 from sifu.requests.deadlines import DEADLINE_DAYS
 from sifu.requests.given_terms import check_retention
+from sifu.requests.posted_decisions import open_decision
 from sifu.requests.receiving import receive
 from sifu.requests.signed_requests import id_of_signed, terms_of_signed
 from sifu.store.actor import LONGEST_ACTOR
@@ -62,11 +63,14 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         terms = terms_of_signed(writer, letter.content)
         actor = f"client {terms.clients[0]}"[:LONGEST_ACTOR]
         receive(writer, RunView(writer), terms, letter.id, _days_left(letter, DEADLINE_DAYS), actor)
+    elif letter.kind == "decision":
+        open_decision(writer, letter.content)
     elif letter.kind == "clients":
         change_clients(writer, letter.content)
     else:
         raise InputError(
-            f"a letter is a request, a signed request or a change to the list of clients, found {letter.kind!r}"
+            "a letter is a request, a signed request, a decision or a change to the list of clients, found "
+            f"{letter.kind!r}"
         )
 
 

@@ -3,7 +3,8 @@
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
 
-`verified` says that somebody checked who asked; nothing depends on it, since not every operator needs it.
+`verified` says that somebody checked who asked; nothing depends on it, since not every operator needs it. Approvals
+(`requests/approvals.py`) leave the status as it is; where the spec demands them, a request runs only after them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sifu.core.method_info import method_info
 from sifu.core.wording import attacker_words, exact_words, start_of, what_was_done
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
+from sifu.requests.approvals import APPROVED, approvals_of, same_person
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.actor import actor_name
 from sifu.store.reader import RunReader
@@ -44,26 +46,56 @@ MAY_FOLLOW = {
     "withdrawn": ("received", "verified", "planned"),
 }
 """From which status each can be reached."""
+MAY_BE_APPROVED = ("received", "verified", "planned")
+STEPS = STATUS_AFTER | {APPROVED: "approved"}
+"""The kinds of events in the life of a request, and the word for each."""
 
 
 def decide(writer: RunWriter, request: str, decision: str, reason: str = "", actor: str | None = None) -> bool:
     """Record a decision on a request that waits; False if it was recorded before."""
-    if decision not in get_args(Decision):
-        raise InputError(f"a decision must be one of {', '.join(get_args(Decision))}; found {decision!r}")
-    if len(reason) > LONGEST_REASON:
-        raise InputError(f"the reason has {len(reason)} characters: keep it below {LONGEST_REASON}")
-    rows = {row.request: row for row in writer.requests()}
+    name = actor_name(actor)
+    if not check_decision(writer, request, decision, reason, name):
+        return False
+    with uninterrupted():
+        writer.record(f"request {decision}", {"request": request, "actor": name, "reason": reason})
+    return True
+
+
+def check_decision(reader: RunReader, request: str, decision: str, reason: str, actor: str) -> bool:
+    """Refuse a decision that cannot be recorded; False if it was recorded before."""
+    check_words(decision, reason)
+    rows = {row.request: row for row in reader.requests()}
     if request not in rows:
         raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
     status = rows[request].status
+    if decision == "approved":
+        return _check_approval(reader, request, status, actor)
     if status == decision:
         return False
     if status not in MAY_FOLLOW[decision]:
         raise InputError(f"request {request} is {status}: it cannot be {decision} any more")
     if decision == "refused" and not reason.strip():
         raise InputError("a refusal needs a reason: give one with --reason")
-    with uninterrupted():
-        writer.record(f"request {decision}", {"request": request, "actor": actor_name(actor), "reason": reason})
+    return True
+
+
+def check_words(decision: str, reason: str) -> None:
+    """Refuse words that are no decision."""
+    if decision not in get_args(Decision):
+        raise InputError(f"a decision must be one of {', '.join(get_args(Decision))}; found {decision!r}")
+    if len(reason) > LONGEST_REASON:
+        raise InputError(f"the reason has {len(reason)} characters: keep it below {LONGEST_REASON}")
+
+
+def _check_approval(reader: RunReader, request: str, status: str, actor: str) -> bool:
+    """Only a request that waits is approved, by everybody once, and never by who filed it."""
+    approvals = approvals_of(reader)[request]
+    if same_person(actor) in map(same_person, approvals.approved_by):
+        return False
+    if status not in MAY_BE_APPROVED:
+        raise InputError(f"request {request} is {status}: it cannot be approved any more")
+    if not approvals.may_approve(actor):
+        raise InputError(f"{approvals.filed_by} filed request {request}, so somebody else must approve it")
     return True
 
 
@@ -81,13 +113,13 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
     """Every step in the life of a request."""
     return [
         RequestStep(
-            STATUS_AFTER[event.kind],
+            STEPS[event.kind],
             event.time,
             event.content.get("actor", "unknown"),
             event.content.get("reason", ""),
         )
         for event in reader.events()
-        if event.kind in STATUS_AFTER and _request_of(event.kind, event.content) == request
+        if event.kind in STEPS and _request_of(event.kind, event.content) == request
     ]
 
 
@@ -135,6 +167,8 @@ def check_lifecycles(reader: RunReader) -> Iterator[str]:
     """No step may follow another out of order: a request that was refused is not carried out."""
     status: dict[str, str] = {}
     for event in reader.events():
+        if event.kind == APPROVED and status.get(str(event.content["request"])) not in MAY_BE_APPROVED:
+            yield f"request {event.content['request']}: event {event.seq} approves it, but it does not wait"
         if event.kind not in STATUS_AFTER:
             continue
         request, new = _request_of(event.kind, event.content), STATUS_AFTER[event.kind]

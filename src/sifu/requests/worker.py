@@ -30,6 +30,7 @@ from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
 from sifu.record.training import RecordedTraining
 from sifu.record.unrecorded_training import retrain_unrecorded
+from sifu.requests.approvals import unapproved
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.given_terms import check_level
 from sifu.requests.issuing import issue_certificates
@@ -154,12 +155,18 @@ class Worker:
         return running
 
     def carry_out_next(self, min_level: Level | None = None, among: Collection[str] | None = None) -> bool:
-        """Carry out the first request that waits and was not refused, of `among` if given; False if there is none."""
+        """Carry out the first request that waits and was not refused, of `among` if given; False if there is none.
+
+        One that lacks approvals goes on waiting, and does not hold up those behind it.
+        """
         waiting = [
             row
             for row in self.writer.requests()
             if row.waits and row.request not in self.refused and (among is None or row.request in among)
         ]
+        if waiting:
+            lacking = unapproved(self.writer)
+            waiting = [row for row in waiting if row.request not in lacking]
         if not waiting:
             return False
         row = waiting[0]

@@ -79,6 +79,7 @@ KINDS: Mapping[str, May] = {
     "training done": May(("phase",), ("evaluations",), "ready"),
     "request received": May(),
     "request verified": May(),
+    "request approved": May(),
     "request planned": May(),
     "request refused": May(),
     "request withdrawn": May(),

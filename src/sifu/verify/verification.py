@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.errors import InputError
+from sifu.requests.approvals import check_approvals
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.store.checkpoints import check_checkpoints, check_covered, vouched_notes
@@ -106,6 +107,7 @@ def verify_run(
             ("folder", lambda reader: _check_files_of_no_row(reader, result)),
             ("requests", check_requests),
             ("lifecycles", check_lifecycles),
+            ("approvals", check_approvals),
             ("purges", check_purges),
             ("restored", check_restored),
         ):

@@ -17,6 +17,7 @@ from sifu.core.spec.sections import (
     ModelSpec,
     PrivacySpec,
     RegularitySpec,
+    RequestsSpec,
     RidgeSpec,
     ServerSpec,
     StopSpec,
@@ -38,6 +39,7 @@ class Spec:
     stop: StopSpec = field(default_factory=StopSpec)
     groups: GroupsSpec = field(default_factory=GroupsSpec)
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    requests: RequestsSpec = field(default_factory=RequestsSpec)
     regularity: RegularitySpec = field(default_factory=RegularitySpec)
     keep: KeepSpec = field(default_factory=KeepSpec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sifu.choices import Calibration, Retention, Scope, Unit
+from sifu.choices import Approval, Calibration, Retention, Scope, Unit
 from sifu.core.noise import NoiseSource
 from sifu.core.replies import OnRejection
 from sifu.theory.history import Accounting
@@ -177,6 +177,15 @@ class PrivacySpec:
     retention: Retention = key("paper", "paper keeps models from before the rollback; strict erases them too")
     reserve: float = key(0.0, "fraction of a budget kept back for later requests")
     noise: NoiseSource = key("system", "system entropy; seeded is for experiments, certifies nothing")
+
+
+@dataclass(frozen=True)
+class RequestsSpec:
+    """Who decides on requests."""
+
+    approval: Approval = key(
+        "none", "how many people must approve a request before it is carried out: none, one or two; never who filed it"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The operator's desk: who may do what (`roles`, `tokens`)."""

@@ -1,0 +1,30 @@
+"""Who may do what in the console."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, get_args
+
+Role = Literal["requester", "approver", "auditor", "operator"]
+"""requester files requests and sees their own; approver decides; auditor reads everything; operator carries out."""
+Right = Literal["see", "see own", "file", "approve", "refuse", "withdraw own", "withdraw", "carry out", "examine"]
+"""`see` covers runs, clients, requests, plans and public certificates; `examine` what is confidential: verification,
+the audit trail, the report, the evidence and metrics."""
+
+RIGHTS: dict[Role, frozenset[Right]] = {
+    "requester": frozenset(("see own", "file", "withdraw own")),
+    "approver": frozenset(("see", "see own", "approve", "refuse")),
+    "auditor": frozenset(("see", "see own", "examine")),
+    "operator": frozenset(("see", "see own", "file", "refuse", "withdraw own", "withdraw", "carry out", "examine")),
+}
+"""An operator approves nothing: whoever carries out is not who agrees. Somebody may have several roles."""
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def rights_of(roles: Collection[Role]) -> frozenset[Right]:
+    """Everything that somebody with these roles may do.
+
+    >>> "approve" in rights_of(["operator"]), "approve" in rights_of(["operator", "approver"])
+    (False, True)
+    """
+    return frozenset().union(*(RIGHTS[role] for role in roles))

@@ -1,0 +1,155 @@
+"""Tokens of the console: a long random text for each person or system, of which only a hash is stored.
+
+A token has 256 random bits, so one SHA-256 is enough: nobody can try them all. The file is private to its owner. It is
+read again when it changes, so a token that was revoked by a command stops working at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sifu.console.roles import ROLES, Right, Role, rights_of
+from sifu.errors import InputError, RunDamagedError
+from sifu.store.actor import actor_name
+from sifu.store.database import DATABASE
+from sifu.store.files import write_atomically
+from sifu.store.regular_files import private_folder
+
+TOKENS_FILE = "tokens.json"
+PREFIX = "sifu_"
+"""So that a token that leaked into a repository is found by those who look for such things."""
+LONGEST_DAYS = 3650
+
+
+@dataclass(frozen=True)
+class Token:
+    """Whose token it is and what they may do; `hash` is SHA-256 of its secret, `expires` a day or empty for never."""
+
+    id: str
+    name: str
+    roles: tuple[Role, ...]
+    hash: str
+    created: str
+    expires: str = ""
+    revoked: str = ""
+
+    def works(self, today: str) -> bool:
+        """Whether it lets its owner in; it still does on its last day."""
+        return not self.revoked and (not self.expires or today <= self.expires)
+
+    def may(self, right: Right) -> bool:
+        """Whether its owner may do this."""
+        return right in rights_of(self.roles)
+
+
+def state_folder(folder: Path) -> Path:
+    """Where the console keeps its own files: inside a folder of runs, or beside a run."""
+    return folder.with_name(f"{folder.name}.console") if (folder / DATABASE).exists() else folder / ".sifu-console"
+
+
+class TokenFile:
+    """The tokens of a console, in a file that commands change and the server reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / TOKENS_FILE
+        self._read: tuple[Any, dict[str, Token]] = (None, {})
+
+    def all(self) -> list[Token]:
+        """Every token there ever was, in the order they were made."""
+        return list(self._by_hash().values())
+
+    def owner(self, secret: str) -> Token | None:
+        """The token with this secret, if it works now."""
+        token = self._by_hash().get(hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest())
+        return token if token is not None and token.works(_today()) else None
+
+    def still_works(self, token: Token) -> Token | None:
+        """The same token as it is now, if it still works."""
+        now = self._by_hash().get(token.hash)
+        return now if now is not None and now.works(_today()) else None
+
+    def create(self, name: str, roles: Sequence[str], days: int | None = None) -> tuple[Token, str]:
+        """A new token and its secret, which is stored nowhere."""
+        owner = actor_name(name).strip()
+        unknown = [role for role in roles if role not in ROLES]
+        if unknown or not roles:
+            raise InputError(f"a role is one of {', '.join(ROLES)}; found {', '.join(unknown) or 'none'}")
+        if days is not None and not 1 <= days <= LONGEST_DAYS:
+            raise InputError(f"a token lasts 1 to {LONGEST_DAYS} days, found {days}")
+        with self._changing() as tokens:
+            # Two people with one name could not be told apart as approvers.
+            if any(token.name.casefold() == owner.casefold() and token.works(_today()) for token in tokens):
+                raise InputError(f"{owner} has a token that works: revoke it first, or choose another name")
+            secret = PREFIX + secrets.token_urlsafe(32)
+            expires = "" if days is None else (_now().date() + datetime.timedelta(days=days)).isoformat()
+            token = Token(
+                id=secrets.token_hex(4),
+                name=owner,
+                roles=tuple(role for role in ROLES if role in roles),
+                hash=hashlib.sha256(secret.encode()).hexdigest(),
+                created=_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+                expires=expires,
+            )
+            tokens.append(token)
+        return token, secret
+
+    def revoke(self, name_or_id: str) -> list[Token]:
+        """Let a token open nothing from now on, by its id or its owner's name."""
+        with self._changing() as tokens:
+            chosen = [token for token in tokens if name_or_id in (token.id, token.name) and not token.revoked]
+            if not chosen:
+                raise InputError(f"there is no token of {name_or_id!r} that could be revoked: see sifu token list")
+            revoked = [replace(token, revoked=_now().strftime("%Y-%m-%dT%H:%M:%SZ")) for token in chosen]
+            by_id = {token.id: token for token in revoked}
+            tokens[:] = [by_id.get(token.id, token) for token in tokens]
+        return revoked
+
+    def _by_hash(self) -> dict[str, Token]:
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return {}
+        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if self._read[0] != stamp:
+            self._read = (stamp, {token.hash: token for token in _parse(self.path)})
+        return self._read[1]
+
+    @contextmanager
+    def _changing(self) -> Iterator[list[Token]]:
+        """The tokens to be changed; two commands at once wait for each other."""
+        private_folder(self.path.parent, parents=True)
+        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            tokens = _parse(self.path) if self.path.exists() else []
+            yield tokens
+            content = {"tokens": [asdict(token) for token in tokens]}
+            write_atomically(self.path, json.dumps(content, indent=1).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def _parse(path: Path) -> list[Token]:
+    try:
+        rows = json.loads(path.read_bytes())["tokens"]
+        return [Token(**(row | {"roles": tuple(role for role in row["roles"] if role in ROLES)})) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunDamagedError(f"{path} is damaged ({type(error).__name__}): remove it and make new tokens") from error
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _today() -> str:
+    return _now().date().isoformat()

@@ -1,0 +1,206 @@
+"""Approval of requests: kept by the ledger, on the command line, beside a running process, and by verification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from independent_verifier import verify as verify_independently
+from run_tools import Command, copy_run, dump, query, small_spec, state
+from sifu.core.spec import Spec
+from sifu.errors import InputError
+from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.requests.opening_letters import take_in
+from sifu.requests.worker import Worker
+from sifu.server.serve import serve
+from sifu.store.inbox import letters
+from sifu.store.writer import RunWriter
+
+
+@pytest.fixture(scope="module")
+def runs_with_approval(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for approval in ("one", "two"):
+        folders[approval] = tmp_path_factory.mktemp("approval") / approval
+        sifu.train(small_spec(requests={"approval": approval}), run=folders[approval])
+    return folders
+
+
+@pytest.fixture
+def two(runs_with_approval: dict[str, Path], tmp_path: Path) -> Path:
+    """A run whose requests two people must approve; a test may change it."""
+    return copy_run(runs_with_approval["two"], tmp_path / "two")
+
+
+@pytest.fixture
+def one(runs_with_approval: dict[str, Path], tmp_path: Path) -> Path:
+    return copy_run(runs_with_approval["one"], tmp_path / "one")
+
+
+def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Command) -> None:
+    run = sifu.open_run(two)
+    run.request(["client-003"], "a", actor="rita")
+    assert run.forget() == []
+    with pytest.raises(InputError, match="approved by nobody yet and needs 2 more"):
+        run.forget(request="a")
+    with pytest.raises(InputError, match="rita filed request a"):
+        run.decide("a", "approved", actor=" Rita ")
+    assert cli("requests", "decide", two, "a", "approved", "--actor", "ann").out.endswith("It needs 1 more.\n")
+    assert run.decide("a", "approved", actor="ANN") == "unchanged"  # the same person again counts once
+    assert "waits for 1 more to approve it" in cli("requests", "list", two).out
+    assert "a waits for 1 more" in cli("status", two).out
+    assert cli("forget", two, "--request", "a").code == 2
+    assert cli("requests", "decide", two, "a", "approved", "--actor", "bob").code == 0
+    (outcome,) = run.forget()
+    assert outcome.request == "a"
+    record = run.request_record("a")
+    assert [step.status for step in record.steps] == ["received", "approved", "approved", "planned", "running", "done"]
+    assert (record.status.filed_by, record.status.approvals) == ("rita", ("ann", "bob"))
+    assert run.verify().problems == []
+    assert verify_independently(two) == []
+    with pytest.raises(InputError, match="cannot be approved any more"):
+        run.decide("a", "approved", actor="carl")
+
+
+def test_one_approval_is_enough_where_one_is_asked_for(one: Path) -> None:
+    run = sifu.open_run(one)
+    run.request(["client-003"], "a", actor="rita")
+    run.request(["client-004"], "b", actor="rita")
+    run.decide("b", "approved", actor="ann")
+    assert [outcome.request for outcome in run.forget()] == ["b"]  # the one in front waits, and holds nobody up
+    assert run.request_record("a").status.approvals_missing == 1
+    run.decide("a", "refused", "not theirs", actor="ann")
+    assert run.request_record("a").status.approvals_missing == 0
+    assert run.verify().problems == []
+
+
+def test_a_new_request_is_not_carried_out_at_once(two: Path, cli: Command) -> None:
+    before = state(two)
+    answer = cli("forget", two, "--clients", "client-003")
+    assert answer.code == 2
+    assert "file it with sifu request" in answer.err
+    assert state(two) == before
+
+
+def test_without_approval_nothing_changes(own_trained: Path) -> None:
+    run = sifu.open_run(own_trained)
+    run.request(["client-003"], "a", actor="rita")
+    run.decide("a", "approved", actor="ann")  # recorded, though nobody asked for it
+    assert [outcome.request for outcome in run.forget()] == ["a"]
+    assert run.verify().problems == []
+    assert verify_independently(own_trained) == []
+
+
+def test_an_approval_demanded_of_a_spec_is_one_of_three() -> None:
+    with pytest.raises(InputError, match="none, one, two"):
+        Spec.from_mapping({"requests": {"approval": "three"}})
+
+
+def carried_out_without(two: Path, approvers: list[str]) -> sifu.Run:
+    """A request that an operator with the key carries out although approvals are missing."""
+    run = sifu.open_run(two)
+    run.request(["client-003"], "a", actor="rita")
+    with RunWriter.open(two) as writer:
+        for approver in approvers:
+            writer.record("request approved", {"request": "a", "actor": approver, "reason": ""})
+        row = writer.requests()[0]
+        Worker(writer, run.engine())._carry_out(row, None)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("approvers", "caught"),
+    [
+        ([], "with 0 of the 2 approvals"),
+        (["ann"], "with 1 of the 2 approvals"),
+        (["ann", "Ann "], "with 1 of the 2 approvals"),
+        (["ann", "rita"], "that approval cannot count"),
+        (["ann", "bob"], ""),
+    ],
+)
+def test_a_request_carried_out_without_its_approvals_is_caught(two: Path, approvers: list[str], caught: str) -> None:
+    run = carried_out_without(two, approvers)
+    problems = run.verify().problems
+    assert any(caught in problem for problem in problems) if caught else problems == []
+    assert bool(verify_independently(two)) == bool(caught)
+
+
+def test_an_approval_after_the_fact_is_caught(two: Path) -> None:
+    run = carried_out_without(two, ["ann", "bob"])
+    with RunWriter.open(two) as writer:
+        writer.record("request approved", {"request": "a", "actor": "carl", "reason": ""})
+    assert any("it does not wait" in problem for problem in run.verify().problems)
+    assert verify_independently(two) != []
+
+
+def test_decisions_beside_a_process_that_writes_go_through_the_inbox(two: Path, cli: Command) -> None:
+    run = sifu.open_run(two)
+    with RunWriter.open(two) as writer:
+        run.request(["client-003"], "a", actor="rita")  # posted: its request is not in the ledger yet
+        answer = cli("requests", "decide", two, "a", "approved", "--actor", "ann", "--format", "json")
+        assert answer.json == {"request": "a", "status": "approved", "changed": False, "posted": True}
+        assert take_in(writer) == []
+        assert run.decide("a", "approved", actor="ann") == "unchanged"
+        assert run.decide("a", "approved", actor="bob") == "posted"
+        assert run.decide("a", "approved", actor="bob") == "posted"  # the same letter
+        assert len(letters(two)) == 1
+        for decision, actor, reason in (("approved", "rita", ""), ("refused", "ann", ""), ("eaten", "ann", "x")):
+            with pytest.raises(InputError):
+                run.decide("a", decision, reason, actor)
+        with pytest.raises(InputError, match="no request"):
+            run.decide("b", "approved", actor="ann")
+        assert take_in(writer) == []
+    assert run.request_record("a").status.approvals == ("ann", "bob")
+    assert [outcome.request for outcome in run.forget()] == ["a"]
+    assert run.verify().problems == []
+
+
+HOSTILE_DECISIONS: dict[str, dict[str, Any]] = {
+    "no actor": {"request": "a", "decision": "approved", "reason": ""},
+    "a number for a name": {"request": "a", "decision": "approved", "reason": "", "actor": 7},
+    "an unknown decision": {"request": "a", "decision": "eaten", "reason": "", "actor": "x"},
+    "an unknown request": {"request": "b", "decision": "approved", "reason": "", "actor": "x"},
+    "an id that is a path": {"request": "../a", "decision": "approved", "reason": "", "actor": "x"},
+    "a name with an escape sequence": {"request": "a", "decision": "approved", "reason": "", "actor": "x\x1b[2J"},
+    "more than a decision": {"request": "a", "decision": "approved", "reason": "", "actor": "x", "level": "proven"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_DECISIONS)
+def test_a_hostile_decision_is_refused_and_recorded(two: Path, name: str) -> None:
+    from sifu.store.inbox import post
+
+    sifu.open_run(two).request(["client-003"], "a", actor="rita")
+    post(two, "decision", "d-1", HOSTILE_DECISIONS[name])
+    with RunWriter.open(two) as writer:
+        (refusal,) = take_in(writer)
+    assert refusal.startswith("decision d-1: ")
+    assert letters(two) == []
+    assert query(two, "SELECT COUNT(*) FROM events WHERE kind = 'request approved'") == [(0,)]
+    assert sifu.open_run(two).verify().problems == []
+
+
+def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> None:
+    """A request beside a server does not start by itself; two letters later it does, without anybody's command."""
+    run = sifu.open_run(two)
+    spec = run.spec
+    engine = engine_from_spec(spec, clients_from_spec(spec))[0]
+    told: list[str] = []
+
+    def people(sentence: str) -> None:
+        """What happens beside the server: it filed nothing itself, and everything is posted."""
+        told.append(sentence)
+        if "waiting" in sentence and not letters(two):
+            run.decide("a", "approved", actor=["ann", "bob"][min(1, len(told) - 1)])
+
+    run.request(["client-003"], "a", actor="rita")
+    done = serve(run, engine, linger=0.6, tell=people)
+    assert done == []
+    assert dump(two)["requests"][0][1] == "received"
+    assert run.request_record("a").status.approvals == ("ann",)
+    run.decide("a", "approved", actor="bob")
+    assert serve(run, engine, linger=0.0) == ["a"]
+    assert run.verify().problems == []
