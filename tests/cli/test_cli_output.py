@@ -109,7 +109,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
     grouped = tmp_path / "grouped"
     sifu.train(spec_for("groups", stop={"max_rounds": 4}), run=grouped)
     commands["rebuild"] = [grouped]
-    assert set(commands) | {"demo"} >= set(COMMANDS), "a new command: add it here"
+    assert set(commands) | {"demo", "serve"} >= set(COMMANDS), "a new command: add it here"
     answers = {}
     for name, arguments in commands.items():
         answer = cli(name, *arguments, "--format", "json")

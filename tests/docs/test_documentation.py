@@ -92,6 +92,7 @@ def test_every_link_of_the_pages_exists() -> None:
         "docs/noise.md",
         "docs/frozen-features.md",
         "docs/security.md",
+        "docs/console.md",
         "docs/audit.md",
     ]
     for page in [*PAGES, *pages]:

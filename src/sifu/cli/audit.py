@@ -23,8 +23,9 @@ from sifu.audit import (
     audit_run,
     run_controls,
 )
-from sifu.cli.output import err, level_text, names_text, number, out, percent, plain_values, print_json, table
+from sifu.cli.output import err, level_text, names_text, number, out, percent, print_json, table
 from sifu.cli.progress import ShownBar
+from sifu.core.ledger import plain_values
 from sifu.errors import InputError
 from sifu.store.database import DATABASE
 

@@ -20,6 +20,7 @@ from sifu.cli.options import runs_at_work
 from sifu.cli.proof import audit, client_audit, verify
 from sifu.cli.requests import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, methods, rebuild, report, status, train
+from sifu.cli.serve import serve
 from sifu.cli.tokens import token
 from sifu.cli.unlearning import advise, forget, plan, request
 from sifu.errors import SifuError
@@ -40,7 +41,7 @@ PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor),
     "Keep the run safe": (purge, backup, restore, key, sign),
-    "The operator's desk": (token,),
+    "The operator's desk": (serve, token),
     "Federations and experiments": (clients, flower, bench, doctor),
 }
 for panel, commands in PANELS.items():

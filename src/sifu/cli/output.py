@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sifu.cli.options import Format
+from sifu.core.ledger import plain_values
 
 
 def harmless(text: str) -> str:
@@ -56,17 +57,6 @@ def print_json(value: Any) -> None:
     """One JSON object on stdout; figures that JSON cannot hold become null."""
     json.dump(plain_values(value), sys.stdout, indent=2)
     sys.stdout.write("\n")
-
-
-def plain_values(value: Any) -> Any:
-    """A value as JSON can hold it."""
-    if isinstance(value, dict):
-        return {str(key): plain_values(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_values(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def number(value: float | None, digits: int = 4) -> str:

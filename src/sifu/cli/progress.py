@@ -10,6 +10,7 @@ from typing import Self
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sifu.cli.output import err
+from sifu.record.progress import expected_rounds
 
 
 class ShownBar:
@@ -59,24 +60,13 @@ class RoundsProgress(ShownBar):
             self._phase, self._seen, self._started = phase, [], time.monotonic()
         if not math.isnan(accuracy):
             self._seen.append((rounds, accuracy))
-        total = self._expected(rounds, target, most)
+        total = expected_rounds(self._seen, rounds, target, most)
         speed = len(self._seen) and rounds / max(time.monotonic() - self._started, 1e-3)
         left = f", about {duration((total - rounds) / speed)} left" if speed and total > rounds else ""
         text = f"round {rounds}"
         if target > 0 and not math.isnan(accuracy):
             text += f", {100 * accuracy:.1f} % of {100 * target:g} %"
         self._bar.update(self._task, completed=rounds, total=total, text=text + left)  # type: ignore[arg-type]
-
-    def _expected(self, rounds: int, target: float, most: int) -> int:
-        """Rounds to the target if the error keeps falling as it did over the last half."""
-        if target <= 0 or len(self._seen) < 4:
-            return most
-        then, now = self._seen[len(self._seen) // 2], self._seen[-1]
-        error_then, error_now, goal = 1 - then[1], 1 - now[1], max(1 - target, 1e-6)
-        if error_now <= goal or error_now >= error_then:
-            return min(most, rounds + 1) if error_now <= goal else most
-        speed = math.log(error_then / error_now) / max(now[0] - then[0], 1)
-        return min(most, rounds + 1 + math.ceil(math.log(error_now / goal) / speed))
 
 
 def duration(seconds: float) -> str:

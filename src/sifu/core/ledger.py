@@ -73,6 +73,17 @@ def finite_or_text(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
+def plain_values(value: Any) -> Any:
+    """A value as JSON can hold it, for people and other programs: figures that it cannot hold become null."""
+    if isinstance(value, dict):
+        return {str(key): plain_values(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 def commit(nonce: bytes, payload: bytes) -> bytes:
     """SHA-256(nonce || payload)."""
     return hashlib.sha256(nonce + payload).digest()

@@ -1,0 +1,78 @@
+"""The console as one application: pages, JSON API, live streams and static files behind the guard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from sifu.console import json_api, pages, streaming
+from sifu.console.asking import Console
+from sifu.console.desk import Desk
+from sifu.console.security import Guard, RateLimit, TooLargeError
+from sifu.console.sessions import Sessions
+from sifu.console.streaming import Broadcast
+from sifu.console.tokens import TokenFile
+from sifu.console.webhooks import Webhooks
+
+STATIC = {
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOGINS_PER_SECOND, LOGINS_AT_ONCE = 0.2, 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a console is set up; `hosts` are the names it answers to beside those of this machine."""
+
+    folders: Sequence[Path]
+    state: Path
+    data_folder: Path | None = None
+    hosts: Collection[str] = ()
+    secure_cookie: bool = False
+    webhooks: Sequence[str] = ()
+    per_second: float = 200.0
+    burst: int = 600
+
+
+def make_app(settings: Settings) -> ASGIApp:
+    """The application, ready for a server."""
+    tokens = TokenFile(settings.state)
+    desk = Desk(settings.folders, settings.state, settings.data_folder)
+    logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
+    console = Console(desk, tokens, Sessions(tokens), settings.secure_cookie, logins)
+
+    @asynccontextmanager
+    async def watching(app: Starlette) -> AsyncIterator[None]:
+        webhooks = Webhooks(desk, settings.webhooks)
+        webhooks.start()
+        yield
+        webhooks.stop()
+
+    static = [Route(f"/static/{name}", _static_file) for name in STATIC]
+    routes = [*pages.ROUTES, *streaming.ROUTES, *json_api.ROUTES, *static]
+    app = Starlette(routes=routes, lifespan=watching, exception_handlers={TooLargeError: _too_large})
+    app.state.console = console
+    app.state.broadcast = Broadcast()
+    return Guard(app, {*LOOPBACK, *settings.hosts}, settings.per_second, settings.burst)
+
+
+async def _too_large(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "that is too large"}, 413)
+
+
+async def _static_file(request: Request) -> Response:
+    name = request.url.path.rsplit("/", 1)[1]
+    content = files("sifu.console").joinpath("static", name).read_bytes()
+    return Response(content, media_type=STATIC[name], headers={"Cache-Control": "max-age=300"})

@@ -1,0 +1,152 @@
+"""What both ways in share: reading what was sent, finding who asks, and turning errors into answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from sifu.choices import TermsGiven
+from sifu.console.desk import Desk, NotAllowedError, UnknownError
+from sifu.console.security import RateLimit
+from sifu.console.sessions import Sessions, Visitor
+from sifu.console.tokens import TokenFile
+from sifu.core.request_terms import parse_sigma
+from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError
+from sifu.requests.deadlines import DEADLINE_DAYS
+
+Result = TypeVar("Result")
+MOST_CLIENTS = 10_000
+NUMBERS: dict[str, type[float] | type[int]] = {
+    "epsilon": float, "delta": float, "reserve": float, "target": float, "max_rounds": int,
+}  # fmt: skip
+WORDS = ("unit", "scope", "calibration", "retention", "method")
+
+
+@dataclass
+class Console:
+    """What every handler needs."""
+
+    desk: Desk
+    tokens: TokenFile
+    sessions: Sessions
+    secure_cookie: bool
+    logins: RateLimit
+
+
+class NotKnownError(SifuError):
+    """Nobody is logged in."""
+
+    exit_code = 2
+
+
+class ForgedError(SifuError):
+    """A change that does not come from one of our pages."""
+
+    exit_code = 2
+
+
+def console_of(request: Request) -> Console:
+    """The console that answers."""
+    console: Console = request.app.state.console
+    return console
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who asks; somebody must."""
+    visitor = console_of(request).sessions.visitor(request)
+    if visitor is None:
+        raise NotKnownError("log in first, or send a token that works")
+    return visitor
+
+
+async def work(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Do something that reads files or computes, beside the requests of others."""
+    return await run_in_threadpool(partial(function, *arguments))
+
+
+async def read_form(request: Request, visitor: Visitor | None = None) -> dict[str, str]:
+    """The fields of a form; a logged-in browser must send its page's CSRF token along."""
+    text = (await request.body()).decode("utf-8", "replace")
+    fields = {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True, max_num_fields=100).items()}
+    if visitor is not None and not visitor.csrf_holds(fields.get("csrf", "")):
+        raise ForgedError("this form is too old or was not sent from here: load the page again")
+    return fields
+
+
+async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
+    """The object of a JSON body; a browser's session needs the header X-CSRF-Token."""
+    if not visitor.csrf_holds(request.headers.get("x-csrf-token", "")):
+        raise ForgedError("the header X-CSRF-Token is missing or wrong")
+    body = await request.body()
+    try:
+        content = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError("the body is not JSON") from error
+    if not isinstance(content, dict):
+        raise InputError("the body must be a JSON object")
+    return content
+
+
+def client_names(value: Any) -> list[str]:
+    """Names of clients: a list, or a text with one in each line."""
+    names = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError("clients is a list of names")
+    cleaned = [name.strip() for name in names if name.strip()]
+    if not cleaned or len(cleaned) > MOST_CLIENTS:
+        raise InputError(f"name 1 to {MOST_CLIENTS} clients, found {len(cleaned)}")
+    return cleaned
+
+
+def days(value: Any) -> int:
+    """A deadline in days; nothing is the usual one."""
+    if value in (None, ""):
+        return DEADLINE_DAYS
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise InputError("the deadline is a number of days") from error
+
+
+def terms_given(values: Any) -> TermsGiven:
+    """The terms of a request as far as they were given; what is empty comes from the run's spec."""
+    if not isinstance(values, dict):
+        raise InputError("terms is an object")
+    terms: dict[str, Any] = {}
+    for name, value in values.items():
+        if value in (None, ""):
+            continue
+        if name in NUMBERS:
+            try:
+                terms[name] = NUMBERS[name](value)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{name} is a number") from error
+        elif name in WORDS:
+            terms[name] = str(value)
+        elif name == "sigma":
+            terms[name] = parse_sigma(str(value))
+        else:
+            raise InputError(f"a request has no term {str(name)[:40]!r}")
+    return terms  # type: ignore[return-value]
+
+
+def status_code(error: SifuError) -> int:
+    """The HTTP status of an error."""
+    codes: tuple[tuple[type[SifuError], int], ...] = (
+        (NotKnownError, 401),
+        (NotAllowedError, 403),
+        (ForgedError, 403),
+        (UnknownError, 404),
+        (RunBusyError, 409),
+        (NotCertifiableError, 409),
+        (VerificationError, 409),
+        (InputError, 400),
+    )
+    return next((code for kind, code in codes if isinstance(error, kind)), 500)

@@ -1,0 +1,348 @@
+"""What can be done at the desk, whoever asks: the runs, their requests, plans, decisions and long work.
+
+Pages and JSON API are thin: they find out who asks and call this. Every right is checked here, once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sifu.api import PendingRequest, RequestRecord, Run, RunStatus, find_runs
+from sifu.api.finding_runs import in_order_of_deadlines
+from sifu.choices import TermsGiven
+from sifu.console.jobs import Job, Jobs
+from sifu.console.live import Live, LiveView
+from sifu.console.roles import Right
+from sifu.console.tokens import Token
+from sifu.console.ways import Way, ways_to_forget
+from sifu.errors import InputError, SifuError
+from sifu.requests.approvals import same_person
+from sifu.requests.deadlines import POSTED, pending_requests
+from sifu.store.files import write_atomically
+from sifu.store.inbox import letters
+from sifu.store.regular_files import private_folder
+
+FOUND_AGAIN_EVERY = 3.0
+"""Seconds between two looks for new run folders."""
+VERIFICATIONS = "verifications.json"
+
+
+class NotAllowedError(SifuError):
+    """Somebody asked for what their roles do not allow."""
+
+    exit_code = 2
+
+
+class UnknownError(SifuError):
+    """Something was asked for that is not there, or not for them."""
+
+    exit_code = 2
+
+
+class RunAtDesk:
+    """One run: its folder, what was read of it, and a lock, because what is worked out is shared."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+        self.name = folder.resolve().name
+        self.lock = threading.RLock()
+        self.live_view = LiveView(folder)
+        self.run = Run(folder)
+        self._remembered: dict[Any, tuple[int, Any]] = {}
+
+    def live(self) -> Live:
+        """The run now."""
+        with self.lock:
+            return self.live_view.read()
+
+    def remembered(self, what: Any, work: Any) -> Any:
+        """A result that holds as long as nothing is written to the run."""
+        with self.lock:
+            seq = self.live().events
+            if what not in self._remembered or self._remembered[what][0] != seq:
+                if len(self._remembered) > 64:
+                    self._remembered.clear()
+                self._remembered[what] = (seq, work())
+            return self._remembered[what][1]
+
+
+@dataclass(frozen=True)
+class NumberedRequest:
+    """A request with its place in the run's record: ids may be telling, so addresses have numbers."""
+
+    number: int
+    record: RequestRecord
+
+
+class Desk:
+    """Everything that the console shows and does."""
+
+    def __init__(self, folders: Sequence[Path], state: Path, data_folder: Path | None = None) -> None:
+        self.folders, self.state, self._data = tuple(folders), state, data_folder
+        private_folder(state, parents=True)
+        self.jobs = Jobs(state, self._job_ended)
+        self.failures: list[Job] = []
+        """Requests whose carrying out failed, for the webhooks."""
+        self._runs: dict[str, RunAtDesk] = {}
+        self._looked = -FOUND_AGAIN_EVERY
+        self._lock = threading.Lock()
+
+    def every_run(self) -> dict[str, RunAtDesk]:
+        """All runs, by key; folders are looked through again from time to time."""
+        with self._lock:
+            if time.monotonic() - self._looked >= FOUND_AGAIN_EVERY:
+                self._looked = time.monotonic()
+                here = {run.folder: run for run in self._runs.values()}
+                runs: list[RunAtDesk] = []
+                for folder in find_runs(*self.folders):
+                    try:
+                        runs.append(here.get(folder) or RunAtDesk(folder))
+                    except SifuError:
+                        continue  # a run of another version, or one that is just being made
+                self._runs = {run.key: run for run in runs}
+            return dict(self._runs)
+
+    def runs(self, who: Token) -> list[RunAtDesk]:
+        """The runs that somebody sees."""
+        self._demand(who, "see own")
+        return sorted(self.every_run().values(), key=lambda run: run.name)
+
+    def find(self, who: Token, key: str) -> RunAtDesk:
+        """A run by its key."""
+        self._demand(who, "see own")
+        run = self.every_run().get(key)
+        if run is None:
+            raise UnknownError("there is no such run here")
+        return run
+
+    def live(self, who: Token, key: str) -> Live:
+        """What a run does now."""
+        self._demand(who, "see")
+        return self.find(who, key).live()
+
+    def status(self, who: Token, key: str) -> RunStatus:
+        """Everything that is known of a run."""
+        self._demand(who, "see")
+        run = self.find(who, key)
+        status: RunStatus = run.remembered("status", run.run.status)
+        return status
+
+    def requests(self, who: Token, key: str) -> list[NumberedRequest]:
+        """The requests of a run that somebody sees, in the order they were received."""
+        run = self.find(who, key)
+        records: list[RequestRecord] = run.remembered(("requests", _today()), run.run.request_records)
+        return [
+            NumberedRequest(number, record)
+            for number, record in enumerate(records, start=1)
+            if who.may("see") or _is_own(who, record.status.filed_by)
+        ]
+
+    def request(self, who: Token, key: str, number: int) -> NumberedRequest:
+        """One request."""
+        for numbered in self.requests(who, key):
+            if numbered.number == number:
+                return numbered
+        raise UnknownError("there is no such request here")
+
+    def posted(self, who: Token, key: str) -> list[PendingRequest]:
+        """Requests that wait in the inbox of a run and are not in its ledger yet."""
+        run = self.find(who, key)
+        with run.lock, run.run.reader() as reader:
+            waiting = [row for row in pending_requests(reader, _now()) if row.status == POSTED]
+        if who.may("see"):
+            return waiting
+        own = {letter.id for letter in letters(run.folder) if _is_own(who, str((letter.content or {}).get("actor")))}
+        return [row for row in waiting if row.request in own]
+
+    def pending(self, who: Token) -> list[tuple[RunAtDesk, int | None, PendingRequest]]:
+        """What waits in all runs, overdue first, each with its number unless it is still in an inbox."""
+        self._demand(who, "see")
+        by_folder = {str(run.folder): run for run in self.runs(who)}
+        waiting: list[PendingRequest] = []
+        for run in by_folder.values():
+            with run.lock, run.run.reader() as reader:
+                waiting += pending_requests(reader, _now())
+        numbers = {
+            (run.key, numbered.record.status.request): numbered.number
+            for run in by_folder.values()
+            for numbered in self.requests(who, run.key)
+        }
+        ordered = [(by_folder[request.run], request) for request in in_order_of_deadlines(waiting)]
+        return [(run, numbers.get((run.key, request.request)), request) for run, request in ordered]
+
+    def ways(self, who: Token, key: str, clients: Sequence[str], terms: TermsGiven) -> list[Way]:
+        """What each method would do for these clients."""
+        self._demand(who, "see")
+        run = self.find(who, key)
+        ways: list[Way] = run.remembered(
+            ("ways", tuple(clients), json.dumps(terms, sort_keys=True)),
+            lambda: ways_to_forget(run.run, clients, terms),
+        )
+        return ways
+
+    def file(
+        self, who: Token, key: str, clients: Sequence[str], request: str | None, deadline_days: int, terms: TermsGiven
+    ) -> str:
+        """Put a request into the ledger or the inbox of its run; the same id with the same terms changes nothing."""
+        self._demand(who, "file")
+        run = self.find(who, key)
+        name = request or f"r-{secrets.token_hex(4)}"
+        if not who.may("see"):
+            self._check_id_is_own(who, run, name)
+        with run.lock:
+            return run.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
+
+    def _check_id_is_own(self, who: Token, run: RunAtDesk, request: str) -> None:
+        """A requester must not learn from an id that somebody else used it, nor speak for them."""
+        for record in run.run.request_records():
+            if record.status.request == request and not _is_own(who, record.status.filed_by):
+                raise InputError(f"request {request} cannot be filed: use another id")
+
+    def decide(self, who: Token, key: str, request: str, decision: str, reason: str) -> str:
+        """Approve, refuse, verify or withdraw a request; returns what became of the decision."""
+        run = self.find(who, key)
+        rights: dict[str, Right] = {"approved": "approve", "refused": "refuse", "verified": "refuse"}
+        if decision == "withdrawn":
+            if not who.may("withdraw"):
+                self._demand(who, "withdraw own")
+                own = {numbered.record.status.request for numbered in self.requests(who, key)}
+                own |= {row.request for row in self.posted(who, key)}
+                if request not in own:
+                    raise UnknownError("there is no such request here")
+        elif decision in rights:
+            self._demand(who, rights[decision])
+        else:
+            raise InputError(f"a decision is approved, verified, refused or withdrawn, found {decision[:40]!r}")
+        with run.lock:
+            return run.run.decide(request, decision, reason, who.name)
+
+    def carry_out(self, who: Token, key: str, request: str) -> Job:
+        """Start to carry a request out, in a process of its own."""
+        self._demand(who, "carry out")
+        run = self.find(who, key)
+        record = next((row for row in self.requests(who, key) if row.record.status.request == request), None)
+        if record is None:
+            raise UnknownError("there is no such request here")
+        status = record.record.status
+        if status.status not in ("received", "verified", "planned", "running"):
+            raise InputError(f"request {request} is {status.status}: there is nothing to carry out")
+        if status.approvals_missing:
+            raise InputError(f"request {request} needs {status.approvals_missing} more to approve it")
+        arguments = ["forget", str(run.folder), "--request", request]
+        arguments += ["--data", str(self._data)] if self._data else []
+        return self.jobs.start("carry out", key, arguments, who.name, request)
+
+    def verify(self, who: Token, key: str) -> Job:
+        """Start to verify a run, in a process of its own."""
+        self._demand(who, "examine")
+        run = self.find(who, key)
+        return self.jobs.start("verify", key, ["verify", str(run.folder)], who.name)
+
+    def write_report(self, who: Token, key: str) -> Job:
+        """Start to write the report of a run, in a process of its own."""
+        self._demand(who, "examine")
+        run = self.find(who, key)
+        return self.jobs.start("report", key, ["report", str(run.folder)], who.name)
+
+    def report(self, who: Token, key: str) -> bytes:
+        """The page of the report, as it was last written."""
+        self._demand(who, "examine")
+        path = self.find(who, key).folder / "report" / "index.html"
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise UnknownError("no report was written yet") from error
+
+    def evidence(self, who: Token, key: str, number: int) -> tuple[str, bytes]:
+        """The name and the bytes of the evidence of a request; the run is verified for it."""
+        from sifu.report.evidence import evidence_bytes
+
+        self._demand(who, "examine")
+        request = self.request(who, key, number).record.status.request
+        return f"evidence-{request}.zip", evidence_bytes(self.find(who, key).folder, request)
+
+    def certificate(self, who: Token, key: str, number: int) -> dict[str, Any]:
+        """The public certificate of a request."""
+        request = self.request(who, key, number).record.status.request
+        return self.find(who, key).run.certificate(request).to_mapping()
+
+    def trail(self, who: Token, key: str, page: int, size: int = 100) -> tuple[list[dict[str, Any]], int]:
+        """A page of the ledger, the latest first: what happened when by whom; and how many events there are."""
+        self._demand(who, "examine")
+        with self.find(who, key).run.reader() as reader:
+            seq, _ = reader.last_event()
+            rows = reader.query(
+                "SELECT seq, time, kind, payload, hash, signature IS NOT NULL FROM events ORDER BY seq DESC "
+                "LIMIT ? OFFSET ?",
+                (size, size * max(0, page - 1)),
+            )
+        return [_event(*row) for row in rows], seq
+
+    def last_verification(self, who: Token, key: str) -> dict[str, Any] | None:
+        """What the last verification found, if this console ever verified the run."""
+        self._demand(who, "see")
+        return self.verifications().get(key)
+
+    def verifications(self) -> dict[str, dict[str, Any]]:
+        """The last verification of each run, by key."""
+        try:
+            content = json.loads((self.state / VERIFICATIONS).read_bytes())
+            return content if isinstance(content, dict) else {}
+        except (OSError, ValueError):
+            return {}
+
+    def _job_ended(self, job: Job, answer: dict[str, Any]) -> None:
+        if job.kind == "carry out" and job.state == "failed":
+            self.failures.append(job)
+        if job.kind == "verify" and "holds" in answer:
+            found = {
+                "time": _now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "holds": answer["holds"] is True,
+                "checked": answer.get("checked", []),
+                "notes": answer.get("notes", []),
+                "problems": answer.get("problems", [])[:50],
+            }
+            with self._lock:
+                content = self.verifications() | {job.run: found}
+                write_atomically(self.state / VERIFICATIONS, json.dumps(content, indent=1).encode())
+
+    def _demand(self, who: Token, right: Right) -> None:
+        if not who.may(right):
+            raise NotAllowedError(f"your roles ({', '.join(who.roles)}) do not allow that")
+
+
+def _event(seq: int, time_: str, kind: str, payload: str, digest: bytes, signed: int) -> dict[str, Any]:
+    content = json.loads(payload)
+    request = content.get("request", "")
+    return {
+        "seq": seq,
+        "time": time_,
+        "kind": kind,
+        "request": request.get("request", "") if isinstance(request, dict) else str(request),
+        "actor": str(content.get("actor", "")),
+        "reason": str(content.get("reason", "")),
+        "hash": bytes(digest).hex(),
+        "signed": bool(signed),
+    }
+
+
+def _is_own(who: Token, filed_by: str) -> bool:
+    return same_person(who.name) == same_person(filed_by)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _today() -> str:
+    return _now().date().isoformat()

@@ -1,0 +1,108 @@
+"""Long work for the console, each a `sifu` command in a process of its own.
+
+The page stays responsive, and a console that is killed takes nothing with it: the command goes on, and what it does is
+in the run's ledger. Its output goes to files of the console, private and removed when it was read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sifu.errors import RunBusyError
+from sifu.store.regular_files import private_folder
+
+JobKind = Literal["carry out", "verify", "report"]
+JobState = Literal["running", "done", "failed"]
+MOST_JOBS = 50
+"""Finished jobs that are remembered, of all runs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command at work on a run, or what became of it."""
+
+    id: str
+    kind: JobKind
+    run: str
+    actor: str
+    started: float
+    request: str | None = None
+    state: JobState = "running"
+    message: str = ""
+
+
+Ended = Callable[[Job, dict[str, Any]], None]
+"""Called with a job that ended and the JSON object that its command printed."""
+
+
+class Jobs:
+    """The commands that this console started."""
+
+    def __init__(self, state: Path, ended: Ended = lambda job, answer: None) -> None:
+        self._folder = state / "jobs"
+        self._jobs: dict[str, Job] = {}
+        self._lock = threading.Lock()
+        self._ended = ended
+
+    def of_run(self, run: str) -> list[Job]:
+        """The jobs of a run, the latest first."""
+        with self._lock:
+            return [job for job in reversed(self._jobs.values()) if job.run == run]
+
+    def start(self, kind: JobKind, run: str, arguments: Sequence[str], actor: str, request: str | None = None) -> Job:
+        """Start `sifu ARGUMENTS`; a second one of its kind on the same run has to wait."""
+        job = Job(secrets.token_hex(6), kind, run, actor, time.time(), request)
+        with self._lock:
+            if any(
+                other.run == run and other.kind == kind and other.state == "running" for other in self._jobs.values()
+            ):
+                raise RunBusyError(f"another one is at work on this run ({kind}): wait for it")
+            finished = [other.id for other in self._jobs.values() if other.state != "running"]
+            for old in finished[: max(0, len(self._jobs) - MOST_JOBS)]:
+                del self._jobs[old]
+            self._jobs[job.id] = job
+        private_folder(self._folder, parents=True)
+        out, err = (self._folder / f"{job.id}.{name}" for name in ("out", "err"))
+        with _private(out) as printed, _private(err) as told:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sifu.cli.main", *arguments, "--format", "json"],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=told,
+                env=os.environ | {"SIFU_ACTOR": actor},
+                start_new_session=True,  # Ctrl-C at the console is not meant for it
+            )
+        threading.Thread(target=self._wait, args=(job, process, out, err), daemon=True).start()
+        return job
+
+    def _wait(self, job: Job, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        code = process.wait()
+        try:
+            answer = json.loads(out.read_bytes() or b"{}")
+        except ValueError:
+            answer = {}
+        answer = answer if isinstance(answer, dict) else {}
+        told = err.read_text(errors="replace").strip().splitlines()
+        sentence = str(answer.get("error") or (told[-1].removeprefix("sifu: ") if told and code else ""))
+        for path in (out, err):
+            path.unlink(missing_ok=True)
+        # A verification that found something has done its work.
+        good = code == 0 or (job.kind == "verify" and "holds" in answer)
+        ended = replace(job, state="done" if good else "failed", message=sentence[:1000])
+        with self._lock:
+            self._jobs[job.id] = ended
+        self._ended(ended, answer)
+
+
+def _private(path: Path) -> Any:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")

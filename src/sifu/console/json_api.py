@@ -1,0 +1,222 @@
+"""The JSON API: the same as the pages, for ticket systems and scripts. Ids of requests are in bodies, not in addresses.
+
+Filing is idempotent by the request's id: the same again changes nothing, the same id with other terms is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from sifu.console.asking import (
+    NotKnownError,
+    client_names,
+    console_of,
+    days,
+    read_json,
+    status_code,
+    terms_given,
+    visitor_of,
+    work,
+)
+from sifu.console.desk import Desk, NotAllowedError, NumberedRequest, RunAtDesk
+from sifu.console.metrics import render_metrics
+from sifu.console.openapi import openapi_document
+from sifu.console.tokens import Token
+from sifu.core.ledger import plain_values
+from sifu.errors import InputError, SifuError
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def answering(handler: Handler) -> Handler:
+    """Errors become a JSON object with a sentence and the right status."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except SifuError as error:
+            headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotKnownError) else None
+            return JSONResponse({"error": str(error)}, status_code(error), headers)
+
+    answer.__name__ = handler.__name__
+    return answer
+
+
+def _json(value: Any, status: int = 200) -> JSONResponse:
+    return JSONResponse(plain_values(value), status)
+
+
+@answering
+async def list_runs(request: Request) -> Response:
+    """Every run with what it does now."""
+    who, desk = visitor_of(request).token, console_of(request).desk
+    return _json({"runs": await work(_runs, desk, who)})
+
+
+def _runs(desk: Desk, who: Token) -> list[dict[str, Any]]:
+    listed = []
+    for run in desk.runs(who):
+        live = run.live().to_mapping() if who.may("see") else {}
+        listed.append({"run": run.key, "name": run.name} | {key: live[key] for key in live if key != "curve"})
+    return listed
+
+
+@answering
+async def show_run(request: Request) -> Response:
+    """One run now, with the curve of its accuracy and its last verification."""
+    who, desk, key = visitor_of(request).token, console_of(request).desk, request.path_params["run"]
+    live = await work(desk.live, who, key)
+    run = desk.find(who, key)
+    verified = await work(desk.last_verification, who, key)
+    jobs = [asdict(job) for job in desk.jobs.of_run(key)]
+    return _json({"run": run.key, "name": run.name, "verification": verified, "jobs": jobs} | live.to_mapping())
+
+
+@answering
+async def list_requests(request: Request) -> Response:
+    """The requests of a run, and those in its inbox."""
+    who, desk, key = visitor_of(request).token, console_of(request).desk, request.path_params["run"]
+    recorded = await work(desk.requests, who, key)
+    posted = await work(desk.posted, who, key)
+    listed = [{key: value for key, value in row.to_mapping().items() if key != "run"} for row in posted]
+    return _json({"requests": [_request(numbered) for numbered in recorded], "posted": listed})
+
+
+def _request(numbered: NumberedRequest) -> dict[str, Any]:
+    return {"number": numbered.number} | numbered.record.to_mapping()
+
+
+@answering
+async def show_request(request: Request) -> Response:
+    """One request with every step of its life."""
+    who, desk = visitor_of(request).token, console_of(request).desk
+    key, number = request.path_params["run"], request.path_params["number"]
+    return _json(_request(await work(desk.request, who, key, number)))
+
+
+@answering
+async def file_request(request: Request) -> Response:
+    """File a request; the same id with the same terms again changes nothing."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    content = await read_json(request, visitor)
+    unknown = set(content) - {"request", "clients", "deadline_days", "terms"}
+    if unknown:
+        raise InputError(f"a request has no field {', '.join(sorted(unknown))[:80]!r}")
+    name = content.get("request")
+    if name is not None and not isinstance(name, str):
+        raise InputError("request is a text")
+    terms = terms_given(content.get("terms") or {})
+    arguments = (client_names(content.get("clients")), name, days(content.get("deadline_days")), terms)
+    filed = await work(desk.file, visitor.token, key, *arguments)
+    run = desk.find(visitor.token, key)
+    status = await work(run.run.request_status, filed)
+    number = await work(_number_of, desk, visitor.token, run, filed)
+    return _json({"request": filed, "number": number, "status": status}, 201)
+
+
+def _number_of(desk: Desk, who: Token, run: RunAtDesk, request: str) -> int | None:
+    numbered = (row.number for row in desk.requests(who, run.key) if row.record.status.request == request)
+    return next(numbered, None)
+
+
+@answering
+async def decide(request: Request) -> Response:
+    """Approve, verify, refuse or withdraw a request."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    content = await read_json(request, visitor)
+    words = [content.get(name, "") for name in ("request", "decision", "reason")]
+    if not all(isinstance(word, str) for word in words):
+        raise InputError("request, decision and reason are texts")
+    outcome = await work(desk.decide, visitor.token, key, *words)
+    return _json({"request": words[0], "decision": words[1], "outcome": outcome})
+
+
+@answering
+async def carry_out(request: Request) -> Response:
+    """Start to carry out a request; its state shows how far it is."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    content = await read_json(request, visitor)
+    job = await work(desk.carry_out, visitor.token, key, str(content.get("request", "")))
+    return _json({"job": asdict(job)}, 202)
+
+
+@answering
+async def plan(request: Request) -> Response:
+    """What every method would do for some clients; changes nothing."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    content = await read_json(request, visitor)
+    terms = terms_given(content.get("terms") or {})
+    ways = await work(desk.ways, visitor.token, key, client_names(content.get("clients")), terms)
+    return _json({"ways": [asdict(way) for way in ways]})
+
+
+@answering
+async def verify(request: Request) -> Response:
+    """Start to verify a run; its last verification shows what was found."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    await read_json(request, visitor)
+    return _json({"job": asdict(await work(desk.verify, visitor.token, key))}, 202)
+
+
+@answering
+async def certificate(request: Request) -> Response:
+    """The public certificate of a request."""
+    who, desk = visitor_of(request).token, console_of(request).desk
+    return _json(await work(desk.certificate, who, request.path_params["run"], request.path_params["number"]))
+
+
+@answering
+async def evidence(request: Request) -> Response:
+    """The evidence of a request as a zip file."""
+    who, desk = visitor_of(request).token, console_of(request).desk
+    name, content = await work(desk.evidence, who, request.path_params["run"], request.path_params["number"])
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, media_type="application/zip", headers=headers)
+
+
+@answering
+async def pending(request: Request) -> Response:
+    """What waits in all runs, overdue first."""
+    who, desk = visitor_of(request).token, console_of(request).desk
+    waiting = await work(desk.pending, who)
+    listed = [row.to_mapping() | {"run": run.key, "name": run.name, "number": number} for run, number, row in waiting]
+    return _json({"requests": listed})
+
+
+@answering
+async def metrics(request: Request) -> Response:
+    """Metrics for Prometheus; needs a token that may examine."""
+    console, who = console_of(request), visitor_of(request).token
+    if not who.may("examine"):
+        raise NotAllowedError(f"your roles ({', '.join(who.roles)}) do not allow that")
+    return PlainTextResponse(await work(render_metrics, console.desk), media_type="text/plain; version=0.0.4")
+
+
+async def openapi(request: Request) -> Response:
+    """This API in words for machines; tells nothing of any run."""
+    return JSONResponse(openapi_document())
+
+
+API = "/api/v1"
+ROUTES = [
+    Route(f"{API}/openapi.json", openapi),
+    Route(f"{API}/runs", list_runs),
+    Route(f"{API}/pending", pending),
+    Route(f"{API}/runs/{{run}}", show_run),
+    Route(f"{API}/runs/{{run}}/requests", list_requests, methods=["GET"]),
+    Route(f"{API}/runs/{{run}}/requests", file_request, methods=["POST"]),
+    Route(f"{API}/runs/{{run}}/requests/{{number:int}}", show_request),
+    Route(f"{API}/runs/{{run}}/requests/{{number:int}}/certificate", certificate),
+    Route(f"{API}/runs/{{run}}/requests/{{number:int}}/evidence", evidence),
+    Route(f"{API}/runs/{{run}}/decisions", decide, methods=["POST"]),
+    Route(f"{API}/runs/{{run}}/carry-out", carry_out, methods=["POST"]),
+    Route(f"{API}/runs/{{run}}/plan", plan, methods=["POST"]),
+    Route(f"{API}/runs/{{run}}/verify", verify, methods=["POST"]),
+    Route("/metrics", metrics),
+]

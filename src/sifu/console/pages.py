@@ -1,0 +1,383 @@
+"""The pages: forms and tables that work without JavaScript, filled by jinja2, which escapes everything."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from sifu.console.asking import (
+    NotKnownError,
+    client_names,
+    console_of,
+    days,
+    read_form,
+    status_code,
+    terms_given,
+    visitor_of,
+    work,
+)
+from sifu.console.desk import Desk, RunAtDesk
+from sifu.console.rendering import render
+from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
+from sifu.console.tokens import Token
+from sifu.errors import InputError, SifuError
+from sifu.report.words import LEVEL_WORDS
+from sifu.requests.request_record import plain_answer
+
+Handler = Callable[[Request], Awaitable[Response]]
+CLIENTS_PER_PAGE = 100
+EVENTS_PER_PAGE = 100
+FILE_POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""For documents of our own that carry their style within: the report and figures."""
+
+
+def page(handler: Handler) -> Handler:
+    """Errors become a page with a sentence; whoever is not logged in is sent to the door."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except NotKnownError:
+            return RedirectResponse("/login", 303)
+        except SifuError as error:
+            visitor = console_of(request).sessions.visitor(request)
+            if request.method == "POST" and visitor and visitor.session and status_code(error) in (400, 409):
+                visitor.session.notes.append(("bad", str(error)))
+                return RedirectResponse(_way_back(request), 303)
+            return _page("error.html", visitor, code=status_code(error), sentence=str(error))
+
+    answer.__name__ = handler.__name__
+    return answer
+
+
+def _way_back(request: Request) -> str:
+    """The page of the run that a form belongs to."""
+    run = request.path_params.get("run")
+    return f"/runs/{quote(str(run))}" if run else "/"
+
+
+def _page(template: str, visitor: Visitor | None, code: int = 200, **values: Any) -> HTMLResponse:
+    session = visitor.session if visitor else None
+    text = render(
+        template,
+        who=visitor.token if visitor else None,
+        csrf=session.csrf if session else "",
+        notes=session.take_notes() if session else [],
+        **values,
+    )
+    return HTMLResponse(text, code)
+
+
+async def show_login(request: Request) -> Response:
+    """The door."""
+    return _page("login.html", None, wrong=False)
+
+
+async def log_in(request: Request) -> Response:
+    """Begin a session with a token."""
+    console = console_of(request)
+    address = request.client.host if request.client else "unknown"
+    if not console.logins.allows(address):
+        return _page("error.html", None, code=429, sentence="too many attempts: wait a minute")
+    fields = await read_form(request)
+    session = await work(console.sessions.begin, fields.get("token", ""))
+    if session is None:
+        return _page("login.html", None, code=401, wrong=True)
+    response = RedirectResponse("/", 303)
+    response.set_cookie(
+        COOKIE,
+        session.id,
+        max_age=int(LONGEST_SECONDS),
+        httponly=True,
+        samesite="strict",
+        secure=console.secure_cookie,
+    )
+    return response
+
+
+@page
+async def log_out(request: Request) -> Response:
+    """End the session."""
+    visitor = visitor_of(request)
+    await read_form(request, visitor)
+    if visitor.session:
+        console_of(request).sessions.end(visitor.session)
+    response = RedirectResponse("/login", 303)
+    response.delete_cookie(COOKIE)
+    return response
+
+
+@page
+async def home(request: Request) -> Response:
+    """All runs, and what waits in them."""
+    visitor, desk = visitor_of(request), console_of(request).desk
+    runs = await work(_with_live, desk, visitor.token)
+    pending = await work(desk.pending, visitor.token) if visitor.token.may("see") else []
+    own = [] if visitor.token.may("see") else await work(_own_requests, desk, visitor.token)
+    return _page("home.html", visitor, runs=runs, pending=pending, own=own)
+
+
+def _with_live(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any]]:
+    return [(run, run.live() if who.may("see") else None) for run in desk.runs(who)]
+
+
+def _own_requests(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any]]:
+    return [(run, (desk.requests(who, run.key), desk.posted(who, run.key))) for run in desk.runs(who)]
+
+
+@page
+async def show_run(request: Request) -> Response:
+    """One run: what it does now, its requests, and what can be asked of it."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    run = desk.find(visitor.token, key)
+    may_see = visitor.token.may("see")
+    requests = await work(desk.requests, visitor.token, key)
+    status = await work(desk.status, visitor.token, key) if may_see else None
+    return _page(
+        "run.html",
+        visitor,
+        run=run,
+        live=await work(desk.live, visitor.token, key) if may_see else None,
+        status=status,
+        requests=sorted(requests, key=_urgency),
+        posted=await work(desk.posted, visitor.token, key),
+        verified=await work(desk.last_verification, visitor.token, key) if may_see else None,
+        jobs=desk.jobs.of_run(key)[:5] if may_see else [],
+        has_report=(run.folder / "report" / "index.html").is_file(),
+        approval=run.run.spec.requests.approval,
+    )
+
+
+def _urgency(numbered: Any) -> tuple[Any, ...]:
+    """What is overdue and not done first, then what waits by deadline, then the latest that are settled."""
+    status = numbered.record.status
+    settled = status.status in ("done", "refused", "withdrawn")
+    return (settled, status.deadline if not settled else "", -numbered.number)
+
+
+@page
+async def show_clients(request: Request) -> Response:
+    """The clients of a run, a page of them, the most influential first."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    number = _page_number(request)
+    status = await work(desk.status, visitor.token, key)
+    clients = sorted(status.clients, key=lambda client: (client.state != "active", -client.psi, client.name))
+    first = (number - 1) * CLIENTS_PER_PAGE
+    return _page(
+        "clients.html",
+        visitor,
+        run=desk.find(visitor.token, key),
+        clients=clients[first : first + CLIENTS_PER_PAGE],
+        count=len(clients),
+        page=number,
+        pages=-(-len(clients) // CLIENTS_PER_PAGE),
+        closed_form=status.closed_form,
+    )
+
+
+@page
+async def show_trail(request: Request) -> Response:
+    """The audit trail: every event of the ledger, the latest first."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    number = _page_number(request)
+    events, count = await work(desk.trail, visitor.token, key, number, EVENTS_PER_PAGE)
+    pages = -(-count // EVENTS_PER_PAGE)
+    run = desk.find(visitor.token, key)
+    return _page("trail.html", visitor, run=run, events=events, count=count, page=number, pages=pages)
+
+
+def _page_number(request: Request) -> int:
+    text = request.query_params.get("page", "1")
+    return max(1, int(text)) if text.isdigit() and len(text) < 8 else 1
+
+
+@page
+async def show_request(request: Request) -> Response:
+    """One request: where it stands, what can be decided, every way to forget, or its certificate in words."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    numbered = await work(desk.request, visitor.token, key, request.path_params["number"])
+    status, run = numbered.record.status, desk.find(visitor.token, key)
+    done = status.status == "done"
+    waits = status.status in ("received", "verified", "planned")
+    ways: list[Any] = []
+    if waits and visitor.token.may("see"):
+        terms = terms_given({"epsilon": status.epsilon, "delta": status.delta})
+        ways = await work(desk.ways, visitor.token, key, list(status.clients), terms)
+    body = (await work(desk.certificate, visitor.token, key, numbered.number))["body"] if done else None
+    answer = _certificate_words(body) if body else None
+    return _page(
+        "request.html",
+        visitor,
+        run=run,
+        number=numbered.number,
+        record=numbered.record,
+        status=status,
+        waits=waits,
+        ways=ways,
+        answer=answer,
+        body=body,
+        level_words=LEVEL_WORDS,
+        live=await work(desk.live, visitor.token, key) if visitor.token.may("see") else None,
+        jobs=[job for job in desk.jobs.of_run(key) if job.request == status.request][:3],
+        own=visitor.token.name.casefold() == status.filed_by.strip().casefold(),
+        approval=run.run.spec.requests.approval,
+    )
+
+
+def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """The answer to the client as paragraphs, each with the list that belongs to it."""
+    paragraphs: list[tuple[str, list[str]]] = []
+    for line in plain_answer(body):
+        if line.startswith("- ") and paragraphs:
+            paragraphs[-1][1].append(line[2:])
+        else:
+            paragraphs.append((line, []))
+    return paragraphs
+
+
+@page
+async def file_request(request: Request) -> Response:
+    """File a request from the form."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    fields = await read_form(request, visitor)
+    clients = client_names(fields.get("clients", ""))
+    terms = terms_given({name: fields.get(name, "") for name in ("method", "epsilon", "delta")})
+    if "plan" in fields:
+        ways = await work(desk.ways, visitor.token, key, clients, terms)
+        return _page("ways.html", visitor, run=desk.find(visitor.token, key), ways=ways, clients=clients, fields=fields)
+    name = fields.get("request", "").strip() or None
+    filed = await work(desk.file, visitor.token, key, clients, name, days(fields.get("deadline_days")), terms)
+    _note(visitor, f"Request {filed} was filed.")
+    return RedirectResponse(_way_back(request), 303)
+
+
+@page
+async def decide(request: Request) -> Response:
+    """Record a decision from a button."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    fields = await read_form(request, visitor)
+    name, decision = fields.get("request", ""), fields.get("decision", "")
+    outcome = await work(desk.decide, visitor.token, key, name, decision, fields.get("reason", ""))
+    words = {"recorded": f"is {decision}", "unchanged": f"was {decision} already"}
+    _note(visitor, f"Request {name} {words.get(outcome, f'{decision}: handed to the process that writes to the run')}.")
+    return RedirectResponse(_back_to_request(request, fields), 303)
+
+
+@page
+async def carry_out(request: Request) -> Response:
+    """Start to carry a request out."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    fields = await read_form(request, visitor)
+    await work(desk.carry_out, visitor.token, key, fields.get("request", ""))
+    _note(visitor, f"Request {fields.get('request', '')} is being carried out.")
+    return RedirectResponse(_back_to_request(request, fields), 303)
+
+
+def _back_to_request(request: Request, fields: dict[str, str]) -> str:
+    number = fields.get("number", "")
+    return f"{_way_back(request)}/requests/{number}" if number.isdigit() else _way_back(request)
+
+
+@page
+async def verify(request: Request) -> Response:
+    """Start a verification."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    await read_form(request, visitor)
+    await work(desk.verify, visitor.token, key)
+    _note(visitor, "The run is being verified.")
+    return RedirectResponse(_way_back(request), 303)
+
+
+@page
+async def write_report(request: Request) -> Response:
+    """Start to write the report."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    await read_form(request, visitor)
+    await work(desk.write_report, visitor.token, key)
+    _note(visitor, "The report is being written.")
+    return RedirectResponse(_way_back(request), 303)
+
+
+def _note(visitor: Visitor, sentence: str) -> None:
+    if visitor.session:
+        visitor.session.notes.append(("good", sentence))
+
+
+@page
+async def show_report(request: Request) -> Response:
+    """The report as it was last written."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    content = await work(desk.report, visitor.token, key)
+    return HTMLResponse(content, headers={"Content-Security-Policy": FILE_POLICY})
+
+
+@page
+async def figure(request: Request) -> Response:
+    """The figure of what each noise would cost, for a request that waits."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    numbered = await work(desk.request, visitor.token, key, request.path_params["number"])
+    drawing = await work(_draw, desk, visitor.token, key, numbered.record.status)
+    return Response(drawing, media_type="image/svg+xml", headers={"Content-Security-Policy": FILE_POLICY})
+
+
+def _draw(desk: Desk, who: Token, key: str, status: Any) -> bytes:
+    from sifu.plots.plan import draw_plan
+    from sifu.plots.style import figure_bytes
+
+    if not who.may("see"):
+        raise InputError("this figure is not for your roles")
+    run = desk.find(who, key)
+
+    def draw() -> bytes:
+        plan = run.run.plan(list(status.clients), epsilon=status.epsilon, delta=status.delta, method=status.method)
+        return figure_bytes(draw_plan(plan), "svg")
+
+    drawing: bytes = run.remembered(("figure", status.request), draw)
+    return drawing
+
+
+@page
+async def evidence(request: Request) -> Response:
+    """Download the evidence of a request."""
+    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    name, content = await work(desk.evidence, visitor.token, key, request.path_params["number"])
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, media_type="application/zip", headers=headers)
+
+
+def live_values(desk: Desk, who: Token, key: str) -> dict[str, Any]:
+    """What a page shows without being loaded again; `stamp` changes when more of it must be fetched."""
+    live = desk.live(who, key)
+    jobs = [asdict(job) for job in desk.jobs.of_run(key)[:5]]
+    states = "".join(f"{job['id']}{job['state']}" for job in jobs)
+    stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
+    return live.to_mapping() | {"jobs": jobs, "stamp": stamp}
+
+
+ROUTES = [
+    Route("/login", show_login, methods=["GET"]),
+    Route("/login", log_in, methods=["POST"]),
+    Route("/logout", log_out, methods=["POST"]),
+    Route("/", home),
+    Route("/runs/{run}", show_run),
+    Route("/runs/{run}/clients", show_clients),
+    Route("/runs/{run}/trail", show_trail),
+    Route("/runs/{run}/report", show_report, methods=["GET"]),
+    Route("/runs/{run}/report", write_report, methods=["POST"]),
+    Route("/runs/{run}/verify", verify, methods=["POST"]),
+    Route("/runs/{run}/requests", file_request, methods=["POST"]),
+    Route("/runs/{run}/decide", decide, methods=["POST"]),
+    Route("/runs/{run}/carry-out", carry_out, methods=["POST"]),
+    Route("/runs/{run}/requests/{number:int}", show_request),
+    Route("/runs/{run}/requests/{number:int}/figure.svg", figure),
+    Route("/runs/{run}/requests/{number:int}/evidence", evidence),
+]

@@ -1,0 +1,54 @@
+"""Filling templates: jinja2 escapes everything, and letters that cannot be shown become visible marks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sifu.report.words import moment
+from sifu.version import __version__
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("sifu.console", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names)
+    environment.globals["version"] = __version__
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """A page."""
+    return _environment().get_template(template).render(**values)
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, Markup):
+        return value
+    return "".join(letter if letter.isprintable() or letter in "\n\t\u00a0" else "\ufffd" for letter in str(value))
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
+
+
+def _number(value: float | str | None) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:
+    """Some names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

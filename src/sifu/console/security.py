@@ -1,0 +1,143 @@
+"""What stands in front of every page: hosts, origins, sizes, rates, headers, and silence about what went wrong.
+
+| header | why |
+|---|---|
+| Content-Security-Policy | scripts, styles and images come from here alone, and nothing inside a page is executed |
+| X-Frame-Options, frame-ancestors | nobody puts these pages into theirs |
+| Cross-Origin-*, Referrer-Policy | no other page learns anything from them |
+| Cache-Control: no-store | what is confidential stays in no cache |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # with no-referrer, browsers hide the origin of our own forms, too
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+LARGEST_BODY = 256 << 10
+"""Bytes of a request; the largest is a list of clients."""
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+log = logging.getLogger("sifu.console")
+
+
+class RateLimit:
+    """So many requests a second from one address on average, and a few more at once."""
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._rate, self._burst = per_second, float(burst)
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def allows(self, who: str) -> bool:
+        """Whether one more is allowed now."""
+        now = time.monotonic()
+        left, last = self._left.get(who, (self._burst, now))
+        left = min(self._burst, left + (now - last) * self._rate)
+        if len(self._left) > 10_000:  # full buckets tell nothing
+            self._left = {key: entry for key, entry in self._left.items() if now - entry[1] < self._burst / self._rate}
+        self._left[who] = (left - 1.0 if left >= 1.0 else left, now)
+        return left >= 1.0
+
+
+class TooLargeError(Exception):
+    """The body goes on beyond the limit."""
+
+
+class Guard:
+    """Refuses what no page of ours would send, before anything else looks at it."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], per_second: float = 200.0, burst: int = 600) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._requests = RateLimit(per_second, burst)
+        self._changes = RateLimit(per_second / 20, max(1, burst // 10))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        started = False
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                present = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    present.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await _answer(send_guarded, *refusal)
+            return
+        size = 0
+
+        async def receive_limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > LARGEST_BODY:
+                raise TooLargeError
+            return message
+
+        try:
+            await self._app(scope, receive_limited, send_guarded)
+        except Exception as error:
+            # The text of an error may hold names of clients; its kind does not.
+            log.error("%s failed: %s", scope["method"], type(error).__name__)
+            if not started:
+                await _answer(send_guarded, 500, "something went wrong here; the log names its kind")
+
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+        host = headers.get("host", "").lower()
+        if _name_of(host) not in self._hosts:
+            return 400, "this console does not answer to that host name"
+        address = scope["client"][0] if scope.get("client") else "unknown"
+        if not self._requests.allows(address):
+            return 429, "too many requests: wait a moment"
+        if scope["method"] in SAFE_METHODS:
+            return None
+        if not self._changes.allows(address):
+            return 429, "too many changes: wait a moment"
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if site is not None and site not in ("same-origin", "none"):
+            return 403, "this came from another site"
+        if origin is not None and urlsplit(origin).netloc.lower() != host:
+            return 403, "this came from another site"
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > LARGEST_BODY:
+            return 413, "that is too large"
+        return None
+
+
+def _name_of(host: str) -> str:
+    """A host without its port."""
+    return host.rsplit("]", 1)[0].lstrip("[") if host.startswith("[") else host.rsplit(":", 1)[0]
+
+
+async def _answer(send: Send, status: int, sentence: str) -> None:
+    body = json.dumps({"error": sentence}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

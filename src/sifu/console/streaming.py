@@ -1,0 +1,112 @@
+"""Live pages: server-sent events, one reader a run however many watch it.
+
+The first who watches a run starts its reader, the last who leaves ends it. What is sent is made once and shared, so two
+hundred viewers cost little more than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sifu.console.asking import console_of, status_code, visitor_of, work
+from sifu.console.desk import Desk
+from sifu.console.pages import live_values
+from sifu.console.tokens import Token
+from sifu.core.ledger import plain_values
+from sifu.errors import SifuError
+
+EVERY = 1.0
+"""Seconds between two looks at a run that somebody watches."""
+STILL_HERE = 15.0
+"""Seconds after which a line is sent even if nothing happened, so that a dead connection is noticed."""
+MOST_VIEWERS = 2000
+
+
+class Broadcast:
+    """Tells everybody who watches a run what changed."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, bytes] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+        self._watching: dict[str, int] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def viewers(self) -> int:
+        """How many watch now."""
+        return sum(self._watching.values())
+
+    async def watch(self, desk: Desk, who: Token, key: str, first: bytes) -> AsyncIterator[bytes]:
+        """Messages until the viewer leaves."""
+        self._watching[key] = self._watching.get(key, 0) + 1
+        self._changed.setdefault(key, asyncio.Event())
+        if key not in self._readers:
+            self._readers[key] = asyncio.create_task(self._read(desk, who, key))
+        sent = first
+        try:
+            yield sent
+            while True:
+                changed = self._changed[key]
+                try:
+                    await asyncio.wait_for(changed.wait(), STILL_HERE)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if self._latest.get(key, sent) != sent:
+                    sent = self._latest[key]
+                    yield sent
+        finally:
+            self._watching[key] -= 1
+            if self._watching[key] == 0:
+                reader = self._readers.pop(key, None)
+                if reader is not None:
+                    reader.cancel()
+
+    async def _read(self, desk: Desk, who: Token, key: str) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            try:
+                message = as_message(await work(live_values, desk, who, key))
+            except (SifuError, OSError):
+                continue  # the run is being moved or made; the next look may find it
+            if message != self._latest.get(key):
+                self._latest[key] = message
+                waiting, self._changed[key] = self._changed[key], asyncio.Event()
+                waiting.set()
+
+
+def as_message(values: dict[str, Any]) -> bytes:
+    """Values as one server-sent event."""
+    return b"data: " + json.dumps(plain_values(values), separators=(",", ":")).encode() + b"\n\n"
+
+
+async def show_live(request: Request) -> Response:
+    """What a run does now, once."""
+    try:
+        who, desk = visitor_of(request).token, console_of(request).desk
+        return JSONResponse(plain_values(await work(live_values, desk, who, request.path_params["run"])))
+    except SifuError as error:
+        return JSONResponse({"error": str(error)}, status_code(error))
+
+
+async def stream(request: Request) -> Response:
+    """What a run does, as long as somebody watches."""
+    broadcast: Broadcast = request.app.state.broadcast
+    try:
+        who, desk, key = visitor_of(request).token, console_of(request).desk, request.path_params["run"]
+        if broadcast.viewers >= MOST_VIEWERS:
+            return JSONResponse({"error": "too many watch already"}, 503)
+        first = as_message(await work(live_values, desk, who, key))
+    except SifuError as error:
+        return JSONResponse({"error": str(error)}, status_code(error))
+    return StreamingResponse(broadcast.watch(desk, who, key, first), media_type="text/event-stream")
+
+
+ROUTES = [Route("/runs/{run}/live", show_live), Route("/runs/{run}/stream", stream)]

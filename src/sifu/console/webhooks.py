@@ -1,0 +1,136 @@
+"""Webhooks: a ticket system is told when a request was received, is due soon, is overdue, is done, or failed.
+
+Each is told at least once: what a receiver does not take is sent again, with the same id, also after a restart. The
+body holds the run's key, the request's id and times; no client is named. With SIFU_WEBHOOK_SECRET in the environment,
+the header X-Sifu-Signature is `sha256=` and the HMAC of the body.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import json
+import logging
+import os
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sifu.console.desk import Desk
+from sifu.errors import InputError, SifuError
+from sifu.requests.deadlines import POSTED, pending_requests
+from sifu.store.files import write_atomically
+
+SECRET = "SIFU_WEBHOOK_SECRET"
+DUE_SOON_DAYS = 3
+LOOK_EVERY = 10.0
+TIMEOUT = 10.0
+SENT = "webhooks.json"
+log = logging.getLogger("sifu.console")
+Send = Callable[[str, bytes, dict[str, str]], None]
+"""Hands a body with headers to an address; an error means that it was not taken."""
+
+
+def check_address(address: str) -> str:
+    """Refuse what is not an address on the web."""
+    if not address.startswith(("https://", "http://")):
+        raise InputError(f"a webhook is an http or https URL, found {address[:80]!r}")
+    return address
+
+
+def post(address: str, body: bytes, headers: dict[str, str]) -> None:
+    """Send by HTTP; answers other than success are errors."""
+    request = urllib.request.Request(address, data=body, headers=headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT):
+        pass
+
+
+class Webhooks:
+    """Watches all runs and tells what happens."""
+
+    def __init__(self, desk: Desk, addresses: Sequence[str], send: Send = post) -> None:
+        self._desk, self._send = desk, send
+        self._addresses = [check_address(address) for address in addresses]
+        self._path = desk.state / SENT
+        self._stop = threading.Event()
+        self._sent: set[str] = set()
+        try:
+            self._sent = set(json.loads(self._path.read_bytes()))
+        except FileNotFoundError:
+            # What happened before anybody listened is old news; what is due or overdue is not.
+            old = ("received", "done")
+            self._sent = {key for _, key, body in self._happened() if body["event"] in old}
+        except (OSError, ValueError):
+            log.warning("the record of webhooks cannot be read: everything is told again")
+
+    def start(self) -> None:
+        """Watch in the background until `stop`."""
+        if self._addresses:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._stop.set()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(LOOK_EVERY):
+            try:
+                self.tell()
+            except (SifuError, OSError) as error:
+                log.warning("webhooks: %s", type(error).__name__)
+
+    def tell(self) -> int:
+        """Send what happened and was not taken yet; returns how many were taken now."""
+        taken = 0
+        for address, key, body in self._happened():
+            if key in self._sent:
+                continue
+            content = json.dumps(body | {"id": key}, sort_keys=True).encode()
+            headers = {"Content-Type": "application/json"}
+            secret = os.environ.get(SECRET)
+            if secret:
+                signature = hmac.new(secret.encode(), content, hashlib.sha256).hexdigest()
+                headers["X-Sifu-Signature"] = f"sha256={signature}"
+            try:
+                self._send(address, content, headers)
+            except (OSError, ValueError) as error:
+                log.warning("a webhook was not taken (%s); it is sent again", type(error).__name__)
+                continue
+            self._sent.add(key)
+            taken += 1
+            write_atomically(self._path, json.dumps(sorted(self._sent)).encode())
+        return taken
+
+    def _happened(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Address, key and body of everything there is to tell."""
+        for body in self._events():
+            for address in self._addresses:
+                # A request is received once, in the inbox or in the ledger, whenever that is.
+                when = "" if body["event"] == "received" else body["time"]
+                parts = "\0".join((address, body["run"], body["request"], body["event"], when))
+                yield address, hashlib.sha256(parts.encode()).hexdigest()[:32], body
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        now = datetime.datetime.now(datetime.UTC)
+        for run in self._desk.every_run().values():
+            with run.run.reader() as reader, reader.snapshot():
+                rows, pending = reader.requests(), pending_requests(reader, now)
+            common = {"run": run.key, "name": run.name}
+            for row in rows:
+                about = common | {"request": row.request}
+                yield about | {"event": "received", "time": row.received}
+                if row.status == "done":
+                    yield about | {"event": "done", "time": row.finished, "level": row.level}
+            for waiting in pending:
+                when: dict[str, Any] = {"time": waiting.deadline, "days_left": waiting.days_left}
+                deadline = common | when | {"request": waiting.request}
+                if waiting.status == POSTED:
+                    yield common | {"request": waiting.request, "event": "received", "time": waiting.received}
+                if waiting.overdue:
+                    yield deadline | {"event": "overdue"}
+                elif waiting.days_left <= DUE_SOON_DAYS:
+                    yield deadline | {"event": "due soon"}
+        for job in list(self._desk.failures):
+            yield {"run": job.run, "request": job.request or "", "event": "failed", "time": f"{job.started:.0f}"}

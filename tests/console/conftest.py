@@ -1,0 +1,33 @@
+"""A desk with two runs and a token for everybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from desk_for_tests import PEOPLE, DeskForTests
+
+import sifu
+from run_tools import copy_run, small_spec
+
+
+@pytest.fixture(scope="session")
+def approved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: a run whose requests two people must approve."""
+    folder = tmp_path_factory.mktemp("runs") / "approved"
+    sifu.train(small_spec(requests={"approval": "two"}), run=folder)
+    return folder
+
+
+@pytest.fixture
+def desk(approved_run: Path, run_with_requests: Path, tmp_path: Path) -> DeskForTests:
+    from sifu.console.app import Settings, make_app
+    from sifu.console.tokens import TokenFile, state_folder
+
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    copy_run(approved_run, folder / "north")
+    copy_run(run_with_requests, folder / "south")
+    tokens = TokenFile(state_folder(folder))
+    secrets = {name: tokens.create(name, roles)[1] for name, roles in PEOPLE.items()}
+    return DeskForTests(folder, secrets, make_app(Settings([folder], state_folder(folder))))

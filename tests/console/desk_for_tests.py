@@ -1,0 +1,67 @@
+"""A console for tests: its people, their browsers and their programs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+starlette = pytest.importorskip("starlette.testclient", reason="the console needs sifu[console] and httpx")
+
+PEOPLE = {
+    "rita": ["requester"],
+    "ann": ["approver"],
+    "bob": ["approver"],
+    "eve": ["auditor"],
+    "otto": ["operator"],
+}
+
+
+@dataclass
+class DeskForTests:
+    """A console, its folder, and the secrets of its people."""
+
+    folder: Path
+    secrets: dict[str, str]
+    app: Any
+
+    def browser(self, name: str) -> Browser:
+        """Somebody's browser, logged in."""
+        client = starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=True)
+        answer = client.post("/login", data={"token": self.secrets[name]})
+        assert answer.status_code == 200, answer.text
+        return Browser(client)
+
+    def program(self, name: str) -> Any:
+        """A program with somebody's token."""
+        client = starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
+        client.headers["Authorization"] = f"Bearer {self.secrets[name]}"
+        return client
+
+    def stranger(self) -> Any:
+        """Somebody without a token."""
+        return starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
+
+    def key(self, run: str) -> str:
+        """The key of a run by its folder's name."""
+        runs = self.program("eve").get("/api/v1/runs").json()["runs"]
+        return next(row["run"] for row in runs if row["name"] == run)
+
+
+@dataclass
+class Browser:
+    """Sends forms as a page would, with the token that the page has."""
+
+    client: Any
+
+    def get(self, path: str) -> Any:
+        return self.client.get(path)
+
+    def send(self, path: str, **fields: str) -> Any:
+        page = self.client.get("/").text
+        csrf = re.search(r'name="csrf" value="([^"]+)"', page)
+        assert csrf
+        return self.client.post(path, data={"csrf": csrf[1]} | fields)

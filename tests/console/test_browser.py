@@ -1,0 +1,179 @@
+"""A real browser walks the whole story: system Chromium, driven by Playwright, against `sifu serve`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import copy_run, environment, query
+from sifu.console.tokens import TokenFile, state_folder
+
+sync_api = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("uvicorn")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+PATIENCE = 120_000
+"""Milliseconds; a shared machine may be slow, and a carry-out starts a process."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A console in a process of its own: its address, its folder and everybody's token."""
+
+    address: str
+    folder: Path
+    secrets: dict[str, str]
+    process: subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def served(approved_run: Path, tmp_path: Path) -> Iterator[Served]:
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    copy_run(approved_run, folder / "north")
+    late = sifu.open_run(folder / "north")
+    late.request(["client-009"], "old-case", deadline_days=0, actor="rita")
+    tokens = TokenFile(state_folder(folder))
+    people = {"rita": "requester", "ann": "approver", "bob": "approver", "eve": "auditor", "otto": "operator"}
+    secrets = {name: tokens.create(name, [role])[1] for name, role in people.items()}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start_console(folder, port)
+    yield Served(f"http://127.0.0.1:{port}", folder, secrets, process)
+    process.kill()
+    process.wait()
+
+
+def start_console(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sifu.cli.main", "serve", str(folder), "--port", str(port)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/login", timeout=5).close()
+            return process
+        except (urllib.error.URLError, OSError):
+            assert process.poll() is None
+            time.sleep(0.1)
+    raise AssertionError("the console does not answer")
+
+
+def log_in(browser: Any, address: str, secret: str, **options: Any) -> Any:
+    page = browser.new_context(**options).new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(f"{address}/login")
+    page.keyboard.type(secret)  # the field has the focus; everything works by keyboard
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".me")
+    return page
+
+
+def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
+    address, folder, secrets = served.address, served.folder, served.secrets
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        complaints: list[str] = []
+
+        forged = browser.new_page()
+        forged.goto(f"{address}/login")
+        forged.fill("#token", "sifu_forged")
+        forged.keyboard.press("Enter")
+        forged.wait_for_selector("text=That token does not work")
+
+        rita = log_in(browser, address, secrets["rita"])
+        rita.click("main a:has-text('north')")
+        rita.fill("#clients", "client-003\nclient-004")
+        rita.fill("#request", "case-1")
+        rita.click("text=File it")
+        rita.wait_for_selector("text=Request case-1 was filed")
+        run = rita.url
+        assert "case-1" not in run
+        rita.goto(f"{run}/trail")
+        rita.wait_for_selector("text=do not allow that")
+
+        otto = log_in(browser, address, secrets["otto"], color_scheme="dark")
+        otto.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        otto.goto(f"{run}/requests/2")
+        otto.wait_for_selector("text=Nobody has approved it yet")
+        assert otto.locator("button:has-text('Carry out now')").count() == 0
+        otto.evaluate("window.neverLoadedAgain = true")
+
+        for name in ("ann", "bob"):
+            person = log_in(browser, address, secrets[name], viewport={"width": 390, "height": 844})
+            person.goto(f"{run}/requests/2")
+            person.click("button:has-text('Approve')")
+            person.wait_for_selector("text=is approved")
+            assert person.evaluate("document.documentElement.scrollWidth") <= 390  # nothing sticks out on a phone
+
+        otto.wait_for_selector("button:has-text('Carry out now')")  # the two approvals arrived by themselves
+        assert otto.evaluate("window.neverLoadedAgain") is True
+        otto.click("button:has-text('Carry out now')")
+        otto.wait_for_selector("text=is being carried out")
+        otto.evaluate("window.neverLoadedAgain = true")
+        otto.wait_for_selector("text=The certificate in words")  # arrives while the page stays
+        assert otto.evaluate("window.neverLoadedAgain") is True
+        with otto.expect_download() as started:
+            otto.click("text=Download the evidence")
+        started.value.save_as(tmp_path / "evidence.zip")
+        names = zipfile.ZipFile(tmp_path / "evidence.zip").namelist()
+        assert "evidence-case-1/index.html" in names
+
+        eve = log_in(browser, address, secrets["eve"])
+        eve.goto(run)
+        eve.click("text=Verify now")
+        eve.wait_for_selector(".badge:has-text('verified')")
+        eve.goto(f"{run}/trail")
+        eve.wait_for_selector("text=request approved")
+
+        # A page of another site cannot act for somebody who is logged in.
+        hostile = tmp_path / "hostile.html"
+        hostile.write_text(
+            f"<form method=post action='{run}/requests'><input name=clients value=client-005></form>"
+            "<script>document.forms[0].submit()</script>"
+        )
+        other = otto.context.new_page()
+        other.goto(hostile.as_uri())
+        other.wait_for_selector("text=another site")
+        browser.close()
+    assert complaints == []
+    assert sifu.verify_run(folder / "north").problems == []
+    assert query(folder / "north", "SELECT COUNT(*) FROM requests") == [(2,)]
+
+
+def test_a_killed_console_loses_nothing(served: Served) -> None:
+    """Killed right after it began to carry a request out: the work goes on by itself and is certified."""
+    address, folder, secrets = served.address, served.folder, served.secrets
+    run = sifu.open_run(folder / "north")
+    for name in ("ann", "bob"):
+        run.decide("old-case", "approved", actor=name)
+
+    def call(path: str, body: bytes | None = None) -> bytes:
+        headers = {"Authorization": f"Bearer {secrets['otto']}", "Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{address}{path}", body, headers), timeout=60) as answer:
+            return bytes(answer.read())
+
+    (row,) = json.loads(call("/api/v1/runs"))["runs"]
+    call(f"/api/v1/runs/{row['run']}/carry-out", b'{"request": "old-case"}')
+    served.process.kill()
+    end = time.monotonic() + PATIENCE / 1000
+    while run.request_status("old-case") != "done" and time.monotonic() < end:
+        time.sleep(0.2)
+    assert run.request_status("old-case") == "done"
+    assert run.verify().problems == []

@@ -1,0 +1,471 @@
+"""The console without a browser: what everybody sees and may do, and what is refused."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import logging
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from run_tools import small_spec, state
+from sifu.store.inbox import letters
+from sifu.store.writer import RunWriter
+
+PAGES = ("", "/clients", "/trail", "/requests/1", "/live")
+
+
+def wait_for_jobs(desk: Any, key: str, seconds: float = 120.0) -> list[dict[str, Any]]:
+    """The jobs of a run when none is at work any more."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        jobs = desk.program("otto").get(f"/api/v1/runs/{key}").json()["jobs"]
+        if jobs and all(job["state"] != "running" for job in jobs):
+            return jobs
+        time.sleep(0.2)
+    raise AssertionError("a job did not end")
+
+
+def test_the_whole_story_from_filing_to_evidence(desk: Any) -> None:
+    north = desk.key("north")
+    rita, ann, bob, otto, eve = (desk.browser(name) for name in ("rita", "ann", "bob", "otto", "eve"))
+    filed = rita.send(f"/runs/{north}/requests", clients="client-003\nclient-004", request="case-1", deadline_days="10")
+    assert "Request case-1 was filed" in filed.text
+    page = ann.get(f"/runs/{north}/requests/1").text
+    assert "Nobody has approved it yet" in page
+    for method in ("<h3>sifu", "<h3>scratch", "<h3>last", "<h3>fine_tuning", "<strong>closed_form"):
+        assert method in page  # every way, side by side
+    assert (
+        "It needs 1 more" in ann.send(f"/runs/{north}/decide", request="case-1", decision="approved", number="1").text
+    )
+    assert "needs 1 more" in otto.send(f"/runs/{north}/carry-out", request="case-1", number="1").text
+    assert (
+        "Approved by ann, bob"
+        in bob.send(f"/runs/{north}/decide", request="case-1", decision="approved", number="1").text
+    )
+    assert "is being carried out" in otto.send(f"/runs/{north}/carry-out", request="case-1", number="1").text
+    (job,) = wait_for_jobs(desk, north)
+    assert (job["kind"], job["state"], job["message"]) == ("carry out", "done", "")
+    done = eve.get(f"/runs/{north}/requests/1").text
+    assert "The certificate in words" in done
+    assert "case-1 to forget client-003, client-004" in done
+    bundle = eve.get(f"/runs/{north}/requests/1/evidence")
+    assert bundle.headers["content-type"] == "application/zip"
+    assert "evidence-case-1/verify.py" in zipfile.ZipFile(io.BytesIO(bundle.content)).namelist()
+    steps = sifu.open_run(desk.folder / "north").request_record("case-1").steps
+    assert [(step.status, step.actor) for step in steps] == [
+        ("received", "rita"), ("approved", "ann"), ("approved", "bob"),
+        ("planned", "otto"), ("running", "otto"), ("done", "otto"),
+    ]  # fmt: skip
+    assert sifu.verify_run(desk.folder / "north").problems == []
+    assert "case-1" in rita.get("/").text  # she sees what became of it
+    assert "The certificate in words" in rita.get(f"/runs/{north}/requests/1").text
+
+
+def test_verification_and_report_at_a_click(desk: Any) -> None:
+    south, eve = desk.key("south"), desk.browser("eve")
+    assert "has not verified the run yet" in eve.get(f"/runs/{south}").text
+    assert "is being verified" in eve.send(f"/runs/{south}/verify").text
+    eve.send(f"/runs/{south}/report")
+    assert {job["state"] for job in wait_for_jobs(desk, south)} == {"done"}
+    page = eve.get(f"/runs/{south}").text
+    assert "verified</span> on" in page
+    report = eve.get(f"/runs/{south}/report")
+    assert "Forgetting report" in report.text
+    assert "script-src" not in report.headers["content-security-policy"]
+    assert report.headers["content-security-policy"].startswith("default-src 'none'")
+    metrics = desk.program("eve").get("/metrics").text
+    assert f'sifu_last_verification_holds{{run="{south}",name="south"}} 1' in metrics
+
+
+MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
+    ("GET", "/api/v1/runs", {}, {"rita", "ann", "eve", "otto"}),
+    ("GET", "/api/v1/pending", {}, {"ann", "eve", "otto"}),
+    ("GET", "/api/v1/runs/SOUTH", {}, {"ann", "eve", "otto"}),
+    ("GET", "/api/v1/runs/SOUTH/requests/1", {}, {"ann", "eve", "otto"}),
+    ("GET", "/api/v1/runs/SOUTH/requests/1/certificate", {}, {"ann", "eve", "otto"}),
+    ("GET", "/api/v1/runs/SOUTH/requests/1/evidence", {}, {"eve", "otto"}),
+    ("POST", "/api/v1/runs/SOUTH/plan", {"clients": ["client-007"]}, {"ann", "eve", "otto"}),
+    ("POST", "/api/v1/runs/SOUTH/requests", {"clients": ["client-007"], "request": "new"}, {"rita", "otto"}),
+    ("POST", "/api/v1/runs/SOUTH/decisions", {"request": "waits", "decision": "approved"}, {"ann"}),
+    ("POST", "/api/v1/runs/SOUTH/decisions", {"request": "waits", "decision": "verified"}, {"ann", "otto"}),
+    ("POST", "/api/v1/runs/SOUTH/decisions", {"request": "waits", "decision": "withdrawn"}, {"otto"}),
+    ("POST", "/api/v1/runs/SOUTH/carry-out", {"request": "to-the-middle"}, {"otto"}),
+    ("GET", "/metrics", {}, {"eve", "otto"}),
+    ("GET", "/runs/SOUTH/trail", {}, {"eve", "otto"}),
+    ("GET", "/runs/SOUTH/clients", {}, {"ann", "eve", "otto"}),
+    ("GET", "/runs/SOUTH/live", {}, {"ann", "eve", "otto"}),
+    ("GET", "/runs/SOUTH/requests/1", {}, {"ann", "eve", "otto"}),
+    ("GET", "/runs/SOUTH/requests/5/figure.svg", {}, {"ann", "eve", "otto"}),
+    ("GET", "/runs/SOUTH/report", {}, {"eve", "otto"}),
+]
+
+
+@pytest.mark.parametrize("name", ["rita", "ann", "eve", "otto"])
+def test_everybody_may_do_what_their_role_allows_and_nothing_else(desk: Any, name: str) -> None:
+    south, program = desk.key("south"), desk.program(name)
+    for method, path, body, allowed in MATRIX:
+        answer = program.request(method, path.replace("SOUTH", south), json=body if method == "POST" else None)
+        # What is allowed may still be senseless (400, a report that nobody wrote yet); a refusal is 403, or 404 where
+        # even the existence of something is not for everybody.
+        refused = answer.status_code in (401, 403) or (answer.status_code == 404 and not path.endswith("/report"))
+        assert refused == (name not in allowed), (name, method, path, answer.status_code, answer.text[:200])
+
+
+def test_nobody_gets_in_without_a_token_that_works(desk: Any, cli: Any) -> None:
+    south = desk.key("south")
+    stranger = desk.stranger()
+    for path in ("/", *(f"/runs/{south}{page}" for page in PAGES[:4])):
+        answer = stranger.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    for secret in ("", "sifu_forged", desk.secrets["otto"][:-1], desk.secrets["otto"] + "x"):
+        stranger.headers["Authorization"] = f"Bearer {secret}"
+        for path in (
+            "/api/v1/runs",
+            f"/api/v1/runs/{south}",
+            "/metrics",
+            f"/runs/{south}/live",
+            f"/runs/{south}/stream",
+        ):
+            assert stranger.get(path).status_code == 401
+        assert desk.stranger().post("/login", data={"token": secret}).status_code == 401
+    stranger.cookies.set("sifu_session", "forged")
+    del stranger.headers["Authorization"]
+    assert stranger.get("/api/v1/runs").status_code == 401
+    browser = desk.browser("otto")
+    assert cli("token", "revoke", desk.folder, "otto").code == 0
+    assert "Your token" in browser.get("/").text  # the session ended with its token
+    assert desk.program("otto").get("/api/v1/runs").status_code == 401
+
+
+def test_a_change_needs_the_token_of_its_page(desk: Any) -> None:
+    """CSRF: the cookie alone is not enough, for forms and for JSON."""
+    north, otto = desk.key("north"), desk.browser("otto")
+    before = state(desk.folder / "north")
+    for csrf in ({}, {"csrf": ""}, {"csrf": "forged"}):
+        for path in ("requests", "decide", "carry-out", "verify", "report"):
+            answer = otto.client.post(f"/runs/{north}/{path}", data={"clients": "client-001", "request": "x"} | csrf)
+            assert answer.status_code == 403, path
+        assert otto.client.post("/logout", data=csrf).status_code == 403
+    body = {"clients": ["client-001"], "request": "x"}
+    assert otto.client.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 403
+    assert state(desk.folder / "north") == before
+
+
+def test_other_sites_and_other_names_are_refused(desk: Any) -> None:
+    north, program = desk.key("north"), desk.program("otto")
+    body = {"clients": ["client-001"], "request": "x"}
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ):
+        answer = program.post(f"/api/v1/runs/{north}/requests", json=body, headers=headers)
+        assert answer.status_code == 403, headers
+        assert desk.stranger().post("/login", data={"token": desk.secrets["otto"]}, headers=headers).status_code == 403
+    for host in ("evil.example", "localhost.evil.example", ""):  # DNS rebinding
+        assert program.get("/api/v1/runs", headers={"Host": host}).status_code == 400
+    assert program.get("/api/v1/runs").headers.get("access-control-allow-origin") is None
+    assert sifu.open_run(desk.folder / "north").request_records() == []
+
+
+def test_every_answer_has_the_headers_that_protect_it(desk: Any) -> None:
+    south, eve = desk.key("south"), desk.browser("eve")
+    for path in ("/", "/login", f"/runs/{south}", "/static/console.js", "/api/v1/openapi.json", "/nowhere"):
+        headers = eve.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "same-origin"
+        if not path.startswith("/static"):
+            assert headers["cache-control"] == "no-store"
+    cookie = desk.stranger().post("/login", data={"token": desk.secrets["eve"]}).headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+
+
+def test_no_page_needs_anything_from_elsewhere_or_inline(desk: Any) -> None:
+    south, eve = desk.key("south"), desk.browser("eve")
+    for path in ("/", *(f"/runs/{south}{page}" for page in PAGES[:4])):
+        page = eve.get(path).text
+        assert "http://" not in page
+        assert "https://" not in page
+        assert "style=" not in page
+        assert "onclick" not in page
+        assert page.count("<script") == 1
+
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
+
+
+@pytest.fixture
+def hostile_desk(tmp_path: Path) -> Any:
+    """A run whose clients have hostile names; so have its folder, its people, reasons and ids where they can."""
+    from conftest import PEOPLE, DeskForTests
+    from sifu.console.app import Settings, make_app
+    from sifu.console.tokens import TokenFile, state_folder
+
+    folder = tmp_path / "desk"
+    run = folder / "<b>run & {{7*7}}"
+    rows = [([[0.1 * k, 0.2], [0.3, 0.1 * k]], [0, 1]) for k in range(6)]
+    clients = {f"{HOSTILE}{k}" if k < 3 else f"other-{k}": data for k, data in enumerate(rows)}
+    spec = small_spec(model={"kind": "logistic"}, stop={"max_rounds": 3}) | {"data": {}}
+    trained = sifu.train(spec, run=run, clients=clients)
+    trained.request([f"{HOSTILE}0"], "a", actor="<i>desk</i>")
+    trained.decide("a", "verified", reason="<script>alert(2)</script>", actor="<u>ann</u>")
+    trained.forget([f"{HOSTILE}1"], "b", sigma=0.5)
+    tokens = TokenFile(state_folder(folder))
+    names = {name: f"<em>{name}</em>" for name in PEOPLE}
+    secrets = {name: tokens.create(names[name], roles)[1] for name, roles in PEOPLE.items()}
+    return DeskForTests(folder, secrets, make_app(Settings([folder], state_folder(folder))))
+
+
+def test_hostile_names_are_text_everywhere(hostile_desk: Any) -> None:
+    (run,) = hostile_desk.program("eve").get("/api/v1/runs").json()["runs"]
+    key, otto = run["run"], hostile_desk.browser("otto")
+    pages = [
+        otto.get(path).text
+        for path in ("/", *(f"/runs/{key}{page}" for page in PAGES[:4]), f"/runs/{key}/requests/2", "/runs/<b>x")
+    ]
+    pages.append(otto.send(f"/runs/{key}/requests", clients=f"{HOSTILE}2", plan="1").text)
+    pages.append(otto.send(f"/runs/{key}/requests", clients="<b>nobody</b>", request="x").text)
+    pages.append(otto.send(f"/runs/{key}/requests", clients="other-4", request="<b>id</b>").text)
+    pages.append(otto.send(f"/runs/{key}/decide", request="<b>x</b>", decision="<b>y</b>").text)
+    pages.append(otto.send(f"/runs/{key}/decide", request="a", decision="refused", reason="<b>no</b>", number="1").text)
+    for text in pages:
+        assert "<img src=x" not in text
+        assert "<script>alert" not in text
+        for tag in ("<b>", "<i>", "<u>", "<em>"):
+            assert tag not in text
+        assert "49" not in html.unescape(text).split("run &")[-1][:12]
+    assert html.escape(HOSTILE).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in "".join(pages)
+    live = hostile_desk.program("eve").get(f"/runs/{key}/live").text
+    assert "img" not in live  # nothing of clients in what is pushed
+    metrics = hostile_desk.program("eve").get("/metrics").text
+    assert 'name="<b>run & {{7*7}}"' in metrics
+    assert "img" not in metrics
+
+
+def test_logs_and_addresses_hold_nothing_confidential(desk: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="sifu")
+    north, otto = desk.key("north"), desk.browser("otto")
+    answer = otto.send(f"/runs/{north}/requests", clients="client-001", request="telling-id", plan="")
+    otto.send(f"/runs/{north}/requests", clients="client-nobody", request="x")
+    for text in [str(answer.url), *[str(step.headers.get("location")) for step in answer.history], caplog.text]:
+        assert "client-" not in text
+        assert "telling" not in text
+        assert desk.secrets["otto"] not in text
+    assert "telling-id" not in " ".join(line for line in otto.get(f"/runs/{north}").text.split('"') if "/" in line[:1])
+
+
+def test_what_breaks_is_logged_by_its_kind_alone(desk: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    from sifu.console.desk import Desk
+
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("client-001 is in this text")
+
+    monkeypatch.setattr(Desk, "requests", broken)
+    answer = desk.program("eve").get(f"/api/v1/runs/{desk.key('north')}/requests")
+    assert answer.status_code == 500
+    assert "client-001" not in answer.text + caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_sizes_and_rates_are_limited(desk: Any) -> None:
+    from sifu.console.app import Settings, make_app
+    from sifu.console.security import LARGEST_BODY
+    from sifu.console.tokens import state_folder
+
+    north, program = desk.key("north"), desk.program("otto")
+    huge = {"clients": ["x" * 100] * (LARGEST_BODY // 100)}
+    assert program.post(f"/api/v1/runs/{north}/requests", json=huge).status_code == 413
+    parts = (b" " * 10_000 for _ in range(LARGEST_BODY // 10_000 + 2))  # without a length in front
+    assert program.post(f"/api/v1/runs/{north}/requests", content=parts).status_code == 413
+    for _ in range(12):
+        last = desk.stranger().post("/login", data={"token": "sifu_guess"})
+    assert last.status_code == 429
+    desk.app = make_app(Settings([desk.folder], state_folder(desk.folder), per_second=1.0, burst=5))
+    assert [desk.program("eve").get("/api/v1/runs").status_code for _ in range(8)][-1] == 429
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "clients"),
+        (b"[]", "object"),
+        (b"{", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b'{"clients": "client-001", "request": 7}', "text"),
+        (b'{"clients": ["client-001"], "terms": {"epsilon": "x"}}', "number"),
+        (b'{"clients": ["client-001"], "terms": {"colour": 1}}', "term"),
+        (b'{"clients": ["client-001"], "request": "../../x"}', "not usable"),
+        (b'{"clients": ["client-001"], "deadline_days": -4}', "deadline"),
+        (b'{"clients": ["nobody"]}', "nobody"),
+        (b'{"clients": [], "x": 1}', "field"),
+        (b'{"clients": [{"a": 1}]}', "list of names"),
+    ],
+)
+def test_what_cannot_be_used_is_a_sentence(desk: Any, body: bytes, words: str) -> None:
+    answer = desk.program("otto").post(f"/api/v1/runs/{desk.key('north')}/requests", content=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_filing_is_idempotent_by_id(desk: Any) -> None:
+    north, program = desk.key("north"), desk.program("otto")
+    body = {"clients": ["client-001"], "request": "ticket-7", "deadline_days": 5, "terms": {"epsilon": 5}}
+    first = program.post(f"/api/v1/runs/{north}/requests", json=body)
+    again = program.post(f"/api/v1/runs/{north}/requests", json=body)
+    assert first.status_code == again.status_code == 201
+    assert first.json() == again.json() == {"request": "ticket-7", "number": 1, "status": "received"}
+    other = program.post(f"/api/v1/runs/{north}/requests", json=body | {"clients": ["client-002"]})
+    assert other.status_code == 400
+    assert "other terms" in other.json()["error"]
+    listed = program.get(f"/api/v1/runs/{north}/requests").json()["requests"]
+    assert [(row["number"], row["request"], row["epsilon"]) for row in listed] == [(1, "ticket-7", 5.0)]
+
+
+def test_a_requester_sees_and_withdraws_only_their_own(desk: Any) -> None:
+    north, rita, otto = desk.key("north"), desk.program("rita"), desk.program("otto")
+    otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
+    rita.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-002"], "request": "of-rita"})
+    listed = rita.get(f"/api/v1/runs/{north}/requests")
+    assert [row["request"] for row in listed.json()["requests"]] == ["of-rita"]
+    assert "of-otto" not in listed.text
+    assert rita.get(f"/api/v1/runs/{north}/requests/1").status_code == 404
+    decision = {"request": "of-otto", "decision": "withdrawn"}
+    assert rita.post(f"/api/v1/runs/{north}/decisions", json=decision).status_code == 404
+    mine = rita.post(f"/api/v1/runs/{north}/decisions", json=decision | {"request": "of-rita"})
+    assert mine.json()["outcome"] == "recorded"
+    taken = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
+    assert taken.status_code == 400
+    assert "client" not in taken.json()["error"]
+
+
+def test_beside_a_process_that_writes_everything_goes_through_the_inbox(desk: Any) -> None:
+    north, ann, otto = desk.key("north"), desk.program("ann"), desk.program("otto")
+    with RunWriter.open(desk.folder / "north"):
+        filed = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "a"})
+        assert filed.json() == {"request": "a", "number": None, "status": "posted"}
+        body = {"request": "a", "decision": "approved"}
+        assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).json()["outcome"] == "posted"
+        listed = otto.get(f"/api/v1/runs/{north}/requests").json()
+        assert [row["request"] for row in listed["posted"]] == ["a"]
+        assert "in the inbox" in desk.browser("otto").get(f"/runs/{north}").text
+        assert otto.get(f"/api/v1/runs/{north}").json()["at_work"] is True
+        assert len(letters(desk.folder / "north")) == 2
+    assert sifu.open_run(desk.folder / "north").decide("a", "approved", actor="bob") == "recorded"
+    assert sifu.open_run(desk.folder / "north").request_record("a").status.approvals == ("ann", "bob")
+
+
+def test_overdue_requests_come_first(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datetime
+
+    from sifu.requests import deadlines
+
+    north, otto = desk.key("north"), desk.program("otto")
+    for name, client, days in (("later", "client-001", 9), ("soon", "client-002", 1)):
+        body = {"clients": [client], "request": name, "deadline_days": days}
+        assert otto.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
+    original = deadlines._days_left
+    monkeypatch.setattr(
+        deadlines, "_days_left", lambda deadline, now: original(deadline, now + datetime.timedelta(days=4))
+    )
+    pending = otto.get("/api/v1/pending").json()["requests"]
+    assert [(row["request"], row["overdue"]) for row in pending][:2] == [("soon", True), ("later", False)]
+    home = desk.browser("eve").get("/").text
+    assert home.index("overdue") < home.index("later")
+    page = desk.browser("eve").get(f"/runs/{north}").text
+    assert page.index(">soon<") < page.index(">later<")
+
+
+def test_the_openapi_document_says_what_the_routes_do(desk: Any) -> None:
+    from sifu.console import json_api
+    from sifu.console.openapi import OPERATIONS
+
+    document = desk.stranger().get("/api/v1/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    described = {(method.upper(), path, operation) for method, path, operation, _, _ in OPERATIONS}
+    served = set()
+    for route in json_api.ROUTES:
+        path = route.path.removeprefix(json_api.API).replace(":int", "")
+        for method in (route.methods or set()) - {"HEAD"}:
+            served.add((method, path, route.endpoint.__name__))
+    assert described == served - {("GET", "/openapi.json", "openapi"), ("GET", "/metrics", "metrics")}
+    assert json.dumps(document)
+
+
+def test_metrics_are_what_prometheus_reads(desk: Any) -> None:
+    south = desk.key("south")
+    lines = desk.program("eve").get("/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    label = f'run="{south}",name="south"'
+    assert values[f'sifu_requests{{{label},state="done"}}'] == "4"
+    assert values[f'sifu_requests{{{label},state="received"}}'] == "1"
+    assert float(values[f"sifu_rounds_total{{{label}}}"]) > 8
+    assert float(values[f"sifu_seconds_to_deadline{{{label}}}"]) > 86400
+    assert all(line.startswith(("# HELP ", "# TYPE ")) for line in lines if line.startswith("#"))
+
+
+def test_webhooks_tell_each_thing_once_also_after_a_restart(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+    import hmac
+
+    from sifu.console.desk import Desk
+    from sifu.console.tokens import state_folder
+    from sifu.console.webhooks import Webhooks, check_address
+    from sifu.errors import InputError
+
+    monkeypatch.setenv("SIFU_WEBHOOK_SECRET", "shared")
+    told: list[dict[str, Any]] = []
+    down = True
+
+    def send(address: str, body: bytes, headers: dict[str, str]) -> None:
+        if down:
+            raise ConnectionRefusedError
+        signature = hmac.new(b"shared", body, hashlib.sha256).hexdigest()
+        assert headers["X-Sifu-Signature"] == f"sha256={signature}"
+        assert b"client-" not in body
+        told.append(json.loads(body))
+
+    north = sifu.open_run(desk.folder / "north")
+    at_desk = Desk([desk.folder], state_folder(desk.folder))
+    webhooks = Webhooks(at_desk, ["https://tickets.example/hook"], send)
+    assert webhooks.tell() == 0  # what was there before is old news
+    north.request(["client-001"], "a", deadline_days=2)
+    assert webhooks.tell() == 0  # nobody takes it
+    down = False
+    assert webhooks.tell() == 2
+    assert {(row["event"], row["request"]) for row in told} == {("received", "a"), ("due soon", "a")}
+    again = Webhooks(at_desk, ["https://tickets.example/hook"], send)
+    assert again.tell() == 0
+    for person in ("ann", "bob"):
+        north.decide("a", "approved", actor=person)
+    north.forget(request="a")
+    assert again.tell() == 1
+    assert told[-1]["event"] == "done"
+    with pytest.raises(InputError):
+        check_address("file:///etc/passwd")
+
+
+def test_a_failed_job_says_why(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is in use: the command that was to carry the request out is refused."""
+    south = desk.key("south")
+    with RunWriter.open(desk.folder / "south"):
+        started = desk.program("otto").post(f"/api/v1/runs/{south}/carry-out", json={"request": "waits"})
+        assert started.status_code == 202
+        again = desk.program("otto").post(f"/api/v1/runs/{south}/carry-out", json={"request": "waits"})
+        assert again.status_code == 409
+        (job,) = wait_for_jobs(desk, south)
+    assert job["state"] == "failed"
+    assert "in use" in job["message"]
+    assert "in use" in desk.browser("otto").get(f"/runs/{south}/requests/5").text
+    assert list((desk.folder / ".sifu-console" / "jobs").iterdir()) == []
