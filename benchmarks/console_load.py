@@ -3,8 +3,8 @@
     python benchmarks/console_load.py --viewers 200
 
 Trains a run twice for the same number of rounds: alone, and beside a console that `--viewers` people watch (each an
-open stream, and an answer of the API every few seconds). Prints the seconds of both, how much slower the second was, and
-how long answers took. In the end the console is killed, and the run must verify.
+open stream, and an answer of the API every few seconds). Prints the seconds of both, how much slower the second was,
+and how long answers took. In the end the console is killed, and the run must verify.
 """
 
 from __future__ import annotations

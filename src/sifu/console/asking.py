@@ -26,7 +26,7 @@ MOST_CLIENTS = 10_000
 NUMBERS: dict[str, type[float] | type[int]] = {
     "epsilon": float, "delta": float, "reserve": float, "target": float, "max_rounds": int,
 }  # fmt: skip
-WORDS = ("unit", "scope", "calibration", "retention", "method")
+WORDS = ("unit", "scope", "calibration", "retention", "method", "release", "min_level")
 
 
 @dataclass

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.api import PendingRequest, RequestRecord, Run, RunStatus, find_runs
+from sifu.api import PendingRequest, Plan, RequestRecord, Run, RunStatus, find_runs
 from sifu.api.finding_runs import in_order_of_deadlines
 from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live, LiveView
 from sifu.console.roles import Right
 from sifu.console.tokens import Token
-from sifu.console.ways import Way, ways_to_forget
 from sifu.errors import InputError, SifuError
 from sifu.requests.approvals import same_person
 from sifu.requests.deadlines import POSTED, pending_requests
@@ -180,15 +179,14 @@ class Desk:
         ordered = [(by_folder[request.run], request) for request in in_order_of_deadlines(waiting)]
         return [(run, numbers.get((run.key, request.request)), request) for run, request in ordered]
 
-    def ways(self, who: Token, key: str, clients: Sequence[str], terms: TermsGiven) -> list[Way]:
-        """What each method would do for these clients."""
+    def plan(self, who: Token, key: str, clients: Sequence[str], terms: TermsGiven) -> Plan:
+        """What a request would do; where its method is left to `auto`, with every way side by side."""
         self._demand(who, "see")
         run = self.find(who, key)
-        ways: list[Way] = run.remembered(
-            ("ways", tuple(clients), json.dumps(terms, sort_keys=True)),
-            lambda: ways_to_forget(run.run, clients, terms),
+        plan: Plan = run.remembered(
+            ("plan", tuple(clients), json.dumps(terms, sort_keys=True)), lambda: run.run.plan(clients, **terms)
         )
-        return ways
+        return plan
 
     def file(
         self, who: Token, key: str, clients: Sequence[str], request: str | None, deadline_days: int, terms: TermsGiven

@@ -29,6 +29,7 @@ from sifu.console.metrics import render_metrics
 from sifu.console.openapi import openapi_document
 from sifu.console.tokens import Token
 from sifu.core.ledger import plain_values
+from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, SifuError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -147,13 +148,15 @@ async def carry_out(request: Request) -> Response:
 
 
 @answering
-async def plan(request: Request) -> Response:
+async def compare_ways(request: Request) -> Response:
     """What every method would do for some clients; changes nothing."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     content = await read_json(request, visitor)
     terms = terms_given(content.get("terms") or {})
-    ways = await work(desk.ways, visitor.token, key, client_names(content.get("clients")), terms)
-    return _json({"ways": [asdict(way) for way in ways]})
+    terms["method"] = AUTO
+    plan = await work(desk.plan, visitor.token, key, client_names(content.get("clients")), terms)
+    why = plan.auto.reason if plan.auto else None
+    return _json({"ways": [asdict(way) for way in plan.ways], "chosen": plan.terms.method, "why": why})
 
 
 @answering
@@ -216,7 +219,7 @@ ROUTES = [
     Route(f"{API}/runs/{{run}}/requests/{{number:int}}/evidence", evidence),
     Route(f"{API}/runs/{{run}}/decisions", decide, methods=["POST"]),
     Route(f"{API}/runs/{{run}}/carry-out", carry_out, methods=["POST"]),
-    Route(f"{API}/runs/{{run}}/plan", plan, methods=["POST"]),
+    Route(f"{API}/runs/{{run}}/plan", compare_ways, methods=["POST"]),
     Route(f"{API}/runs/{{run}}/verify", verify, methods=["POST"]),
     Route("/metrics", metrics),
 ]

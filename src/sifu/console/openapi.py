@@ -21,6 +21,8 @@ TERMS = {
         "retention": {"enum": ["paper", "strict"]},
         "reserve": {"type": "number"},
         "method": TEXT,
+        "min_level": {"enum": ["none", "conditional", "proven", "exact"]},
+        "release": {"enum": ["healed", "now"]},
         "max_rounds": WHOLE,
         "target": {"type": "number"},
     },
@@ -45,7 +47,7 @@ BODIES: dict[str, dict[str, Any]] = {
         },
     },
     "carry_out": {"required": ["request"], "properties": {"request": TEXT}},
-    "plan": {"required": ["clients"], "properties": {"clients": CLIENTS, "terms": TERMS}},
+    "compare_ways": {"required": ["clients"], "properties": {"clients": CLIENTS, "terms": TERMS}},
     "verify": {"properties": {}},
 }
 OPERATIONS: list[tuple[str, str, str, str, str]] = [
@@ -59,7 +61,13 @@ OPERATIONS: list[tuple[str, str, str, str, str]] = [
     ("get", "/runs/{run}/requests/{number}/evidence", "evidence", "Its evidence, a zip file.", "200"),
     ("post", "/runs/{run}/decisions", "decide", "Approve, verify, refuse or withdraw a request.", "200"),
     ("post", "/runs/{run}/carry-out", "carry_out", "Start to carry a request out.", "202"),
-    ("post", "/runs/{run}/plan", "plan", "What every method would do for some clients; changes nothing.", "200"),
+    (
+        "post",
+        "/runs/{run}/plan",
+        "compare_ways",
+        "What every method would do for some clients; changes nothing.",
+        "200",
+    ),
     ("post", "/runs/{run}/verify", "verify", "Start to verify a run.", "202"),
 ]
 """Method, path, operation, what it does, and the status when it works."""

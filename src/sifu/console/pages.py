@@ -26,6 +26,7 @@ from sifu.console.desk import Desk, RunAtDesk
 from sifu.console.rendering import render
 from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
 from sifu.console.tokens import Token
+from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, SifuError
 from sifu.report.words import LEVEL_WORDS
 from sifu.requests.request_record import plain_answer
@@ -208,10 +209,10 @@ async def show_request(request: Request) -> Response:
     status, run = numbered.record.status, desk.find(visitor.token, key)
     done = status.status == "done"
     waits = status.status in ("received", "verified", "planned")
-    ways: list[Any] = []
+    plan = None
     if waits and visitor.token.may("see"):
-        terms = terms_given({"epsilon": status.epsilon, "delta": status.delta})
-        ways = await work(desk.ways, visitor.token, key, list(status.clients), terms)
+        terms = terms_given({"epsilon": status.epsilon, "delta": status.delta, "method": AUTO})
+        plan = await work(desk.plan, visitor.token, key, list(status.clients), terms)
     body = (await work(desk.certificate, visitor.token, key, numbered.number))["body"] if done else None
     answer = _certificate_words(body) if body else None
     return _page(
@@ -222,7 +223,7 @@ async def show_request(request: Request) -> Response:
         record=numbered.record,
         status=status,
         waits=waits,
-        ways=ways,
+        plan=plan,
         answer=answer,
         body=body,
         level_words=LEVEL_WORDS,
@@ -252,8 +253,9 @@ async def file_request(request: Request) -> Response:
     clients = client_names(fields.get("clients", ""))
     terms = terms_given({name: fields.get(name, "") for name in ("method", "epsilon", "delta")})
     if "plan" in fields:
-        ways = await work(desk.ways, visitor.token, key, clients, terms)
-        return _page("ways.html", visitor, run=desk.find(visitor.token, key), ways=ways, clients=clients, fields=fields)
+        terms["method"] = AUTO
+        plan = await work(desk.plan, visitor.token, key, clients, terms)
+        return _page("ways.html", visitor, run=desk.find(visitor.token, key), plan=plan, clients=clients, fields=fields)
     name = fields.get("request", "").strip() or None
     filed = await work(desk.file, visitor.token, key, clients, name, days(fields.get("deadline_days")), terms)
     _note(visitor, f"Request {filed} was filed.")

@@ -8,6 +8,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sifu.core.wording import attacker_words
+from sifu.planning.ways import Way
 from sifu.report.words import moment
 from sifu.version import __version__
 
@@ -22,7 +24,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names)
+    environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names, attacker=_attacker)
     environment.globals["version"] = __version__
     return environment
 
@@ -46,6 +48,11 @@ def _number(value: float | str | None) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _attacker(way: Way, scope: str) -> str:
+    """What an attacker can do at most after this way."""
+    return attacker_words(way.level, way.attacker_rate, scope)
 
 
 def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:
