@@ -469,3 +469,45 @@ def test_a_failed_job_says_why(desk: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert "in use" in job["message"]
     assert "in use" in desk.browser("otto").get(f"/runs/{south}/requests/5").text
     assert list((desk.folder / ".sifu-console" / "jobs").iterdir()) == []
+
+
+def test_a_stream_tells_what_changes_and_ends_with_its_token(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from sifu.console import streaming
+    from sifu.console.asking import Console
+    from sifu.console.desk import Desk
+    from sifu.console.security import RateLimit
+    from sifu.console.sessions import Sessions
+    from sifu.console.tokens import TokenFile, state_folder
+
+    monkeypatch.setattr(streaming, "EVERY", 0.02)
+    monkeypatch.setattr(streaming, "STILL_HERE", 0.3)
+    key, tokens = desk.key("north"), TokenFile(state_folder(desk.folder))
+    console = Console(Desk([desk.folder], state_folder(desk.folder)), tokens, Sessions(tokens), False, RateLimit(1, 1))
+    who = tokens.owner(desk.secrets["eve"])
+    assert who is not None
+
+    async def watch() -> list[bytes]:
+        broadcast = streaming.Broadcast()
+        first = streaming.as_message(streaming.live_values(console.desk, who, key))
+        streams = [broadcast.watch(console, who, key, first) for _ in range(20)]
+        got = [await anext(stream) for stream in streams]
+        assert broadcast.viewers == 20
+        assert set(got) == {first}
+        sifu.open_run(desk.folder / "north").request(["client-001"], "a")
+        changed = [await anext(stream) for stream in streams]
+        while changed[0].startswith(b":"):  # nothing new yet
+            changed = [await anext(stream) for stream in streams]
+        tokens.revoke("eve")
+        with pytest.raises(StopAsyncIteration):
+            while True:
+                await anext(streams[0])
+        for stream in streams:
+            await stream.aclose()
+        assert broadcast.viewers == 0
+        return changed
+
+    (message, *others) = asyncio.run(watch())
+    assert json.loads(message.removeprefix(b"data: "))["waiting"] == 1
+    assert all(other == message for other in others)

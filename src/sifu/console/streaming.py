@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sifu.console.asking import console_of, status_code, visitor_of, work
+from sifu.console.asking import Console, console_of, status_code, visitor_of, work
 from sifu.console.desk import Desk
 from sifu.console.pages import live_values
 from sifu.console.tokens import Token
@@ -43,16 +43,16 @@ class Broadcast:
         """How many watch now."""
         return sum(self._watching.values())
 
-    async def watch(self, desk: Desk, who: Token, key: str, first: bytes) -> AsyncIterator[bytes]:
-        """Messages until the viewer leaves."""
+    async def watch(self, console: Console, who: Token, key: str, first: bytes) -> AsyncIterator[bytes]:
+        """Messages until the viewer leaves, or their token ends."""
         self._watching[key] = self._watching.get(key, 0) + 1
         self._changed.setdefault(key, asyncio.Event())
         if key not in self._readers:
-            self._readers[key] = asyncio.create_task(self._read(desk, who, key))
+            self._readers[key] = asyncio.create_task(self._read(console.desk, who, key))
         sent = first
         try:
             yield sent
-            while True:
+            while console.tokens.still_works(who):
                 changed = self._changed[key]
                 try:
                     await asyncio.wait_for(changed.wait(), STILL_HERE)
@@ -100,13 +100,13 @@ async def stream(request: Request) -> Response:
     """What a run does, as long as somebody watches."""
     broadcast: Broadcast = request.app.state.broadcast
     try:
-        who, desk, key = visitor_of(request).token, console_of(request).desk, request.path_params["run"]
+        who, console, key = visitor_of(request).token, console_of(request), request.path_params["run"]
         if broadcast.viewers >= MOST_VIEWERS:
             return JSONResponse({"error": "too many watch already"}, 503)
-        first = as_message(await work(live_values, desk, who, key))
+        first = as_message(await work(live_values, console.desk, who, key))
     except SifuError as error:
         return JSONResponse({"error": str(error)}, status_code(error))
-    return StreamingResponse(broadcast.watch(desk, who, key, first), media_type="text/event-stream")
+    return StreamingResponse(broadcast.watch(console, who, key, first), media_type="text/event-stream")
 
 
 ROUTES = [Route("/runs/{run}/live", show_live), Route("/runs/{run}/stream", stream)]
