@@ -78,22 +78,22 @@ def _best_at_a_fifth(rows: Sequence[Row]) -> Verdict | None:
 
 def _first_training(rows: Sequence[Row]) -> Verdict | None:
     tasks = _main_tasks(rows, "all")
-    found = [first for first in first_trainings_of(rows) if first.task in tasks and first.groups == MAIN_GROUPS]
-    if not found:
+    trainings = [first for first in first_trainings_of(rows) if first.task in tasks and first.groups == MAIN_GROUPS]
+    if not trainings:
         return None
-    same = all(first.difference >= -0.01 for first in found)
-    measured = ", ".join(f"{_name(first.task)} {100 * first.difference:+.1f} points" for first in found)
+    same = all(first.difference >= -0.01 for first in trainings)
+    measured = ", ".join(f"{_name(first.task)} {100 * first.difference:+.1f} points" for first in trainings)
     return Verdict(f"median difference: {measured}", same, "" if same else MISSED)
 
 
 def _sequences(rows: Sequence[Row]) -> Verdict | None:
-    found = sequences_of(rows)
-    rebuilt = [sequence for sequence in found if sequence.rebuild == "now"]
+    sequences = sequences_of(rows)
+    rebuilt = [sequence for sequence in sequences if sequence.rebuild == "now"]
     if not rebuilt:
         return None
     measured = ", ".join(
         f"{_name(sequence.task)} {sequence.share:.2f} ({'rebuilt at once' if sequence.rebuild == 'now' else 'never'})"
-        for sequence in found
+        for sequence in sequences
     )
     same = all(sequence.share <= 0.5 for sequence in rebuilt)
     return Verdict(f"client-rounds over Scratch's, median over seeds: {measured}", same, "" if same else MISSED)

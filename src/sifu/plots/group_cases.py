@@ -121,7 +121,7 @@ def task_of(row: Row) -> Task:
 def cases_of(rows: Sequence[Row]) -> list[Case]:
     """Single requests with groups, in the order of the table; those whose groups were all hit are left out."""
     scratch = {(task_of(row), row["seed"], row["leavers"]): row["rounds"] for row in rows if row["method"] == "scratch"}
-    found: dict[tuple[Task, int, int, float, int], list[Request]] = {}
+    requests_of: dict[tuple[Task, int, int, float, int], list[Request]] = {}
     for row in rows:
         settings = settings_of(row)
         if row["method"] != "groups" or row["request"] != 1 or "rebuild" in settings or not row["groups_left"]:
@@ -129,34 +129,34 @@ def cases_of(rows: Sequence[Row]) -> list[Case]:
         task = task_of(row)
         key = (task, int(settings["groups"]), int(settings["apart"]), float(settings.get("stretch", 1)), row["leavers"])
         beside = scratch[task, row["seed"], row["leavers"]]
-        found.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
-    return [Case(*key, tuple(requests)) for key, requests in found.items()]
+        requests_of.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
+    return [Case(*key, tuple(requests)) for key, requests in requests_of.items()]
 
 
 def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
     """First trainings with groups beside plain ones of the same length."""
     plain = {(task_of(row), row["seed"], row["length"]): row["accuracy"] for row in rows if row["method"] == "plain"}
-    found: dict[tuple[Task, int, int], list[float]] = {}
+    differences: dict[tuple[Task, int, int], list[float]] = {}
     for row in rows:
         if row["method"] == "groups" and row["request"] == 0:
             settings, task = settings_of(row), task_of(row)
             beside = plain[task, row["seed"], row["length"]]
             key = (task, int(settings["groups"]), int(settings["apart"]))
-            found.setdefault(key, []).append(row["accuracy"] - beside)
-    return [FirstTraining(*key, tuple(values)) for key, values in found.items()]
+            differences.setdefault(key, []).append(row["accuracy"] - beside)
+    return [FirstTraining(*key, tuple(values)) for key, values in differences.items()]
 
 
 def sequences_of(rows: Sequence[Row]) -> list[RequestSequence]:
     """Sequences that are whole."""
-    found: dict[tuple[Task, int, int, str], dict[int, list[Row]]] = {}
+    rows_of: dict[tuple[Task, int, int, str], dict[int, list[Row]]] = {}
     for row in rows:
         settings = settings_of(row)
         if row["method"] == "groups" and "rebuild" in settings:
             key = (task_of(row), int(settings["groups"]), int(settings["apart"]), settings["rebuild"])
-            found.setdefault(key, {}).setdefault(row["seed"], []).append(row)
-    longest = max((len(own) for seeds in found.values() for own in seeds.values()), default=0)
+            rows_of.setdefault(key, {}).setdefault(row["seed"], []).append(row)
+    longest = max((len(own) for seeds in rows_of.values() for own in seeds.values()), default=0)
     result = []
-    for key, seeds in found.items():
+    for key, seeds in rows_of.items():
         shares = [
             sum(row["client_rounds"] + row["rebuild_client_rounds"] for row in own)
             / sum(row["scratch_client_rounds"] for row in own)
