@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_tampering import Pristine, tamper_with_values
 
 import independent_verifier
 import sifu
 from forged_runs import add_event, execute, rebuild_chain
+from mutations import Pristine, tamper_with_values
 from run_tools import connect, copy_run, query, small_spec
 from sifu.api import verify_run
 from sifu.store.files import model_bytes, model_path

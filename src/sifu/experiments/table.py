@@ -38,7 +38,7 @@ REQUEST_COLUMNS = (
     "sigma",
     "epsilon",
     "delta",
-    "delta_reached",
+    "delta_at_most",
     "node",
     "level",
     "local_steps",

@@ -211,7 +211,7 @@ class TrajectoryRun:
             "sigma": outcome.sigma,
             "epsilon": outcome.epsilon,
             "delta": outcome.delta,
-            "delta_reached": outcome.delta_at_most,  # of the budget, whatever this release spent of it
+            "delta_at_most": outcome.delta_at_most,
             "node": outcome.rollback_to,
             "level": outcome.level,
             **request_cost(outcome),

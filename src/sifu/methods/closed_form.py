@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, closed_form_premises, record_premise
+from sifu.core.premises import Premise, closed_form_premises, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.scratch import Scratch
 from sifu.planning.plan import Plan
@@ -57,7 +57,7 @@ class ClosedForm(Scratch):
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """What came before the sum, and that clients sent what they had."""
-        return (*record_premise(view.restorations), *closed_form_premises(view.facts))
+        return (*record_premises(view.record_history), *closed_form_premises(view.facts))
 
     def bytes_kept(self, view: RunView) -> int:
         """The kept statistics."""

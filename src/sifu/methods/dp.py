@@ -88,7 +88,7 @@ class Dp(Method):
             rate_source=view.rate_source(clients),
             replayed=view.path.unbounded_from <= depth,
             left_out=view.replies_left_out(depth),
-            restorations=view.restorations,
+            history=view.record_history,
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, before_training_premises, group_premises, level_of
+from sifu.core.premises import Premise, before_training_premises, group_premises, groups_record_premises, level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Method, Start
@@ -98,6 +98,7 @@ class Groups(Method):
         """Nobody forgotten touched what was merged, so only what came before training matters, and the grouping."""
         groups = view.spec.groups
         return (
+            *groups_record_premises(view.record_history),
             *group_premises(groups.count, groups.rounds),
             *before_training_premises(view.facts, view.rate_source(clients)),
         )

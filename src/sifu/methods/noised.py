@@ -27,7 +27,7 @@ def noised_premises(
         largest_psi=largest_psi_on_the_way(exposures, depth),
         rate_source=view.rate_source(clients),
         left_out=view.replies_left_out(depth),
-        restorations=view.restorations,
+        history=view.record_history,
     )
 
 

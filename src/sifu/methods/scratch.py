@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, before_training_premises, level_of, record_premise
+from sifu.core.premises import Premise, before_training_premises, level_of, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Method, Start
 from sifu.methods.plans import plan_from
@@ -49,7 +49,7 @@ class Scratch(Method):
     ) -> tuple[Premise, ...]:
         """Nobody's data touched the fresh model, so only what came before training matters to its level."""
         return (
-            *record_premise(view.restorations),
+            *record_premises(view.record_history),
             *before_training_premises(view.facts, view.rate_source(clients)),
         )
 

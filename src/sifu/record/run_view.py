@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.method_info import method_info
-from sifu.core.premises import RateSource, Restorations
+from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.protection import Protection
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
@@ -41,7 +41,7 @@ class RunView:
     """A run at one instant: its path, its clients, everyone forgotten, and the stored models.
 
     With `tip` the history is that of another node, with `before` the clients are those known before an event, and
-    with `certified` the restorations are those before an event.
+    with `certified` the history of the record is that before an event.
     """
 
     def __init__(
@@ -147,12 +147,13 @@ class RunView:
         return {(node.branch, node.position - 1) for node in self.path.nodes[: depth + 1] if node.kind == "round"}
 
     @cached_property
-    def restorations(self) -> Restorations:
-        """How often the run was restored so far, or before the event this view is of."""
+    def record_history(self) -> RecordHistory:
+        """How often the run was restored and vouched for so far, or before the event this view is of."""
         last = 2**62 if self._certified is None else self._certified
         rows = self.reader.query("SELECT payload FROM events WHERE kind = 'restored' AND seq < ?", (last,))
         complete = [bool(json.loads(payload)["complete"]) for (payload,) in rows]
-        return Restorations(complete=sum(complete), older=len(complete) - sum(complete))
+        vouched = self.reader.query("SELECT COUNT(*) FROM events WHERE kind = 'checkpoint' AND seq < ?", (last,))
+        return RecordHistory(sum(complete), len(complete) - sum(complete), int(vouched[0][0]))
 
     @cached_property
     def kept(self) -> dict[int, ModelRow]:

@@ -24,7 +24,8 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     """The method, what it was held against, and the level asked for."""
     name, auto = f"request {request.request}", content.get("auto")
     level = level_of(recorded.premises(), exact=recorded.untouched, fresh=request.source_node is None)
-    restored = any((recorded.view.restorations.complete, recorded.view.restorations.older))
+    history = recorded.view.record_history
+    restored = bool(history.complete or history.older)
     if request.min_level is not None and not restored and LEVELS.index(level) < LEVELS.index(request.min_level):
         yield f"{name}: level {request.min_level} was asked for, and it was carried out at level {level}"
     if request.asked_method != AUTO:

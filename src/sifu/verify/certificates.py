@@ -40,7 +40,7 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
             continue  # it is being written, or was to be
         if not path.is_file():
             yield f"certificates: the file {path.name} is missing"
-        elif path.read_text(encoding="utf-8", errors="replace") != stored[key]:
+        elif path.read_bytes() != stored[key].encode():
             yield from _differences(path, json.loads(stored[key]))
 
 

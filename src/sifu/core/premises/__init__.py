@@ -11,7 +11,13 @@ that these collect.
 """
 
 from sifu.core.premises.before_training import RateSource, before_training_premises, preprocessing_premise
-from sifu.core.premises.history import Restorations, accounting_premise, counterfactual_premise, record_premise
+from sifu.core.premises.history import (
+    RecordHistory,
+    accounting_premise,
+    counterfactual_premise,
+    groups_record_premises,
+    record_premises,
+)
 from sifu.core.premises.level import level_of, premises_that_count
 from sifu.core.premises.noise import chosen_noise_premise, noise_premise
 from sifu.core.premises.noised_release import calibration_premise, collect_premises
@@ -24,7 +30,7 @@ __all__ = [
     "MeasuredRegularity",
     "Premise",
     "RateSource",
-    "Restorations",
+    "RecordHistory",
     "Status",
     "accounting_premise",
     "before_training_premises",
@@ -34,12 +40,13 @@ __all__ = [
     "collect_premises",
     "counterfactual_premise",
     "group_premises",
+    "groups_record_premises",
     "heuristic_premise",
     "level_of",
     "noise_premise",
     "premises_that_count",
     "preprocessing_premise",
-    "record_premise",
+    "record_premises",
     "regularity_premise",
     "training_noise_premises",
 ]

@@ -11,15 +11,17 @@ from sifu.theory.history import Accounting
 
 
 @dataclass(frozen=True)
-class Restorations:
-    """How often the run was restored from a backup before a certificate: one that ends with the anchor that was kept
-    elsewhere (`complete`), or one that may be older than the run was."""
+class RecordHistory:
+    """What happened to the record before a certificate: how often it was restored from a backup that ends with the
+    anchor that was kept elsewhere (`complete`), or from one that may be older than the run was; and how often the
+    operator vouched for events that were written without a signature."""
 
     complete: int = 0
     older: int = 0
+    vouched: int = 0
 
 
-NEVER_RESTORED = Restorations()
+UNBROKEN = RecordHistory()
 
 
 def accounting_premise(accounting: Accounting) -> Premise:
@@ -62,25 +64,50 @@ def replies_premise(left_out: int) -> tuple[Premise, ...]:
     )
 
 
-def record_premise(restorations: Restorations) -> tuple[Premise, ...]:
+def record_premises(history: RecordHistory) -> tuple[Premise, ...]:
     """Releases that this record knows nothing of are charged to nobody; said wherever there may be some.
 
     That a backup ends with an anchor shows that nothing is missing up to there. It cannot show that the run it was made
     of did not go on: both would then spend the same budget.
     """
-    if restorations.older:
+    if history.older:
         statement = (
             "The run was restored from a backup that may not have been its latest state; models released in between "
             "are not counted."
         )
-    elif restorations.complete:
+    elif history.complete:
         statement = (
             "The run was restored from a backup; it is assumed that the run it was made of released nothing more, "
             "since that would not be counted here."
         )
     else:
+        return signed_late_premise(history)
+    return (Premise("record", "assumed", statement), *signed_late_premise(history))
+
+
+def groups_record_premises(history: RecordHistory) -> tuple[Premise, ...]:
+    """A merge spends no budget, so releases that are not counted do not matter to it; who was in a group does.
+
+    docs/theory.md, section 15.2.
+    """
+    if not (history.older or history.complete):
+        return signed_late_premise(history)
+    statement = (
+        "The run was restored from a backup; that the merged models of groups never held the clients is what the "
+        "restored record says, and is trusted."
+    )
+    return (Premise("record", "trusted", statement), *signed_late_premise(history))
+
+
+def signed_late_premise(history: RecordHistory) -> tuple[Premise, ...]:
+    """Until an event is signed whoever can write to the folder can change it; said only where it happened."""
+    if not history.vouched:
         return ()
-    return (Premise("record", "assumed", statement),)
+    statement = (
+        "Some events were written without the operator's key, and the operator vouched for them afterwards; that "
+        "nobody changed them in between is trusted."
+    )
+    return (Premise("signatures", "trusted", statement),)
 
 
 def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:

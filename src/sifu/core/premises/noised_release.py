@@ -6,12 +6,12 @@ from sifu.choices import Calibration
 from sifu.core.noise import NoiseSource
 from sifu.core.premises.before_training import RateSource, before_training_premises
 from sifu.core.premises.history import (
-    NEVER_RESTORED,
-    Restorations,
+    UNBROKEN,
+    RecordHistory,
     accounting_premise,
     counterfactual_premise,
     outside_premises,
-    record_premise,
+    record_premises,
     replies_premise,
 )
 from sifu.core.premises.noise import noise_premise
@@ -32,7 +32,7 @@ def collect_premises(
     largest_psi: float,
     rate_source: RateSource,
     left_out: int = 0,
-    restorations: Restorations = NEVER_RESTORED,
+    history: RecordHistory = UNBROKEN,
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release, in a fixed order.
 
@@ -45,7 +45,7 @@ def collect_premises(
         accounting_premise(accounting),
         counterfactual_premise(facts.participation.independent),
         *replies_premise(left_out),
-        *record_premise(restorations),
+        *record_premises(history),
         calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
         noise_premise(noise),

@@ -6,11 +6,11 @@ import math
 
 from sifu.core.premises.before_training import RateSource, before_training_premises
 from sifu.core.premises.history import (
-    NEVER_RESTORED,
-    Restorations,
+    UNBROKEN,
+    RecordHistory,
     counterfactual_premise,
     outside_premises,
-    record_premise,
+    record_premises,
     replies_premise,
 )
 from sifu.core.premises.noise import noise_premise, training_noise_size_premise
@@ -27,7 +27,7 @@ def training_noise_premises(
     rate_source: RateSource,
     replayed: bool = False,
     left_out: int = 0,
-    restorations: Restorations = NEVER_RESTORED,
+    history: RecordHistory = UNBROKEN,
 ) -> tuple[Premise, ...]:
     """Every premise of what noise in training promises (`sifu.theory.composition`), in a fixed order.
 
@@ -59,7 +59,7 @@ def training_noise_premises(
         counterfactual_premise(facts.participation.independent),
         *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
         *replies_premise(left_out),
-        *record_premise(restorations),
+        *record_premises(history),
         noise_premise(facts.noise_source),
         *before_training_premises(facts, rate_source),
         Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),

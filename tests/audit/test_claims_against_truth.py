@@ -1,0 +1,60 @@
+"""The promise itself, on random lives of runs: everything they claim is held against the truth, to the last bit.
+
+`python benchmarks/random_audits.py --requests 1000` does the same a thousand times.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broken_promises import CONTROLS
+from claims_against_truth import Findings, audit_journey, delta_at
+from random_journeys import FAMILIES
+
+QUICK = {"linear": 12, "network": 10, "groups": 7, "closed form": 13, "training noise": 2}
+"""A journey of each family that takes about a second."""
+CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 1, "statistics": 0, "levels": 2}
+"""A journey in which each cheat matters."""
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_no_claim_of_a_random_run_is_beyond_the_truth(tmp_path: Path, family: str) -> None:
+    findings = Findings()
+    audit_journey(QUICK[family], tmp_path, findings, [family], most_requests=3)
+    assert findings.violations == []
+    assert findings.requests >= 2
+    assert findings.distances + findings.assumed_distances > 0
+    assert findings.folders_verified >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_no_claim_of_many_random_runs_is_beyond_the_truth(tmp_path: Path, seed: int) -> None:
+    findings = Findings()
+    audit_journey(seed, tmp_path, findings)
+    assert findings.violations == []
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_whoever_breaks_a_promise_is_caught(tmp_path: Path, name: str) -> None:
+    control = CONTROLS[name]
+    findings = control.findings()
+    with control.cheat():
+        audit_journey(CAUGHT_AT[name], tmp_path, findings, control.families, most_requests=2)
+    assert control.is_caught(findings), findings
+
+
+def test_every_family_and_control_is_sampled() -> None:
+    assert set(QUICK) == set(FAMILIES)
+    assert set(CAUGHT_AT) == set(CONTROLS)
+
+
+def test_delta_by_another_way_of_counting() -> None:
+    """dp-accounting integrates the privacy loss; ours is the normal distribution in fifty digits."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    for ratio, epsilon in ((1.0, 1.0), (2.0, 4.0)):
+        counted = from_gaussian_mechanism(1.0 / ratio, value_discretization_interval=1e-3)
+        assert counted.get_delta_for_epsilon(epsilon) == pytest.approx(delta_at(ratio, epsilon), rel=0.01)

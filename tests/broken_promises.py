@@ -1,0 +1,91 @@
+"""Operators who break what they certify, each in one way: the negative controls of `claims_against_truth`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import sifu.methods.groups as groups_method
+import sifu.methods.noised as noised
+import sifu.requests.certification as certification
+from claims_against_truth import Findings
+from sifu.core.layout import Vector
+from sifu.core.noise import NormalSource, add_noise
+from sifu.store.table_rows import GroupModelRow
+from sifu.theory.closed_form import Statistics
+
+
+@dataclass(frozen=True)
+class Control:
+    """What is done, in which runs it matters, and which statement must be found untrue."""
+
+    what: str
+    families: tuple[str, ...]
+    kind: str
+    cheat: Callable[[], AbstractContextManager[Any]] = nullcontext
+    psi_scale: float = 1.0
+
+    def findings(self) -> Findings:
+        """Empty findings for this control."""
+        return Findings(psi_scale=self.psi_scale)
+
+    def is_caught(self, findings: Findings) -> bool:
+        """Whether the statement was found untrue."""
+        return any(violation["kind"] == self.kind for violation in findings.violations)
+
+
+@contextmanager
+def half_the_noise() -> Iterator[None]:
+    """sigma is recorded, sigma/2 is added."""
+
+    def less(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
+        return add_noise(model, noise_std / 2.0, normals)
+
+    with mock.patch.object(noised, "add_noise", less):
+        yield
+
+
+@contextmanager
+def hit_groups_left_in() -> Iterator[None]:
+    """A merge takes every finished group, also those that held the client."""
+
+    def all_parts(models: Mapping[int, GroupModelRow], rounds: int, clients: object) -> tuple[GroupModelRow, ...]:
+        return tuple(row for _, row in sorted(models.items()) if row.rounds == rounds)
+
+    with mock.patch.object(groups_method, "parts_without", all_parts):
+        yield
+
+
+@contextmanager
+def statistics_left_in() -> Iterator[None]:
+    """Only the counts of a client are taken out of the sum; its samples' products stay."""
+
+    def counts_only(self: Statistics, other: Statistics) -> Statistics:
+        return replace(self, samples=self.samples - other.samples)
+
+    with mock.patch.object(Statistics, "__sub__", counts_only):
+        yield
+
+
+@contextmanager
+def levels_by_wish() -> Iterator[None]:
+    """Certificates state the best level there is, whatever their premises say."""
+
+    def best(premises: object, *, exact: bool, fresh: bool = False) -> str:
+        return "exact" if exact else "proven"
+
+    with mock.patch.object(certification, "level_of", best):
+        yield
+
+
+CONTROLS = {
+    "psi": Control("Psi is half of what it is", ("linear",), "psi", psi_scale=0.5),
+    "charges": Control("charges are a quarter of what they are", ("linear",), "charge", psi_scale=0.5),
+    "noise": Control("half of the noise is added", ("linear",), "replay", half_the_noise),
+    "hit group": Control("a hit group is left in the merge", ("groups",), "exact", hit_groups_left_in),
+    "statistics": Control("statistics are left in the sum", ("closed form",), "exact", statistics_left_in),
+    "levels": Control("levels are stated by wish", ("linear", "network"), "level", levels_by_wish),
+}

@@ -1,0 +1,515 @@
+"""What a run claims against the truth: it is carried out again with and without the forgotten, and measured.
+
+Nothing here uses sifu's bounds, its calibration or its replay: the record is read by the independent verifier, which
+also recomputes Psi; rounds are those of the engine, noise is that of the journey (`random_journeys`); delta comes from
+the normal distribution in fifty digits. Both worlds share everything that is random, only clients are missing from one
+of them (docs/theory.md, section 2.2).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+
+import sifu
+from independent_verifier import PROTECTION, Verifier, tensors_of, verify
+from random_journeys import FAMILIES, MASKED, Journey, go_on, normals_of, replayable_noise, start_journey
+from sifu.core.engine import Engine, Position
+from sifu.data import ClientData
+from sifu.errors import SifuError
+
+LEVELS = ("none", "conditional", "proven", "exact")
+BEFORE_TRAINING = {"preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
+                   "initial model", "noise size"}  # fmt: skip
+ON_THE_PATH = {"counterfactual", "replies", "schedule", "record"}
+Vector = np.ndarray
+
+
+@dataclass
+class Findings:
+    """What was compared, and every statement that the truth contradicts."""
+
+    psi_scale: float = 1.0
+    """What Psi and charges are multiplied by before they are compared; below 1 it is a negative control."""
+    runs: int = 0
+    requests: int = 0
+    refused: int = 0
+    by_family: dict[str, int] = field(default_factory=dict)
+    by_method: dict[str, int] = field(default_factory=dict)
+    by_level: dict[str, int] = field(default_factory=dict)
+    by_step: dict[str, int] = field(default_factory=dict)
+    distances: int = 0
+    """Pairs of a client or set and a node whose distance was held against a Psi that is a theorem."""
+    closest: float = 0.0
+    """The largest share of such a Psi that a distance reached."""
+    assumed_distances: int = 0
+    """The same where Psi rests on an assumption (B of a network, clipped updates)."""
+    assumed_exceeded: int = 0
+    """How many of those were beyond it: what an assumption may cost, and why such a level is conditional."""
+    exact_models: int = 0
+    """Models that were made again from data without the forgotten, bit for bit."""
+    deltas: int = 0
+    largest_share_of_delta: float = 0.0
+    folders_verified: int = 0
+    violations: list[dict[str, Any]] = field(default_factory=list)
+
+    def count(self, table: dict[str, int], key: str) -> None:
+        table[key] = table.get(key, 0) + 1
+
+
+def delta_at(ratio: float, epsilon: float) -> float:
+    """delta of N(0, 1) against N(ratio, 1) at epsilon (Balle and Wang 2018, theorem 8), in fifty digits."""
+    if ratio == 0.0:
+        return 0.0
+    with mpmath.workdps(50):
+        m, eps = mpmath.mpf(ratio), mpmath.mpf(epsilon)
+        return float(mpmath.ncdf(m / 2 - eps / m) - mpmath.exp(eps) * mpmath.ncdf(-m / 2 - eps / m))
+
+
+class Truth:
+    """One run folder, carried out again as often as needed."""
+
+    def __init__(self, journey: Journey, findings: Findings) -> None:
+        self.journey, self.findings = journey, findings
+        self.record = Verifier(journey.folder)
+        self.spec = sifu.Spec.from_mapping(self.record.spec)
+        done = [row for row in self.record.requests.values() if row["status"] == "done"]
+        self.done: list[dict[str, Any]] = sorted(done, key=lambda row: row["request_order"])
+
+    def violation(self, kind: str, request: str, what: str) -> None:
+        """A statement of the run that is not true."""
+        row = {"kind": kind, "seed": self.journey.seed, "family": self.journey.family, "request": request, "what": what}
+        if row not in self.findings.violations:
+            self.findings.violations.append(row)
+
+    # -- worlds ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine of the run."""
+        return self.journey.engine(self.spec)
+
+    @cached_property
+    def engine_without_gate(self) -> Engine:
+        """The same without refusals: the other world leaves out whom this one left out, and nobody else."""
+        server = replace(self.spec.server, update_bound=0.0, rejected="stop")
+        return self.journey.engine(replace(self.spec, server=server))
+
+    def engine_with_other_data(self, clients: Collection[int]) -> Engine:
+        """The engine of a federation in which `clients` hold other samples."""
+        generator = np.random.default_rng(self.journey.seed + 1)
+        data = list(self.journey.clients)
+        for client in clients:
+            own = data[client]
+            x, y = generator.normal(size=own.x.shape) * 2.0, generator.permutation(own.y)
+            data[client] = ClientData(own.name, x, y)
+        return self.journey.engine(self.spec, data)
+
+    def models(self, engine: Engine, gone: Collection[int], wanted: Iterable[int]) -> dict[int, Vector | None]:
+        """Models of the wanted nodes, and of all they are made of, in the world without `gone`.
+
+        None for what a heuristic made, and for whatever follows from it.
+        """
+        models: dict[int, Vector | None] = {}
+        for node in self._needed(wanted):
+            models[node] = self._model(engine, set(gone), node, models)
+        return models
+
+    def _needed(self, wanted: Iterable[int]) -> list[int]:
+        needed, waiting = set(), list(wanted)
+        parts: dict[int, list[int]] = {}
+        for row in self.record.tables["merges"]:
+            parts.setdefault(row["node"], []).append(row["source_node"])
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                parent = self.record.nodes[node]["parent"]
+                waiting += parts.get(node, []) + ([] if parent is None else [parent])
+        return sorted(needed)
+
+    def _model(self, engine: Engine, gone: set[int], number: int, models: dict[int, Vector | None]) -> Vector | None:
+        node = self.record.nodes[number]
+        kind, dtype = node["kind"], engine.layout.dtype
+        before = None if node["parent"] is None else models[node["parent"]]
+        if kind == "initial":
+            before = engine.initial_model(node["branch"])
+        if before is None or kind == "heuristic":
+            return None
+        if kind in ("initial", "noise"):
+            if node["noise_std"] == 0.0:
+                return before
+            noise = normals_of(self.journey.seed, node["request_order"]).standard_normal(before.size)
+            return (before.astype(np.float64) + node["noise_std"] * noise).astype(dtype)
+        if kind == "round":
+            there = [client for client in sorted(self.record.rounds[number]) if client not in gone]
+            return self._round(engine, before, Position(node["branch"], node["position"] - 1), there)
+        if kind == "group":
+            row, earlier = self.record.groups[number], self.record.groups.get(node["parent"])
+            members = np.array([client for client in row["members"] if client not in gone], dtype=np.int64)
+            model = before
+            for place in range(earlier["rounds"] if earlier else 0, row["rounds"]):
+                if members.size:
+                    model = engine.run_round(model, Position(node["branch"], place), members).model
+            return model
+        total, weight = np.zeros(engine.layout.size), 0.0
+        for part in sorted((row for row in self.record.tables["merges"] if row["node"] == number), key=_group):
+            source = models[part["source_node"]]
+            members = self.record.groups[part["source_node"]]["members"]
+            samples = float(sum(self.record.clients[c]["samples"] for c in members if c not in gone))
+            if source is None:
+                return None
+            total, weight = total + samples * source.astype(np.float64), weight + samples
+        return (total / weight).astype(dtype) if weight else before
+
+    def _round(self, engine: Engine, model: Vector, position: Position, there: list[int]) -> Vector:
+        if not there:
+            return model
+        result = engine.run_round(model, position, np.array(there, dtype=np.int64))
+        if result.participants.tolist() != there:
+            raise AssertionError(f"{position}: {result.participants.tolist()} took part, {there} are recorded")
+        return result.model
+
+    def on_disk(self) -> dict[int, Vector]:
+        """The models in the folder."""
+        number = {"float64": "<f8", "float32": "<f4"}[self.record.facts["dtype"]]
+        names, vectors = json.loads(self.record.run["layout"])["names"], {}
+        for row in self.record.tables["models"]:
+            tensors = tensors_of((self.journey.folder / "models" / f"{row['node']}.safetensors").read_bytes(), number)
+            vectors[row["node"]] = np.concatenate([tensors[name] for name in names])
+        return vectors
+
+    def same(self, model: Vector, other: Vector) -> bool:
+        """Bit for bit; masked rounds are carried out again without masks, which rounds otherwise."""
+        if self.journey.family == MASKED:
+            return bool(np.allclose(model, other, rtol=0.0, atol=1e-9))
+        return np.array_equal(model.astype(np.float64), other)
+
+    # -- exact: no bit of the forgotten is left ------------------------------------------------------------------
+
+    def touches(self, clients: Collection[int], node: int) -> bool:
+        """Whether one of `clients` took part on the path to a node."""
+        return any(set(clients) & set(self.record.rounds[step]) for step in self.record.path(node))
+
+    def clients_of(self, request: dict[str, Any]) -> set[int]:
+        """The numbers of a request's clients."""
+        names = json.loads(request["clients"])
+        return {client for client, row in self.record.clients.items() if row["name"] in names}
+
+    def check_exact(self, carried_out: Collection[str]) -> None:
+        """The current model, made again without those certified as exact, whose data are replaced besides."""
+        (latest,) = self.done[-1:]
+        if latest["request"] not in carried_out:
+            return
+        final = latest["final_node"]
+        gone: set[int] = set()
+        for request in self.done:
+            clients, path = self.clients_of(request), self.record.path(final)
+            if request["level"] == "exact" and (request is latest or not self.touches(clients, final)):
+                gone |= clients
+            covered = any(
+                self.record.nodes[node]["request_order"] >= request["request_order"]
+                and (self.record.nodes[node]["kind"] == "initial" or self.record.nodes[node]["noise_std"] > 0.0)
+                for node in path
+            )
+            if request["level"] == "exact" and not covered and self.touches(clients, final):
+                self.violation("exact", request["request"], f"node {final} was released, and they took part in it")
+        if not gone:
+            return
+        model = self.models(self.engine_with_other_data(gone), gone, [final])[final]
+        if model is None:
+            return
+        self.findings.exact_models += 1
+        if not self.same(model, self.on_disk()[final]):
+            self.violation("exact", latest["request"], f"node {final} is another model without clients {sorted(gone)}")
+
+    # -- distances and charges -----------------------------------------------------------------------------------
+
+    @cached_property
+    def is_theorem(self) -> bool:
+        """Whether the distance is bounded by proof, whatever else a certificate assumes."""
+        facts, privacy = self.record.facts, self.spec.privacy
+        measured = self.spec.regularity.kind == "measured" and facts["smooth_model"]
+        return bool(measured and facts["clip"] == 0.0 and privacy.accounting == "round")
+
+    @cached_property
+    def slack(self) -> float:
+        """What rounding may add, relative to the model: a bit where it is bounded, more where it is assumed away."""
+        if self.record.facts["dtype"] == "float32":
+            return 1e-4
+        return 2.0**-52 if self.record.facts["rounding_bounded"] and not self.spec.server.update_bound else 1e-9
+
+    @cached_property
+    def real(self) -> dict[int, Vector | None]:
+        """Every node with everyone."""
+        return self.models(self.engine, (), self.record.nodes)
+
+    def check_replay(self) -> None:
+        """The run itself, carried out again, gives every model in the folder bit for bit; noise and merges too."""
+        for node, model in self.on_disk().items():
+            again = self.real[node]
+            if again is not None and not self.same(again, model):
+                self.violation("replay", "", f"the model of node {node} is not the one the record describes")
+
+    def worlds(self) -> dict[int, list[int]]:
+        """Everyone who was forgotten, as they asked; and two who may ask one day."""
+        forgotten = {client for clients in self.record.subjects.values() for client in clients}
+        active = [client for client in self.record.clients if client not in forgotten]
+        return dict(self.record.subjects) | {-1 - place: [client] for place, client in enumerate(active[:2])}
+
+    @cached_property
+    def distances(self) -> dict[int, dict[int, float]]:
+        """Of each world and node: how far the absence of its clients moved the model."""
+        engine, real = self.engine, self.real
+        if self.spec.server.update_bound:  # both worlds by the same sums, or the last bits differ
+            engine, real = self.engine_without_gate, self.models(self.engine_without_gate, (), self.record.nodes)
+        distances: dict[int, dict[int, float]] = {}
+        for key, clients in self.worlds().items():
+            other = self.models(engine, clients, [node for node, model in real.items() if model is not None])
+            distances[key] = {node: _apart(model, other[node]) for node, model in real.items() if model is not None}
+        return distances
+
+    @cached_property
+    def psi(self) -> dict[int, dict[int, float]]:
+        """Psi by world and node, recomputed from the scalars of the rounds; smaller in a negative control."""
+        parents = {row["parent"] for row in self.record.nodes.values()}
+        leaves = [n for n, row in self.record.nodes.items() if n not in parents and row["kind"] != "group"]
+        bounds: dict[int, dict[int, float]] = {}
+        for key, clients in self.worlds().items():
+            bounds[key] = {}
+            for leaf in leaves:
+                bounds[key] |= self.record.psi_along(self.record.path(leaf), clients)
+        scale = self.findings.psi_scale
+        return {key: {node: scale * value for node, value in values.items()} for key, values in bounds.items()}
+
+    def check_distances(self) -> None:
+        """The true distance is never beyond Psi, at any node, for anyone."""
+        findings = self.findings
+        for key, distances in self.distances.items():
+            for node, distance in distances.items():
+                psi = self.psi[key].get(node)
+                if psi is None or math.isinf(psi):
+                    continue
+                model = self.real[node]
+                length = 0.0 if model is None or psi == 0.0 else float(np.linalg.norm(model.astype(np.float64)))
+                beyond = not distance <= psi * (1.0 + 1e-12) + self.slack * length
+                if not self.is_theorem and psi > 0.0:
+                    findings.assumed_distances += 1
+                    findings.assumed_exceeded += beyond
+                    continue
+                findings.distances += 1
+                if psi > 1e-6 * max(length, 1e-6) and self.slack < 1e-6:
+                    findings.closest = max(findings.closest, distance / psi)
+                if beyond:
+                    owner = self.record.owner[key]["request"] if key in self.record.owner else ""
+                    who = self.worlds()[key]
+                    self.violation("psi", owner, f"clients {who} at node {node}: {distance!r} apart, Psi is {psi!r}")
+
+    def _covered(self, node: int, order: int) -> bool:
+        rows = (self.record.nodes[step] for step in self.record.path(node))
+        return any(
+            row["request_order"] >= order and (row["kind"] == "initial" or row["noise_std"] > 0.0) for row in rows
+        )
+
+    def check_accounting(self) -> None:
+        """What the releases since a request really cost together, against what its certificate states."""
+        for subject, clients in self.record.subjects.items():
+            request = self.record.owner[subject]
+            if request["status"] != "done" or PROTECTION[request["method"]] != "noise" or request["level"] == "none":
+                continue
+            body = self.auditor(request["request"])
+            order, name, epsilon = request["request_order"], request["request"], request["epsilon"]
+            for later in self.done:
+                final = later["final_node"]
+                if later["request_order"] < order or self._covered(final, order):
+                    continue
+                if self.touches(clients, final):
+                    self.violation("uncovered", name, f"node {final} was released, and no noise covers {clients}")
+            charged = {(row["noise_node"], row["subject"]): row["charge"] for row in self.record.tables["charges"]}
+            costs = []
+            for node, row in self.record.nodes.items():
+                edge = row["kind"] == "noise" and row["request_order"] >= order and row["noise_std"] > 0.0
+                if not edge or self._covered(row["parent"], order):
+                    continue
+                distance = self.distances[subject].get(row["parent"])
+                if distance is None:
+                    continue
+                length = float(np.linalg.norm(np.asarray(self.real[row["parent"]], dtype=np.float64)))
+                certain = max(0.0, distance * (1.0 - 1e-12) - self.slack * length)
+                cost = (certain / row["noise_std"]) ** 2
+                costs.append((row["request_order"], cost))
+                paid = charged.get((node, subject), 0.0) * self.findings.psi_scale**2
+                if cost > paid and self.is_theorem:
+                    self.violation("charge", name, f"noise at node {node} costs {cost!r}, {paid!r} was charged")
+            if not self.is_theorem:
+                continue
+            together = sum(cost for _, cost in costs)
+            if request["scope"] == "latest":
+                together = max((cost for _, cost in costs), default=0.0)
+            own = sum(cost for of, cost in costs if of == order)
+            for what, cost, stated in (
+                ("all releases together", together, body["delta_at_most"]),
+                ("its own release", own, body["delta_reached"]),
+            ):
+                delta = delta_at(math.sqrt(cost), epsilon)
+                self.findings.deltas += 1
+                if stated > 0.0:
+                    self.findings.largest_share_of_delta = max(self.findings.largest_share_of_delta, delta / stated)
+                if delta > stated * (1.0 + 1e-9) + 1e-15:
+                    self.violation("delta", name, f"{what} reach delta {delta!r}, {stated!r} is stated")
+            if body["delta_at_most"] > request["delta"] * (1.0 + 1e-9) and request["calibration"] == "exact":
+                self.violation("delta", name, f"delta {request['delta']!r} asked, {body['delta_at_most']!r} stated")
+
+    def check_training_noise(self) -> None:
+        """Method dp: what leaving the clients out would do to the mean of each round, against the noise that hid it."""
+        for request in self.done:
+            if request["method"] != "dp" or request["level"] == "none":
+                continue
+            stated = self.auditor(request["request"])["delta_at_most"]
+            for subject, clients in self.record.subjects.items():
+                if self.record.owner[subject] is not request:
+                    continue
+                squares = sum(self._ratio(node, clients) ** 2 for node in self.record.nodes)
+                delta = delta_at(math.sqrt(squares), request["epsilon"])
+                self.findings.deltas += 1
+                if delta > stated * self.findings.psi_scale + 1e-15:
+                    self.violation("delta", request["request"], f"training reaches {delta!r}, {stated!r} is stated")
+
+    def _ratio(self, number: int, clients: Collection[int]) -> float:
+        node, here = self.record.nodes[number], self.record.rounds[number]
+        if node["kind"] != "round" or not set(clients) & set(here) or self.real[node["parent"]] is None:
+            return 0.0
+        who, facts = sorted(here), self.record.facts
+        position = Position(node["branch"], node["position"] - 1)
+        start = np.asarray(self.real[node["parent"]])
+        updates = self.engine.local_updates(start, position, np.array(who), self.spec.local.steps).astype(np.float64)
+        lengths = np.linalg.norm(updates, axis=1)
+        clipped = updates * np.minimum(1.0, facts["clip"] / np.maximum(lengths, 1e-300))[:, None]
+        samples = np.array([here[client]["samples"] for client in who], dtype=np.float64)
+        stays = np.array([client not in clients for client in who])
+        mean = samples @ clipped / samples.sum()
+        without = samples[stays] @ clipped[stays] / samples[stays].sum() if stays.any() else np.zeros_like(mean)
+        width = facts["noise"] * facts["clip"] * float(np.linalg.norm(samples)) / float(samples.sum())
+        return float(np.linalg.norm(mean - without)) / width
+
+    # -- levels and files ----------------------------------------------------------------------------------------
+
+    def auditor(self, request: str) -> dict[str, Any]:
+        """The statements of an auditor's certificate."""
+        file = self.journey.folder / "certificates" / f"{request}.auditor.json"
+        body: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["body"]
+        return body
+
+    def check_levels(self) -> None:
+        """The level is what the premises allow, and the premises say what happened (docs/theory.md, section 12)."""
+        restored = [event["seq"] for event in self.record.tables["events"] if event["kind"] == "restored"]
+        done_at = {
+            json.loads(event["payload"])["request"]: event["seq"]
+            for event in self.record.tables["events"]
+            if event["kind"] == "request done"
+        }
+        for request in self.done:
+            name, body = request["request"], self.auditor(request["request"])
+            statuses = {row["name"]: row["status"] for row in body["premises"]}
+            fresh = self.record.nodes[request["noise_node"]]["kind"] == "initial"
+            counted = BEFORE_TRAINING if fresh else BEFORE_TRAINING | ON_THE_PATH
+            deciding = {status for what, status in statuses.items() if what in counted or not body["untouched"]}
+            allowed = "none" if "failed" in deciding else "conditional" if "assumed" in deciding else (
+                "exact" if body["untouched"] else "proven")  # fmt: skip
+            if LEVELS.index(body["level"]) > LEVELS.index(allowed) or body["level"] != request["level"]:
+                self.violation("level", name, f"level {body['level']}, its premises allow {allowed}")
+            if body["level"] in ("exact", "proven"):
+                if any(seq < done_at[name] for seq in restored) and statuses.get("record") in (None, "met"):
+                    self.violation("level", name, "the run was restored, and no premise on the record says so")
+                self._check_rate(request)
+            if body["level"] == "proven" and not (self.is_theorem and self.slack == 2.0**-52):
+                self.violation("level", name, "proven, but the bound is not a theorem here")
+
+    def _check_rate(self, request: dict[str, Any]) -> None:
+        """An automatic rate is the same without the forgotten."""
+        given = sifu.Spec.from_mapping(json.loads(self.record.run["asked"]))
+        if given.local.rate != "auto" or self.journey.family == "closed form":
+            return
+        gone = self.clients_of(request)
+        others = [client for number, client in enumerate(self.journey.clients) if number not in gone]
+        rate = self.journey.engine(given, others).facts.local_rate
+        if not math.isclose(rate, self.record.facts["local_rate"], rel_tol=1e-9):
+            what = f"level {request['level']}, but without the clients the rate would be {rate!r}"
+            self.violation("level", request["request"], what)
+
+    def check_files(self) -> None:
+        """Both verifiers pass, and every certificate by itself."""
+        problems = sifu.verify_run(self.journey.folder).problems + verify(self.journey.folder)
+        for file in sorted((self.journey.folder / "certificates").glob("*.json")):
+            problems += sifu.verify_certificate(file).problems
+        self.findings.folders_verified += 1
+        for problem in problems:
+            self.violation("verify", "", problem)
+
+    def check(self) -> None:
+        """Everything that can be said of a folder once its requests are done."""
+        self.check_replay()
+        self.check_distances()
+        self.check_accounting()
+        self.check_training_noise()
+        self.check_levels()
+        self.check_files()
+
+
+def _apart(model: Vector, other: Vector | None) -> float:
+    if other is None:
+        return math.nan
+    return float(np.linalg.norm(model.astype(np.float64) - other.astype(np.float64)))
+
+
+def _group(row: dict[str, Any]) -> int:
+    return int(row["grp"])
+
+
+class Auditor:
+    """Looks at a journey while it goes on: at every request, and at every folder before it is left."""
+
+    def __init__(self, findings: Findings) -> None:
+        self.findings = findings
+
+    def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
+        """Count the requests, and hold what was just released against `exact`: later requests erase its model."""
+        truth, findings = Truth(journey, self.findings), self.findings
+        for request in truth.done:
+            if request["request"] in requests:
+                findings.requests += 1
+                findings.count(findings.by_method, request["method"])
+                findings.count(findings.by_level, request["level"])
+        truth.check_exact(requests)
+
+    def left(self, journey: Journey) -> None:
+        """Check everything that a folder says."""
+        Truth(journey, self.findings).check()
+
+
+def audit_journey(
+    seed: int, folder: Path, findings: Findings, families: Sequence[str] = FAMILIES, most_requests: int = 6
+) -> Journey:
+    """One journey from its training to its end, with everything it claims held against the truth."""
+    with replayable_noise(seed):
+        journey = start_journey(seed, folder, families)
+        try:
+            go_on(journey, Auditor(findings), most_requests)
+        except SifuError as error:
+            row = {"kind": "stopped", "seed": seed, "family": journey.family, "request": "", "what": str(error)}
+            findings.violations.append(row)
+    findings.runs += 1
+    findings.refused += journey.refused
+    findings.count(findings.by_family, journey.family)
+    for step in journey.steps:
+        if not step.startswith(("forget", "refused")):
+            findings.count(findings.by_step, step)
+    return journey

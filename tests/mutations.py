@@ -1,0 +1,185 @@
+"""What someone without the key may try on a run folder: other values, rows and fields; and what is said of it.
+
+The tables are enumerated from the database itself, so a new column is covered the day it appears.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from run_tools import Column, columns, connect
+from sifu.api import verify_run
+from sifu.errors import SifuError
+
+ALIASES = {
+    "nodes": r"node|history|rounds",
+    "participation": r"participation|rounds",
+    "grams": r"Gram matrix|grams",
+    "events": r"ledger|event",
+    "clients": r"clients:",
+    "certificates": r"certificate",
+}
+"""How a sentence names a table; the others are called by their own name."""
+
+
+CRASH = "verification crashed:"
+
+
+class Pristine:
+    """A run folder that is put back after every change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._kept = folder.with_name("kept")
+        shutil.copytree(folder, self._kept)
+
+    def restore_database(self) -> None:
+        """The database as it was."""
+        for leftover in ("run.db-wal", "run.db-shm"):
+            (self.folder / leftover).unlink(missing_ok=True)
+        shutil.copyfile(self._kept / "run.db", self.folder / "run.db")
+
+    def restore(self) -> None:
+        """The whole folder as it was."""
+        shutil.rmtree(self.folder)
+        shutil.copytree(self._kept, self.folder)
+
+
+def caught(folder: Path) -> list[str]:
+    """What verification says; a damaged database may also be refused with a sentence, anything else is a crash."""
+    try:
+        return verify_run(folder).problems
+    except SifuError as error:
+        return [str(error)]
+    except Exception as error:
+        return [f"{CRASH} {type(error).__name__}: {error}"]
+
+
+def other_values(value: Any, column: Column) -> Iterator[Any]:
+    """A little different and very different; NULL becomes something, something NULL where that is allowed."""
+    if value is None:
+        yield {"INTEGER": 0, "REAL": 0.0, "TEXT": "", "BLOB": b""}[column.kind]
+        yield {"INTEGER": 7, "REAL": 0.125, "TEXT": "x", "BLOB": b"x"}[column.kind]
+        return
+    if column.nullable:
+        yield None
+    if isinstance(value, int):
+        yield value + 1
+        yield value - 1
+        yield value + 10**6
+    elif value == float("inf"):  # what nobody knows becomes something known
+        yield 0.0
+        yield 1.5
+    elif isinstance(value, float):
+        yield value * (1.0 + 2.0**-52) if value else 5e-324
+        yield value * 1.5 + 1.0
+        yield -value - 1e-9
+    elif isinstance(value, bytes):
+        for place in {0, len(value) // 2, len(value) - 1}:
+            yield value[:place] + bytes([value[place] ^ 1]) + value[place + 1 :]
+        yield value[:-1]
+        yield value + b"\0"
+    else:
+        place = len(value) // 2
+        yield value[:place] + ("0" if value[place : place + 1] != "0" else "1") + value[place + 1 :]
+        yield value + " "
+        yield value[:-1]
+        if value[:1].isdigit() and value.replace(".", "").isdigit():
+            yield repr(float(value) * (1 + 1e-12) + 1e-300)
+
+
+def spread(rows: list[tuple[Any, ...]], start: int, count: int) -> list[tuple[Any, ...]]:
+    """A few rows from all over a table, others for every start."""
+    places = sorted({(start + step * len(rows) // count) % len(rows) for step in range(min(count, len(rows)))})
+    return [rows[place] for place in places]
+
+
+def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tuple[int, list[str]]:
+    """Change one value after the other; returns how many were tried and which went unnoticed or unnamed.
+
+    Not `everything`: two rows a column and two new values each, and one NULL if the column has any.
+    """
+    pristine.restore_database()
+    connection = connect(pristine.folder)
+    described = columns(connection, table)
+    keys = [column.name for column in described if column.key]
+    where = " AND ".join(f"{key} = ?" for key in keys)
+    rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
+    connection.close()
+    tried, wrong = 0, []
+    for place, column in enumerate(described):
+        chosen = rows if everything or table == "run" else spread(rows, place, 2)
+        if not everything:
+            chosen = chosen + [row for row in rows if row[place] is None and row not in chosen][:1]
+        for row in chosen:
+            values = dict(zip([column.name for column in described], row, strict=True))
+            variants = list(other_values(row[place], column))
+            for new in variants if everything else variants[:2]:
+                connection = connect(pristine.folder)
+                try:
+                    connection.execute(
+                        f"UPDATE {table} SET {column.name} = ? WHERE {where}", (new, *(values[key] for key in keys))
+                    )
+                except sqlite3.IntegrityError:
+                    connection.close()
+                    continue  # that key is taken; swapping rows is tried elsewhere
+                connection.close()
+                tried += 1
+                problems = caught(pristine.folder)
+                name = f"{table}.{column.name} of {[values[k] for k in keys]}: {row[place]!r} -> {new!r}"
+                if not problems:
+                    wrong.append(f"not caught: {name}"[:300])
+                elif CRASH in problems[0] or not is_named(problems, table, column):
+                    wrong.append(f"not named: {name}: {problems[:3]}"[:600])
+                pristine.restore_database()
+    return tried, wrong
+
+
+def is_named(problems: list[str], table: str, column: Column) -> bool:
+    """Whether some sentence says where to look."""
+    text = "\n".join(problems)
+    if table in ALIASES:
+        return bool(re.search(ALIASES[table], text))
+    # The head of the chain is named by the ledger's own check, a value the schema forbids by SQLite's.
+    own_word = column.key or column.name in text or "CHECK constraint" in text
+    return (table in text and own_word) or (table == "run" and "head" in text)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every leaf of a JSON value with the way to it."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+    else:
+        yield path, value
+
+
+def with_leaf(content: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy of `content` with one leaf replaced."""
+    copied = json.loads(json.dumps(content))
+    inner = copied
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = new
+    return copied
+
+
+def changed(value: Any) -> list[Any]:
+    """Other values for a leaf."""
+    if isinstance(value, bool) or value is None:
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1]
+    if isinstance(value, float):
+        return [value * (1 + 2.0**-52) if value else 5e-324, value + 1.0]
+    middle = len(value) // 2
+    return [value[:middle] + ("0" if value[middle : middle + 1] != "0" else "1") + value[middle + 1 :]]

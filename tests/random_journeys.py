@@ -1,0 +1,357 @@
+"""Random lives of random runs, through the public API alone: any training, any requests, and what operators do besides.
+
+A journey is a federation of a few clients with one of five ways of training (a linear model, a network, groups, a head
+in closed form, noise in training), two to five requests of any method and terms, and between them new keys, purges,
+backups that are restored, clients that join and groups that are built again. Everything follows from one seed but the
+operator's keys; `replayable_noise` makes even certified noise follow from it, so that a run can be carried out again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from unittest import mock
+
+import numpy as np
+from torch import nn
+
+import sifu
+import sifu.methods.noised as noised
+from sifu.api.run import Run
+from sifu.api.start_run import as_model
+from sifu.core.engine import Engine, Position
+from sifu.core.noise import NormalSource
+from sifu.data import ClientData
+from sifu.engines.sim import LinearModel
+from sifu.engines.sim.clipping import Clipping
+from sifu.errors import SifuError
+from sifu.launch.federation import engine_from_spec
+
+FAMILIES = ("linear", "linear", "linear", "linear", "network", "groups", "groups", "closed form", "training noise")
+MASKED = "masked"
+"""Rounds in which the server sees no single update, over Flower's messages: a family of its own, where it is there."""
+INPUTS, CLASSES = 5, 3
+
+
+def normals_of(seed: int, order: int) -> np.random.Generator:
+    """Where the noise of a request comes from in a journey: its order, and nothing else of the run."""
+    return np.random.default_rng([seed, 1, order])
+
+
+def training_noise(seed: int, position: Position, client: int, size: int) -> np.ndarray:
+    """Standard normals of one client's update in one round."""
+    return np.random.default_rng([seed, 2, 100 + position.branch, position.round, client]).standard_normal(size)
+
+
+@contextmanager
+def replayable_noise(seed: int) -> Iterator[None]:
+    """Noise that can be drawn again, in runs that otherwise go the way of certified ones."""
+
+    def of_request(source: str, run_seed: int, order: int) -> NormalSource:
+        return normals_of(seed, order)
+
+    def of_training(self: Clipping, position: Position, client: int, size: int) -> np.ndarray:
+        return self.noise * self.clip * training_noise(seed, position, client, size)
+
+    with mock.patch.object(noised, "noise_source", of_request), mock.patch.object(Clipping, "_draw", of_training):
+        yield
+
+
+@dataclass
+class Journey:
+    """A run with everything that is needed to carry it out again: its clients' data and its model."""
+
+    seed: int
+    family: str
+    spec: dict[str, Any]
+    clients: list[ClientData]
+    newcomers: list[ClientData]
+    model: Any
+    folder: Path
+    steps: list[str] = field(default_factory=list)
+    """What happened, in order, in words."""
+    refused: int = 0
+    flower: Any = None
+    """The engine of masked rounds."""
+
+    def open(self) -> Run:
+        """The run with its engine."""
+        if self.flower is not None:
+            return sifu.open_run(self.folder, engine=self.flower)
+        return sifu.open_run(self.folder, model=self.model, clients=self.clients)
+
+    def engine(self, spec: sifu.Spec, clients: list[ClientData] | None = None) -> Engine:
+        """The engine of `spec`, on other data if wanted."""
+        built, _ = engine_from_spec(spec, clients or self.clients, as_model(self.model))
+        return built
+
+
+def tables(generator: np.random.Generator, count: int, first: int, outputs: int, shape: tuple[int, ...]) -> list[Any]:
+    """Clients of unequal sizes, whose classes are bumps."""
+    clients = []
+    for number in range(first, first + count):
+        y = generator.integers(0, outputs, int(generator.integers(2, 9)))
+        x = generator.normal(size=(y.size, *shape)) + y.reshape(-1, *[1] * len(shape)) / 2
+        clients.append(ClientData(f"client-{number:03d}", x, y))
+    return clients
+
+
+def small_network() -> nn.Module:
+    """A network of a user's own."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+
+
+def normalised_network() -> nn.Module:
+    """Another one, with a layer that lies outside the theory."""
+    return nn.Sequential(nn.Linear(INPUTS, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, CLASSES))
+
+
+def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[dict[str, Any], tuple[int, ...], Any]:
+    """A spec, the shape of its clients' samples, and a model of the user's own (None: the spec's)."""
+    shape: tuple[int, ...] = (INPUTS,)
+    model: Any = None
+    kind = dice.choice(["softmax", "softmax", "logistic", "least_squares"])
+    spec: dict[str, Any] = {
+        "seed": seed,
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": kind, "init": dice.choice(["zeros", "random"])},
+        "local": {
+            "rate": dice.choice(["auto", "auto", 0.01, 0.03, 0.3]),
+            "steps": dice.choice([1, 2, 4]),
+            "batch": dice.choice([0, 0, 1, 3]),
+            "momentum": dice.choice([0.0, 0.0, 0.5, 0.9]),
+            "weight_decay": dice.choice([0.0, 0.0, 0.01, 0.5]),
+        },
+        "server": {
+            "rate": dice.choice([1.0, 1.0, 0.3, 0.7, 1.3, 2.0, 2.5]),
+            "participation": dice.choice(["all", "poisson(0.15)", "poisson(0.5)", "poisson(0.9)"]),
+        },
+        "stop": {"target": 0.0, "max_rounds": dice.randint(2, 6)},
+        "keep": {
+            "gram_clients": dice.choice([0, 0, 20]),
+            "models": dice.choice([3, 6, 64]),
+            "updates_every": dice.choice([0, 1, 2]),
+        },
+        "privacy": {},
+    }
+    if kind == "softmax" and dice.random() < 0.9:
+        spec["model"]["outputs"] = CLASSES
+    special = dice.randint(0, 20)
+    if special in (0, 1, 2):  # never convex, so a rate has to be given
+        spec["local"] |= {"rate": dice.choice([0.01, 0.1]), "clip": dice.choice([0.05, 1.0])}
+    elif special == 3:
+        spec["local"] |= {"rate": 0.01, "momentum": 0.5, "nesterov": True}
+    elif special == 4:
+        spec["server"]["participation"] = "fixed(3)"
+    elif special == 5:
+        spec["privacy"]["accounting"] = "population"
+    elif special == 6:
+        spec["model"]["dtype"] = "float32"
+    elif special in (7, 8):
+        spec["server"] |= {"update_bound": dice.choice([0.1, 1.0]), "rejected": dice.choice(["reply", "round"])}
+    elif special in (9, 10):
+        spec["features"] = {"kind": dice.choice(["random_fourier", "projection"]), "count": 8}
+    elif special == 11:
+        spec["privacy"]["noise"] = "seeded"
+    elif special == 12:
+        spec["data"]["preprocessing"] = "unknown"
+
+    if family == "linear" and kind == "softmax" and "features" not in spec and dice.random() < 0.15:
+        model, spec["model"] = LinearModel("softmax", INPUTS, CLASSES), {"dtype": spec["model"].get("dtype", "float64")}
+    network = family == "network" or (family in ("groups", "training noise") and dice.random() < 0.4)
+    if network:
+        spec.pop("features", None)
+        spec["local"] |= {"rate": dice.choice([0.01, 0.1]), "nesterov": False}
+        spec["regularity"] = {"kind": "assumed", "factor": dice.choice([1.0, 1.05])}
+        chosen = dice.choice(["mlp", "cnn", "own", "own"])
+        spec["model"] = {"outputs": CLASSES, "dtype": dice.choice(["float64", "float32"])}
+        if chosen == "own":
+            model = dice.choice([small_network, normalised_network])
+            spec["model"].pop("outputs")
+        else:
+            spec["model"]["kind"] = chosen
+            shape = (1, 8, 8) if chosen == "cnn" else (INPUTS,)
+    if family == "groups":
+        spec["groups"] = {
+            "count": dice.randint(2, 4),
+            "rounds": dice.randint(1, 2),
+            "rebuild": dice.choice(["now", "later", "never"]),
+        }
+        spec["stop"]["max_rounds"] = dice.randint(3, 5)
+        if spec["server"]["participation"] == "fixed(3)":
+            spec["server"]["participation"] = "all"
+    if family == "training noise":
+        spec["server"] |= {"clip": dice.choice([0.1, 1.0]), "noise": dice.choice([1.0, 3.0, 30.0])}
+        spec["server"].pop("update_bound", None)
+    if family == MASKED:
+        spec["model"] |= {"dtype": "float64"} | ({"outputs": CLASSES} if kind == "softmax" else {})
+        spec["keep"] |= {"gram_clients": 0, "updates_every": 0}
+        spec["server"].pop("update_bound", None)
+        spec.pop("features", None)
+    if family == "closed form":
+        spec = {
+            "seed": seed,
+            "data": spec["data"],
+            "model": {"kind": "ridge", "outputs": dice.choice([CLASSES, CLASSES, CLASSES, 0])},
+            "features": dice.choice([{"norm": 8.0}, {"kind": "random_fourier", "count": 8}]),
+            "ridge": {"regularisation": dice.choice(["auto", 0.01])},
+            "keep": {"statistics": dice.choice(["clients", "sum"])},
+        }
+    return spec, shape, model
+
+
+def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any]:
+    """Any terms and any method that the run may be asked for."""
+    spec = journey.spec
+    terms: dict[str, Any] = {
+        "epsilon": dice.choice([0.5, 1.0, 10.0, 100.0]),
+        "delta": dice.choice([1e-2, 1e-5]),
+        "sigma": dice.choice(["auto", 0.01, 0.1, 0.3, 1.0, 10.0]),
+        "unit": dice.choice(["client", "joint"]),
+        "scope": dice.choice(["all", "all", "latest"]),
+        "reserve": dice.choice([0.0, 0.5]),
+        "calibration": dice.choice(["exact"] * 14 + ["classical"]),
+        "retention": "paper" if spec.get("keep", {}).get("gram_clients") else dice.choice(["paper", "strict"]),
+    }
+    if journey.family == "closed form":
+        return terms
+    methods = ["sifu"] * 8 + ["scratch", "noisy_scratch", "last", "fine_tuning"]
+    if spec["keep"]["updates_every"]:
+        methods += ["fed_eraser", "fed_accum"]
+    if journey.family == "groups":
+        methods += ["groups"] * 8
+    if journey.family == "training noise":
+        methods += ["dp"] * 8
+    terms["method"] = dice.choice(methods)
+    if terms["method"] == "last":
+        terms["sigma"] = "auto"
+    return terms
+
+
+def start_journey(seed: int, folder: Path, families: Sequence[str] = FAMILIES) -> Journey:
+    """Train the run of a journey; call it inside `replayable_noise`."""
+    dice = random.Random(f"journey {seed}")
+    family = dice.choice(families)
+    spec, shape, model = random_journey_spec(dice, seed, family)
+    generator = np.random.default_rng(seed)
+    outputs = 2 if spec["model"].get("kind") in ("logistic", "least_squares") else CLASSES
+    count = dice.randint(6, 10)
+    clients = tables(generator, count, 0, outputs, shape)
+    for number, client in enumerate(clients):  # everyone's classes are counted where no spec says them
+        client.y[0] = number % outputs
+    newcomers = tables(generator, 2, count, outputs, shape)
+    journey = Journey(seed, family, spec, clients, newcomers, model, folder / "run")
+    if family == MASKED:
+        journey.flower = masked_engine(sifu.Spec.from_mapping(spec), clients)
+        sifu.train(spec, run=journey.folder, engine=journey.flower)
+    else:
+        sifu.train(spec, run=journey.folder, model=model, clients=clients)
+    return journey
+
+
+def masked_engine(spec: sifu.Spec, clients: list[ClientData]) -> Engine:
+    """Clients on nodes of a grid in memory, whose updates are masked."""
+    sys.path.insert(0, str(Path(__file__).parent / "engines" / "flower"))
+    from flower_federation import HASTY, grid_of, profiles_of
+
+    from sifu.engines.flower.engine import FlowerFederation
+    from sifu.engines.flower.ready import blueprint
+    from sifu.engines.flower.roster import ClaimedRoster
+    from sifu.theory.facts import CLAIMED
+
+    grid = grid_of(list(clients))
+    profiles = profiles_of(grid, spec)
+    ordered = sorted(profiles.values(), key=lambda profile: profile.name)
+    design, _ = blueprint(spec, ordered, identity=CLAIMED, preprocessing="fixed constants")
+    roster = ClaimedRoster(grid, {node: profile.name for node, profile in profiles.items()})
+    return FlowerFederation(grid, roster, design, HASTY, masked=True)
+
+
+class Observer(Protocol):
+    """Whoever looks at a journey while it goes on."""
+
+    def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
+        """These requests were carried out just now."""
+
+    def left(self, journey: Journey) -> None:
+        """Nothing more is done in the journey's folder."""
+
+
+def random_request(dice: random.Random, journey: Journey) -> list[str]:
+    """One request of one or two clients; the ids of what was carried out. A refusal is part of the journey."""
+    run = journey.open()
+    left = [client.name for client in run.status().clients if client.state == "active"]
+    if len(left) < 3:
+        return []
+    who = dice.sample(left, dice.choice([1, 1, 1, 2]))
+    terms = random_journey_terms(dice, journey)
+    name = f"r{len(journey.steps)}"
+    try:
+        if dice.random() < 0.2:
+            run.request(who, name, **terms)
+            done = run.forget(min_level="none")
+        else:
+            done = run.forget(who, name, min_level="none", **terms)
+    except SifuError as error:
+        journey.refused += 1
+        journey.steps.append(f"refused: {error}"[:120])
+        if run.request_status(name) == "received":
+            run.decide(name, "withdrawn", actor="desk")
+        return []
+    journey.steps.append(f"forget {name} {terms.get('method', 'closed_form')}")
+    return [outcome.request for outcome in done]
+
+
+def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Observer) -> None:
+    """Back up, perhaps forget somebody more, and go on from the backup; with the certificate issued since, or not."""
+    number = len(journey.steps)
+    file, back = journey.folder.with_name(f"backup-{number}.zip"), journey.folder.with_name(f"back-{number}")
+    anchor = journey.open().backup(file)
+    issued: list[Path] = []
+    if dice.random() < 0.4:
+        done = random_request(dice, journey)
+        if done:
+            observer.carried_out(journey, done)
+        issued = [journey.folder / "certificates" / f"{name}.auditor.json" for name in done]
+    observer.left(journey)
+    given = issued if dice.random() < 0.7 else []
+    sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given)
+    journey.folder = back
+    journey.steps.append("restored" + (" with a certificate issued since" if given else ""))
+    if given:
+        try:
+            observer.carried_out(journey, [outcome.request for outcome in journey.open().forget(min_level="none")])
+        except SifuError as error:
+            journey.refused += 1
+            journey.steps.append(f"refused after a restore: {error}"[:120])
+
+
+def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
+    """The requests of a journey, and what lies between them."""
+    dice = random.Random(f"requests {journey.seed}")
+    for _ in range(min(dice.randint(3, 6), most_requests)):
+        done = random_request(dice, journey)
+        if done:
+            observer.carried_out(journey, done)
+        chance = dice.random()
+        if chance < 0.12:
+            restore_in_the_middle(dice, journey, observer)
+        elif chance < 0.2:
+            journey.open().purge()
+            journey.steps.append("purged")
+        elif chance < 0.28:
+            journey.open().rotate_key()
+            journey.steps.append("new key")
+        elif chance < 0.5 and journey.family == "closed form" and journey.newcomers:
+            journey.clients = [*journey.clients, journey.newcomers.pop(0)]
+            journey.open().join()
+            journey.steps.append("joined")
+        elif chance < 0.5 and journey.spec.get("groups", {}).get("rebuild") == "later":
+            journey.open().rebuild()
+            journey.steps.append("rebuilt")
+    observer.left(journey)
