@@ -15,7 +15,8 @@ from sifu.store.regular_files import read_plain
 
 HEAD_FILE = "head"
 """`SEQ:HASH` of the last event, beside the database; while an event is being committed, a second line names it."""
-_HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
+_CONTENT = re.compile(r"([1-9][0-9]{0,17}:[0-9a-f]{64}\n){1,2}")
+"""One line or two, each with its end: the file is written whole or not at all, so anything else was changed."""
 
 
 def write_head(folder: Path, event: Event) -> None:
@@ -37,7 +38,7 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
     """The file must name the database's last event: an older database put back, or an older file, does not."""
     last = reader.value("head")
     try:
-        lines = read_plain(reader.folder / HEAD_FILE).decode("ascii").splitlines()
+        content = read_plain(reader.folder / HEAD_FILE).decode("ascii")
     except FileNotFoundError:
         yield (
             f"the file {HEAD_FILE} is missing, so nothing says whether this is the latest state of the run. If it is, "
@@ -45,8 +46,9 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
         )
         return
     except (OSError, UnicodeDecodeError):
-        lines = []
-    if not 1 <= len(lines) <= 2 or not all(_HEAD.fullmatch(line) for line in lines):
+        content = ""
+    lines = content.splitlines()
+    if not _CONTENT.fullmatch(content):
         yield f"the file {HEAD_FILE} cannot be read: it holds no SEQ:HASH of an event"
     elif last not in lines:
         named, ends = int(lines[0].partition(":")[0]), int(last.partition(":")[0])

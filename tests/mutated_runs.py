@@ -1,0 +1,314 @@
+"""Small runs of every kind for an adversary to change, and every change that is tried on them.
+
+Together they fill every table: sampling, momentum, stored updates, new keys, restored backups, Gram matrices, refused
+replies, groups, statistics of closed-form heads, and masked rounds where Flower is installed. The changes are listed
+from the folder itself, so that a new column, field or file is tried the day it appears.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sifu
+from forged_runs import rebuild_chain
+from mutations import changed, leaves, other_values, spread, with_leaf
+from random_journeys import tables as table_clients
+from run_tools import build_run_with_requests, columns, connect, small_spec, tables
+
+TINY: dict[str, Any] = {
+    "data": {"clients": 8, "samples_per_client": 6},
+    "local": {"steps": 2, "rate": 0.05},
+    "stop": {"target": 0.0, "max_rounds": 4},
+}
+
+
+# -- runs ------------------------------------------------------------------------------------------------------
+
+
+def sampled(folder: Path) -> Path:
+    """Sampling, momentum, decay, stored updates, a new key, a backup restored, withdrawn and refused requests."""
+    spec = small_spec(**TINY | {"local": {"steps": 2, "rate": 0.01, "momentum": 0.5, "weight_decay": 0.01}},
+                      server={"participation": "poisson(0.7)"}, keep={"updates_every": 1})  # fmt: skip
+    run = sifu.train(spec, run=folder)
+    run.forget(["client-000"], "first", sigma=0.05)
+    run.rotate_key()
+    run.request(["client-001"], "not-any-more")
+    run.decide("not-any-more", "withdrawn", "changed its mind", actor="desk")
+    run.backup(folder.with_name("sampled.zip"))
+    back = folder.with_name(f"{folder.name}-back")
+    sifu.restore(folder.with_name("sampled.zip"), back)
+    run = sifu.open_run(back)
+    run.forget(["client-002", "client-003"], "second", sigma=1.0, unit="joint", retention="strict")
+    run.forget(["client-004"], "third", method="fine_tuning", min_level="none")
+    run.purge()
+    return back
+
+
+def with_grams(folder: Path) -> Path:
+    """Gram matrices and a joint request."""
+    run = sifu.train(small_spec(**TINY, keep={"gram_clients": 12}), run=folder)
+    run.forget(["client-002", "client-003"], "together", unit="joint", sigma=1.0)
+    return folder
+
+
+def refused_replies(folder: Path) -> Path:
+    """Updates beyond a bound, each left out of its round."""
+    spec = small_spec(**TINY, server={"update_bound": 0.2, "rejected": "reply"})
+    run = sifu.train(spec, run=folder)
+    run.forget(["client-002"], "left", sigma=1.0)
+    return folder
+
+
+def grouped(folder: Path) -> Path:
+    """Groups, two requests that merge what is left of them, and one by noise."""
+    run = sifu.train(small_spec(**TINY, groups={"count": 3, "rounds": 2}), run=folder)
+    run.forget(["client-001"], "merged", method="groups")
+    run.forget(["client-002"], "noised", sigma=1.0)
+    run.forget(["client-003"], "merged-again", method="groups")
+    return folder
+
+
+def closed_form(folder: Path) -> Path:
+    """Statistics, two requests and a client that joined."""
+    clients = table_clients(np.random.default_rng(3), 7, 0, 3, (4,))
+    spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 3}, "features": {"norm": 8.0}}
+    sifu.train(spec, run=folder, clients=clients[:6]).forget(["client-001"], "first")
+    sifu.open_run(folder, clients=clients).join()
+    sifu.open_run(folder, clients=clients).forget(["client-003", "client-004"], "second", unit="joint")
+    return folder
+
+
+def with_many_requests(folder: Path) -> Path:
+    """The run that other tests tamper with, too."""
+    build_run_with_requests(folder)
+    return folder
+
+
+def masked(folder: Path) -> Path:
+    """Masked rounds on Flower's messages, with a request that came while the server ran."""
+    sys.path.insert(0, str(Path(__file__).parent / "engines" / "flower"))
+    from flower_federation import small_spec as flower_spec
+    from test_flower_runs import Federation
+
+    spec = flower_spec(stop={"max_rounds": 4, "target": 0.0})
+    federation = Federation(folder, spec, masked_updates=True)
+    federation.serve()
+    sifu.open_run(federation.run_folder).request([federation.data[2].name], "masked", sigma=5.0)
+    federation.serve(min_level="none")
+    return federation.run_folder
+
+
+RUNS: dict[str, Callable[[Path], Path]] = {
+    "many requests": with_many_requests,
+    "sampled": sampled,
+    "Gram matrices": with_grams,
+    "refused replies": refused_replies,
+    "groups": grouped,
+    "closed form": closed_form,
+}
+if importlib.util.find_spec("flwr") is not None:
+    RUNS["masked"] = masked
+
+
+# -- changes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change to a folder; `apply` says False where the database does not take it."""
+
+    kind: str
+    name: str
+    apply: Callable[[Path], bool]
+
+
+HARMLESS_FILES = ("operator.key", "lock", "standing.json", "run.db-wal", "run.db-shm")
+"""Files that no claim rests on: whatever is in them, nothing that the record says is another thing."""
+MOST_ROWS = 3
+"""Rows a column of a large table; the small ones are changed row by row."""
+
+
+def every_mutation(folder: Path) -> list[Mutation]:
+    """All changes that are tried on a folder, in a fixed order."""
+    return [
+        *_of_values(folder),
+        *_of_rows(folder),
+        *_of_certificates(folder),
+        *_of_files(folder),
+        *_of_events_without_the_key(folder),
+    ]
+
+
+def _statement(sql: str, values: tuple[Any, ...]) -> Callable[[Path], bool]:
+    def apply(folder: Path) -> bool:
+        connection = connect(folder)
+        try:
+            connection.execute(sql, values)
+        except sqlite3.IntegrityError:
+            return False  # that key is taken
+        finally:
+            connection.close()
+        return True
+
+    return apply
+
+
+def _of_values(folder: Path) -> Iterator[Mutation]:
+    connection = connect(folder)
+    for table in tables(connection):
+        described = columns(connection, table)
+        keys = [column.name for column in described if column.key]
+        where = " AND ".join(f"{key} = ?" for key in keys)
+        rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
+        for place, column in enumerate(described):
+            for row in rows if table == "run" else spread(rows, place, MOST_ROWS) if rows else []:
+                key = tuple(row[[entry.name for entry in described].index(name)] for name in keys)
+                for new in other_values(row[place], column):
+                    name = f"{table}.{column.name} of {key}: {row[place]!r} -> {new!r}"[:300]
+                    sql = f"UPDATE {table} SET {column.name} = ? WHERE {where}"
+                    yield Mutation("value", name, _statement(sql, (new, *key)))
+    connection.close()
+
+
+def _of_rows(folder: Path) -> Iterator[Mutation]:
+    connection = connect(folder)
+    for table in tables(connection):
+        described = columns(connection, table)
+        keys = [column.name for column in described if column.key]
+        places = [[column.name for column in described].index(key) for key in keys]
+        where = " AND ".join(f"{key} = ?" for key in keys)
+        rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
+        for row in spread(rows, 1, 3) if rows else []:
+            key = tuple(row[place] for place in places)
+            yield Mutation("row", f"{table}: row {key} dropped", _statement(f"DELETE FROM {table} WHERE {where}", key))
+            again = list(row)
+            again[places[-1]] = key[-1] + 1000 if isinstance(key[-1], int) else f"{key[-1]}-again"
+            insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})"
+            yield Mutation("row", f"{table}: row {key} repeated", _statement(insert, tuple(again)))
+        if rows:
+            yield Mutation("row", f"{table}: all rows dropped", _statement(f"DELETE FROM {table}", ()))
+    connection.close()
+
+
+def _of_certificates(folder: Path) -> Iterator[Mutation]:
+    for path in sorted((folder / "certificates").iterdir()):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        name = path.name
+        for place, value in leaves(content):
+            for new in changed(value):
+                text = json.dumps(with_leaf(content, place, new), indent=1, sort_keys=True)
+                yield Mutation("field", f"{name}: {place}: {value!r} -> {new!r}"[:300], _writing(name, text.encode()))
+        for key in content["body"]:
+            body = {other: value for other, value in content["body"].items() if other != key}
+            text = json.dumps(content | {"body": body}, indent=1, sort_keys=True)
+            yield Mutation("field", f"{name}: {key} left out", _writing(name, text.encode()))
+
+
+def _writing(name: str, content: bytes) -> Callable[[Path], bool]:
+    return _file(Path("certificates") / name, lambda _: content)
+
+
+def _file(name: Path, change: Callable[[bytes], bytes | None]) -> Callable[[Path], bool]:
+    def apply(folder: Path) -> bool:
+        path = folder / name
+        before = path.read_bytes()
+        after = change(before)
+        if after is None:
+            path.unlink()
+        else:
+            path.write_bytes(after)
+        return after != before
+
+    return apply
+
+
+def _flipped(place: float) -> Callable[[bytes], bytes]:
+    def flip(content: bytes) -> bytes:
+        index = int(place * (len(content) - 1))
+        return content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :] if content else b"\1"
+
+    return flip
+
+
+def _of_files(folder: Path) -> Iterator[Mutation]:
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = [name for name in names if name.name not in HARMLESS_FILES and name.parts[0] != "inbox"]
+    last = _certificates_of_the_last_event(folder)
+    changes: dict[str, Callable[[bytes], bytes | None]] = {
+        "flipped at the start": _flipped(0.0),
+        "flipped in the middle": _flipped(0.5),
+        "flipped at the end": _flipped(1.0),
+        "cut short": lambda content: content[:-1],
+        "one byte longer": lambda content: content + b"\0",
+        "emptied": lambda _: b"",
+        "other line ends": lambda content: content.replace(b"\n", b"\r\n"),
+        "deleted": lambda _: None,
+    }
+    for name in names:
+        for what, change in changes.items():
+            if name.name == "run.db" and what != "emptied":
+                continue  # bytes of free pages hold nothing; test_tampering flips others
+            if what == "deleted" and name.name in last:
+                continue  # an interrupted command leaves it unwritten, and the next one writes it
+            if what == "other line ends" and name.suffix != ".json":
+                continue
+            yield Mutation("file", f"{name} {what}", _file(name, change))
+        others = [other for other in names if other.parent == name.parent and other != name and len(other.parts) > 1]
+        for other in others[:2]:
+            content = (folder / other).read_bytes()
+            yield Mutation("file", f"{name} replaced by {other}", _file(name, lambda _, content=content: content))
+            yield Mutation("file", f"{name} copied to {name}.bak", _copy(name, Path(f"{name}.bak")))
+
+
+def _copy(name: Path, target: Path) -> Callable[[Path], bool]:
+    def apply(folder: Path) -> bool:
+        shutil.copyfile(folder / name, folder / target)
+        return True
+
+    return apply
+
+
+def _certificates_of_the_last_event(folder: Path) -> set[str]:
+    connection = connect(folder)
+    (payload,) = connection.execute("SELECT payload FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    connection.close()
+    content = json.loads(payload)
+    return {f"{content['request']}.{form}.json" for form in content.get("certificates", {})}
+
+
+def _of_events_without_the_key(folder: Path) -> Iterator[Mutation]:
+    """Every leaf of every payload, with all hashes rebuilt, the tables following, and no key to sign with."""
+    connection = connect(folder)
+    rows = connection.execute("SELECT seq, payload FROM events ORDER BY seq").fetchall()
+    connection.close()
+    for seq, payload in rows:
+        content = json.loads(payload)
+        for place, value in spread(list(leaves(content)), seq, 12):
+            for new in changed(value)[:1]:
+                yield Mutation("event", f"event {seq}: {place}: {value!r} -> {new!r}"[:300], _forging(seq, place, new))
+
+
+def _forging(seq: int, place: tuple[Any, ...], new: Any) -> Callable[[Path], bool]:
+    def apply(folder: Path) -> bool:
+        numbers = iter(range(1, 10**6))
+
+        def edit(kind: str, content: dict[str, Any]) -> None:
+            if next(numbers) == seq:
+                forged = with_leaf(content, place, new)
+                content.clear()
+                content.update(forged)
+
+        rebuild_chain(folder, edit, with_key=False)
+        return True
+
+    return apply
