@@ -135,7 +135,7 @@ def main() -> None:
         headers = {"Authorization": f"Bearer {secret}"}
         runs = httpx.get(f"{address}/api/v1/runs", headers=headers, timeout=60.0).json()["runs"]
         key = next(row["run"] for row in runs if row["name"] == "watched")
-        found = asyncio.run(watch_all(address, secret, key, options.viewers, training))
+        measured = asyncio.run(watch_all(address, secret, key, options.viewers, training))
         console.kill()
         training.wait()
         watched = seconds_of_rounds(folder / "watched")
@@ -143,7 +143,7 @@ def main() -> None:
 
         print(
             json.dumps(
-                found
+                measured
                 | {
                     "seconds_alone": alone,
                     "seconds_watched": watched,

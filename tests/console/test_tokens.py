@@ -15,23 +15,23 @@ from sifu.errors import InputError, RunDamagedError
 
 
 def test_a_token_is_made_listed_and_revoked_by_commands(tmp_path: Path, cli: Command) -> None:
-    made = cli(
+    created = cli(
         "token", "create", tmp_path, "--name", "ann", "--role", "approver", "--days", "7", "--format", "json"
     ).json
     tokens = TokenFile(state_folder(tmp_path))
-    owner = tokens.owner(made["token"])
+    owner = tokens.owner(created["token"])
     assert owner is not None
     assert (owner.name, owner.roles) == ("ann", ("approver",))
     stored = tokens.path.read_text()
-    assert made["token"] not in stored
+    assert created["token"] not in stored
     assert tokens.path.stat().st_mode & 0o777 == 0o600
     assert tokens.path.parent.stat().st_mode & 0o777 == 0o700
     listed = cli("token", "list", tmp_path)
     assert "ann" in listed.out
-    assert made["token"] not in listed.out + cli("token", "list", tmp_path, "--format", "json").out
+    assert created["token"] not in listed.out + cli("token", "list", tmp_path, "--format", "json").out
     assert cli("token", "create", tmp_path, "--name", "ANN", "--role", "auditor").code == 2  # one name, one person
     assert cli("token", "revoke", tmp_path, "ann").code == 0
-    assert tokens.owner(made["token"]) is None  # the same reader, without being told
+    assert tokens.owner(created["token"]) is None  # the same reader, without being told
     assert tokens.still_works(owner) is None
     assert cli("token", "revoke", tmp_path, "ann").code == 2
     assert cli("token", "create", tmp_path, "--name", "ann", "--role", "auditor").code == 0

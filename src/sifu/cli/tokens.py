@@ -35,11 +35,18 @@ def create_token(
     from sifu.cli.output import tell
     from sifu.console.tokens import TokenFile, state_folder
 
-    made, secret = TokenFile(state_folder(folder)).create(name, roles, days)
+    created, secret = TokenFile(state_folder(folder)).create(name, roles, days)
     tell(
         format,
-        {"id": made.id, "name": made.name, "roles": list(made.roles), "expires": made.expires, "token": secret},
-        f"Token {made.id} of {made.name} ({', '.join(made.roles)}){f', until {made.expires}' if made.expires else ''}:",
+        {
+            "id": created.id,
+            "name": created.name,
+            "roles": list(created.roles),
+            "expires": created.expires,
+            "token": secret,
+        },
+        f"Token {created.id} of {created.name} ({', '.join(created.roles)})"
+        f"{f', until {created.expires}' if created.expires else ''}:",
         f"  {secret}",
         "It is shown this once. Hand it over on a safe way.",
     )

@@ -303,7 +303,7 @@ class Desk:
         if job.kind == "carry out" and job.state == "failed":
             self.failures.append(job)
         if job.kind == "verify" and "holds" in answer:
-            found = {
+            verification = {
                 "time": _now().strftime("%Y-%m-%dT%H:%M:%SZ"),
                 "holds": answer["holds"] is True,
                 "checked": answer.get("checked", []),
@@ -311,7 +311,7 @@ class Desk:
                 "problems": answer.get("problems", [])[:50],
             }
             with self._lock:
-                content = self.verifications() | {job.run: found}
+                content = self.verifications() | {job.run: verification}
                 write_atomically(self.state / VERIFICATIONS, json.dumps(content, indent=1).encode())
 
     def _demand(self, who: Token, right: Right) -> None:
