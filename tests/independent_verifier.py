@@ -168,7 +168,7 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 5)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 6)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
@@ -200,6 +200,8 @@ class Verifier:
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }
         self.merged: list[Row] = []  # each event that may merge groups with what there was just before
+        self.rejoins: str | None = None  # the request whose client is to join again next
+        self.rejoined: dict[str, int] = {}  # of each request for records: the client that joined again
         self.apart: list[Row] = []  # each event 'group rounds' with what there was just before
 
     def check(self, good: Any, message: str) -> bool:
@@ -299,6 +301,7 @@ class Verifier:
                 asked_for = self.spec.get("requests", {}).get("approval", "none")
                 needed = {"none": 0, "one": 1, "two": 2}[asked_for]
                 self.check(len(self.approved[name]) > needed, f"{at}: {name} ran without its {needed} approvals")
+            self.take_rejoining(event, payload)
             if event["kind"] in STEPS:
                 self.take_step(event, name["request"] if isinstance(name, dict) else name)
             if "rows" in payload:
@@ -308,7 +311,7 @@ class Verifier:
                 next_node = rows["last"] + 1
             if event["kind"] == "request received":
                 fresh = {"clients": canonical(name["clients"]), "status": "received", "received": event["time"]}
-                put("requests", name | fresh | {"asked_method": name["method"]})
+                put("requests", name | fresh | {"asked_method": name["method"], "records": canonical(name["records"])})
             elif event["kind"] == "rolled back":
                 self.rolled[name], choice = moment, payload["choice"]
                 put("requests", choice | {"request": name, "status": "running", "carried_out": event["time"]})
@@ -338,6 +341,46 @@ class Verifier:
         clients = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
         self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
+
+    def take_rejoining(self, event: Row, payload: Row) -> None:
+        """Section 4b: whose records were forgotten joins again, after the rollback and before any round, once."""
+        kind, at = event["kind"], f"event {event['seq']}"
+        if kind == "client joined":
+            client = int(payload["run"]["client_count"]) - 1
+            if self.rejoins is not None or "request" in payload:
+                self.agree(f"{at}: request of the client that joins again", payload.get("request"), self.rejoins)
+                self.rejoined[payload["request"]] = client
+            self.rejoins = None
+        elif kind == "rolled back" and json.loads(self.requests[payload["request"]]["records"]):
+            self.rejoins = payload["request"]
+        elif kind in ("rounds", "request done"):
+            self.check(self.rejoins is None, f"{at}: comes before the client of {self.rejoins} joined again")
+
+    def check_records(self) -> None:
+        """Section 4b: rows that the client had, and a client that joins again with what is left of them."""
+        names, first = {row["name"]: client for client, row in self.clients.items()}, {}
+        gone: dict[int, set[int]] = {}
+        for name, client in self.rejoined.items():
+            request, at = self.requests[name], f"request {name}"
+            rows, (name_before,) = json.loads(request["records"]), json.loads(request["clients"])
+            before = names[name_before]
+            root, earlier = first.get(before, before), gone.get(before, set())
+            self.check(rows == sorted(set(rows)) and not earlier & set(rows), f"{at}: rows {rows} are not new ones")
+            self.check(rows[0] >= 0 and rows[-1] < self.clients[root]["samples"], f"{at}: rows {rows} do not exist")
+            first[client], gone[client] = root, earlier | set(rows)
+            left = self.clients[root]["samples"] - len(gone[client])
+            self.agree(f"{at}: samples left", self.clients[client]["samples"], left)
+            self.check(left > 0, f"{at}: nothing is left of the client")
+            base, turn = name_before, 1
+            if "~" in name_before and name_before.rpartition("~")[2].isdecimal():
+                base, turn = name_before.rpartition("~")[0], int(name_before.rpartition("~")[2])
+            turn += 1
+            while any(row["name"] == f"{base}~{turn}" for c, row in self.clients.items() if c < client):
+                turn += 1
+            self.agree(f"{at}: name", self.clients[client]["name"], f"{base}~{turn}")
+        for name in self.done:
+            if json.loads(self.requests[name]["records"]):
+                self.check(name in self.rejoined, f"request {name}: its client did not join again")
 
     def take_step(self, event: Row, request: str) -> None:
         """Section 4: received, then perhaps verified, planned, running, done; refused or withdrawn before it runs."""
@@ -1001,6 +1044,7 @@ class Verifier:
                 self.facts["noise_source"] if request["method"] == "dp" else self.spec["privacy"]["noise"],
             "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
             "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-2",
+            "records": len(json.loads(request["records"])) or None,
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
             "node": source["node"], "models": models,
             "commitments": {which: m["commitment"] for which, m in models.items()},
@@ -1041,7 +1085,7 @@ def verify(folder: Path) -> list[str]:
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
-                 verifier.check_groups,
+                 verifier.check_groups, verifier.check_records,
                  verifier.check_updates, verifier.check_statistics, verifier.check_requests, verifier.check_purges,
                  verifier.check_restored):  # fmt: skip
         try:

@@ -5,6 +5,7 @@ This module imports nothing, so that the command line answers at once; spec and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 Unit = Literal["client", "joint"]
@@ -51,3 +52,4 @@ class TermsGiven(TypedDict, total=False):
     max_rounds: int | None
     release: Release | None
     target: float | None
+    records: Sequence[int] | None

@@ -56,6 +56,7 @@ def facts_with_secrets(draw: st.DrawFn) -> tuple[CertificateFacts, list[str]]:
         request="r-1",
         method="sifu",
         clients=("client-7",),
+        records=draw(st.sampled_from((None, 1, 3))),
         unit="client",
         scope=draw(st.sampled_from(("all", "latest"))),
         epsilon=10.0,

@@ -243,3 +243,10 @@ def test_a_head_on_the_default_map_reads_real_digits(shared_data: Path) -> None:
     )
     predicted = targets.decode(fit_head(statistics).predict(features(data.x_test[:500])))
     assert np.mean(predicted == data.y_test[:500]) > 0.93
+
+
+def test_one_default_map_serves_all_images_with_at_most_2100_features() -> None:
+    for shape in ((1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 64, 64)):
+        assert 2000 <= feature_map("random_convolutions", shape).features <= 2100
+    small, large = (feature_map("random_convolutions", (3, side, side)) for side in (48, 49))
+    assert small.settings()["wave_weight"] < large.settings()["wave_weight"]

@@ -21,7 +21,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[str]:
     lines = [line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
-    return [line for line in lines if line.startswith("sifu ")]
+    return [line for line in lines if line.startswith(("sifu ", "printf "))]
 
 
 @pytest.fixture
@@ -43,7 +43,8 @@ def test_every_command_of_a_page_runs(page: str, shell) -> None:
         for example in blocks(page, "python"):
             assert shell([sys.executable, "-c", example]).returncode == 0
     for command in lines:
-        result = shell([sys.executable, "-m", "sifu.cli.main", *command.split()[1:]])
+        own = [sys.executable, "-m", "sifu.cli.main", *command.split()[1:]]
+        result = shell(["sh", "-c", command] if command.startswith("printf ") else own)
         assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
 
 

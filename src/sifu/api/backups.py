@@ -18,6 +18,7 @@ from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
 from sifu.store.database import transaction
 from sifu.store.reader import RunReader
+from sifu.store.remainders import SEPARATOR
 from sifu.store.table_rows import RequestRow
 from sifu.store.writer import RunWriter
 from sifu.verify.anchor import anchor_of, check_anchor, holds_anchor, parse_anchor
@@ -137,9 +138,15 @@ def _record_restoration(
         complete = held and anchor is not None and parse_anchor(anchor) == parse_anchor(head)
         recorded = {row.request: row for row in writer.requests()}
         late = {body["request"]: body for body in bodies if not _carried_out(recorded.get(body["request"]))}
+        recorded_names = {profile.name for profile in writer.clients()}
+        late = {
+            request: body | {"clients": _as_known(body["clients"], recorded_names)} for request, body in late.items()
+        }
+        leaving: set[str] = set()
         for body in late.values():
-            if body["request"] not in recorded:
+            if body["request"] not in recorded and not set(body["clients"]) <= leaving:
                 writer.record("request received", {"request": _request_again(body)})
+                leaving |= set(body["clients"])
         view = RunView(writer)
         names = sorted({name for body in late.values() for name in body["clients"]})
         gone = view.indices(names)
@@ -177,8 +184,23 @@ def _read_certificate(path: Path) -> dict[str, Any]:
     return content
 
 
+def _as_known(clients: list[str], recorded: set[str]) -> list[str]:
+    """Clients by the names that an older run knows them by: one that joined again since is the one it was before."""
+    names = []
+    for name in clients:
+        earlier = name
+        while earlier not in recorded and SEPARATOR in earlier:
+            first, _, turn = earlier.rpartition(SEPARATOR)
+            earlier = f"{first}{SEPARATOR}{int(turn) - 1}" if turn.isdecimal() and int(turn) > 2 else first
+        names.append(earlier if earlier in recorded else name)
+    return names
+
+
 def _request_again(body: dict[str, Any]) -> dict[str, Any]:
-    """The request behind a certificate, to be carried out once more."""
-    stated = {name: body[name] for name in TERMS if name in body}
+    """The request behind a certificate, to be carried out once more.
+
+    A certificate does not say which records it is about, so that client is to be forgotten whole.
+    """
+    stated = {name: body[name] for name in TERMS if name in body and name != "records"}
     terms = RequestTerms.from_mapping(stated | {"sigma": body["sigma"] or "auto"})
     return terms.to_mapping() | {"request": body["request"], "deadline_days": 0}

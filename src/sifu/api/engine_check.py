@@ -15,6 +15,7 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.store.reader import RunReader
+from sifu.store.remainders import joined_remainders, remainder_to_join
 from sifu.theory.facts import UNKNOWN, ClientProfile, TrainingFacts
 
 MEANING = {
@@ -45,7 +46,14 @@ def check_continues(folder: Path, reader: RunReader, engine: Engine, newcomers: 
             f"{engine.layout.shapes}, recorded {layout.names} of {layout.shapes}"
         )
     recorded = reader.clients()
-    different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if not _same_client(a, b)]
+    # Of a client that joined again with less, nobody needs what it had before: its source may have lost records.
+    before = {item.before for item in joined_remainders(reader)}
+    before |= {row.before for row in (remainder_to_join(reader),) if row is not None}
+    different = [
+        a.name
+        for client, (a, b) in enumerate(zip(recorded, engine.clients, strict=False))
+        if not (a.name == b.name if client in before else _same_client(a, b))
+    ]
     more = len(engine.clients) - len(recorded)
     if different or more < 0 or (more > 0 and not newcomers):
         raise InputError(

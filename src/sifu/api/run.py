@@ -15,6 +15,7 @@ from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE
 from sifu.errors import InputError, RunDamagedError
 from sifu.launch.federation import way_to_go_on
+from sifu.launch.recorded_clients import clients_of_file, files_of_joined
 from sifu.record.closed_form import RecordedSolve
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import ProgressCallback
@@ -23,7 +24,7 @@ from sifu.requests.erasure import Purge, purge
 from sifu.requests.worker import Worker
 from sifu.store import keys
 from sifu.store.files import model_bytes, write_atomically
-from sifu.store.reader import JOINED
+from sifu.store.reader import JOINED, RunReader
 from sifu.verify.anchor import anchor_of
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.operator_keys import keys_of
@@ -73,11 +74,15 @@ class Run(RunRequests):
                 raise InputError(f"the run is still {writer.phase}: finish it first, then rebuild its groups")
             return Worker(writer, engine, progress).rebuild_groups()
 
-    def join(self, progress: ProgressCallback | None = None) -> list[str]:
-        """Let the clients join that follow the known ones; a head in closed form is solved again with them.
+    def join(
+        self, progress: ProgressCallback | None = None, *, file: str | Path | None = None, name: str | None = None
+    ) -> list[str]:
+        """Let clients join; a head in closed form is solved again with them.
 
-        Open the run with everyone: `sifu.open_run(folder, clients=[*known, *new]).join()`. Each newcomer sends its
-        statistics once. Returns their names; after an interruption the same call continues.
+        Open the run with everyone: `sifu.open_run(folder, clients=[*known, *new]).join()`, or give a .npz `file` with x
+        and y, and the client's `name` unless an array client in it names several. The run remembers where the file
+        lies. Each newcomer sends its statistics once. Returns their names; after an interruption the same call
+        continues.
         """
         spec = self.spec
         if spec.model.kind != RIDGE:
@@ -85,6 +90,11 @@ class Run(RunRequests):
                 f"clients join a head in closed form (model.kind = {RIDGE!r}) this way; this run has "
                 f"{spec.model.kind!r}. On Flower clients join while the server runs"
             )
+        source = {} if file is None else {"file": str(Path(file).resolve())}
+        if file is not None:
+            with self.reader() as reader:
+                self._newcomers = not_there_yet(reader, clients_of_file(spec, Path(file), name), source["file"])
+            self._engine = None
         engine = self.engine(newcomers=True)
         with self.writer() as writer:
             check_integrity(writer)
@@ -94,7 +104,8 @@ class Run(RunRequests):
             check_names([profile.name for profile in new])
             for profile in new:
                 with uninterrupted():
-                    writer.record(JOINED, {"client": profile.name}, joined=profile)
+                    writer.record(JOINED, {"client": profile.name} | source, joined=profile)
+            self._newcomers = ()
             solve = RecordedSolve(engine, writer, RunView(writer))
             solve.run("joining", progress)
             solve.note_standing()
@@ -168,3 +179,24 @@ class Run(RunRequests):
         with self.writer() as writer:
             check_integrity(writer)
             return purge(writer)
+
+
+def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple[Any, ...]:
+    """Those of a file's clients that have not joined from it yet; nobody sends twice, nobody forgotten comes back."""
+    view, files = RunView(reader), files_of_joined(reader)
+    newcomers = []
+    for client in clients:
+        index = view.index_of.get(client.name)
+        if index is not None and index in view.forgotten | view.waiting:
+            raise InputError(
+                f"{client.name} asked to be forgotten: taking it back would void its certificate. Let what it has now "
+                "join under another name"
+            )
+        if index is None:
+            newcomers.append(client)
+        elif files.get(client.name) != file:  # the same command again after an interruption
+            raise InputError(
+                f"{client.name} sent its statistics already: records that it gained join under another name, and "
+                "records that it lost go with sifu forget --client NAME --records FILE"
+            )
+    return tuple(newcomers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,27 @@ from sifu.api.engine_check import check_continues
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.launch.federation import clients_from_spec, engine_from_spec
+from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.run_view import RunView
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
+from sifu.store.remainders import remainder_to_join
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage
+
+Arrange = Callable[[Any], Any]
+"""Puts the clients' data in the order of the record, without the records that were forgotten."""
 
 
 class RunFolder:
     """A run folder and, where training is needed, the engine that goes with it."""
 
-    def __init__(self, folder: str | Path, make_engine: Callable[[Spec], Engine] | None = None) -> None:
+    def __init__(self, folder: str | Path, make_engine: Callable[[Spec, Arrange], Engine] | None = None) -> None:
         self.folder = Path(folder)
         RunReader(self.folder).close()  # refuses at once what is not a run
         self._make_engine = make_engine
         self._engine: Engine | None = None
+        self._newcomers: tuple[Any, ...] = ()
         self._constants: dict[Any, Any] = {}
         self._last_view: tuple[Any, RunView] | None = None
 
@@ -72,16 +79,20 @@ class RunFolder:
         """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows."""
         if self._engine is None:
             spec = self.spec
-            if self._make_engine is None:
-                self._engine, _ = engine_from_spec(spec, clients_from_spec(spec))
-            else:
-                self._engine = self._make_engine(spec)
-            self._check_engine(self._engine, newcomers)
+            with self.reader() as reader:
+                arrange = partial(arranged_clients, reader, newcomers=self._newcomers)
+                if self._make_engine is None:
+                    self._engine, _ = engine_from_spec(spec, arrange(clients_from_spec(spec)))
+                else:
+                    self._engine = self._make_engine(spec, arrange)
+                newcomers = newcomers or remainder_to_join(reader) is not None
+                check_continues(self.folder, reader, self._engine, newcomers)
         return self._engine
 
-    def _check_engine(self, engine: Engine, newcomers: bool) -> None:
-        with self.reader() as reader:
-            check_continues(self.folder, reader, engine, newcomers)
+    def engine_again(self) -> Engine:
+        """The engine with the client that is to join again; the data are read once more."""
+        self._engine = None
+        return self.engine()
 
 
 def _stat(path: Path) -> os.stat_result | None:

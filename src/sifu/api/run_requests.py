@@ -76,7 +76,7 @@ class RunRequests(RunFolder):
         what is kept, and what it costs those forgotten earlier.
         """
         with self.view() as view:
-            wanted = make_terms(view.spec, clients, terms)
+            wanted = make_terms(view, clients, terms)
             return plan_request(view, wanted)
 
     def most_expensive(self) -> str:
@@ -180,7 +180,7 @@ class RunRequests(RunFolder):
             take_in(writer)
             view = RunView(writer)
             rows = {row.request: row for row in view.requests}
-            wanted = None if clients is None else make_terms(view.spec, clients, terms)
+            wanted = None if clients is None else make_terms(view, clients, terms)
             lacking = unapproved(writer)
             if wanted is None and request is not None and request not in rows:
                 raise _no_such_request(request, rows)
@@ -202,7 +202,7 @@ class RunRequests(RunFolder):
             ):
                 return []
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-            worker = Worker(writer, self.engine(), progress)
+            worker = Worker(writer, self.engine(), progress, engine_again=self.engine_again)
             resumed = worker.finish_running()
             if wanted is not None:
                 view = RunView(writer)
@@ -280,7 +280,7 @@ def _records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRe
 
 def _new_terms(view: RunView, clients: Sequence[str], request: str | None, given: TermsGiven) -> RequestTerms:
     """The terms of a request that somebody asks for now."""
-    terms = make_terms(view.spec, clients, given)
+    terms = make_terms(view, clients, given)
     _check_not_settled(view, request)
     return terms
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from sifu.api.engine_check import check_as_specified
 from sifu.api.run import Run
+from sifu.api.run_folder import Arrange
 from sifu.choices import Device, Precision
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
@@ -46,10 +47,11 @@ def open_run(
     """
     check_choice(device, precision)
 
-    def make_engine(spec: Spec) -> Engine:
+    def make_engine(spec: Spec, arrange: Arrange) -> Engine:
         if engine is not None:
             return engine
         data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
+        data = arrange(data)
         built, _ = engine_from_spec(spec, data, as_model(model))
         return on_device(built, data, spec, device, precision)
 

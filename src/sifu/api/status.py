@@ -114,11 +114,13 @@ class RequestStatus:
     """A request: its terms, how far it is, until when it must be done, and what it cost.
 
     `approvals` names who approved it, `approvals_missing` says how many more must before it is carried out.
+    `records` counts those of its one client, None where clients are forgotten whole.
     """
 
     request: str
     status: str
     clients: tuple[str, ...]
+    records: int | None
     method: str
     epsilon: float
     delta: float
@@ -273,6 +275,7 @@ def _request_status(
         request=row.request,
         status=row.status,
         clients=row.clients,
+        records=len(row.records) or None,
         method=row.method,
         epsilon=row.epsilon,
         delta=row.delta,

@@ -17,6 +17,7 @@ from sifu.cli.output import err, level_text, names_text, number, out, percent, p
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO
+from sifu.core.wording import forgotten_words
 from sifu.launch.federation import way_to_go_on
 from sifu.store.inbox import INBOX
 
@@ -186,7 +187,8 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
     for outcome in outcomes:
         shown.add_row(
             outcome.request,
-            escape(outcome.clients[0]) + (f" +{len(outcome.clients) - 1}" if len(outcome.clients) > 1 else ""),
+            escape(forgotten_words(outcome.clients[:1], outcome.records))
+            + (f" +{len(outcome.clients) - 1}" if len(outcome.clients) > 1 else ""),
             level_text(outcome.level),
             number(outcome.sigma),
             str(outcome.rollback_to),

@@ -19,7 +19,7 @@ from sifu.cli.flower import flower
 from sifu.cli.options import runs_at_work
 from sifu.cli.proof import audit, client_audit, verify
 from sifu.cli.requests import certificate, requests
-from sifu.cli.runs import demo, doctor, export, init, methods, rebuild, report, status, train
+from sifu.cli.runs import demo, doctor, export, init, join, methods, rebuild, report, status, train
 from sifu.cli.serve import serve
 from sifu.cli.tokens import token
 from sifu.cli.unlearning import advise, forget, plan, request
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
-    "Start here": (demo, init, advise, train, status, report, export),
+    "Start here": (demo, init, advise, train, join, status, report, export),
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor),
     "Keep the run safe": (purge, backup, restore, key, sign),

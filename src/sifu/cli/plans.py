@@ -19,7 +19,7 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import premises_that_count
 from sifu.core.protection import attacker_rate
-from sifu.core.wording import attacker_words
+from sifu.core.wording import attacker_words, forgotten_words
 from sifu.errors import InputError
 from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.forward_forgetting import ForwardForgetting
@@ -32,6 +32,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     """A plan as plain values."""
     return {
         "clients": list(plan.terms.clients),
+        "records": len(plan.terms.records) or None,
         "method": plan.terms.method,
         "unit": plan.terms.unit,
         "scope": plan.terms.scope,
@@ -276,7 +277,8 @@ def print_plan(plan: Plan) -> None:
     """A plan for people."""
     terms = plan.terms
     together = {"client": ", each by itself" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
-    out.print(f"To forget {names_text(terms.clients)}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
+    whom = escape(forgotten_words(terms.clients, len(terms.records))) if terms.records else names_text(terms.clients)
+    out.print(f"To forget {whom}{together}, within ({terms.epsilon:g}, {terms.delta:g}):")
     facts = table("", "")
     back = plan.tip_rounds - plan.source_rounds
     if plan.terms.method == CLOSED_FORM:
@@ -296,6 +298,8 @@ def print_plan(plan: Plan) -> None:
     }
     if plan.terms.method == CLOSED_FORM:
         rounds = "none: nobody is asked" if plan.predicted_rounds == 0 else "1: those who stay send their statistics"
+        if terms.records and plan.predicted_rounds == 0:
+            rounds = "none: the client alone sends its statistics again, without these records"
         facts.add_row("rounds", rounds)
     else:
         facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
@@ -304,6 +308,8 @@ def print_plan(plan: Plan) -> None:
         guess = interval_text(plan.predicted_rounds, plan.predicted_interval)
         when = "released at once, then " if terms.release == "now" else ""
         facts.add_row("retrain", f"{when}perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
+    if terms.records:
+        facts.add_row("afterwards", f"{escape(terms.clients[0])} joins again with what it has left")
     covers = "every later release" if terms.scope == "all" else "the latest release only"
     facts.add_row("covers", "nothing" if plan.level == "none" else covers)
     facts.add_row("level", level_text(plan.level))

@@ -63,7 +63,7 @@ class RoundsProgress(ShownBar):
         total = expected_rounds(self._seen, rounds, target, most)
         speed = len(self._seen) and rounds / max(time.monotonic() - self._started, 1e-3)
         left = f", about {duration((total - rounds) / speed)} left" if speed and total > rounds else ""
-        text = f"round {rounds}"
+        text = f"{update.unit} {rounds}"  # type: ignore[attr-defined]
         if target > 0 and not math.isnan(accuracy):
             text += f", {100 * accuracy:.1f} % of {100 * target:g} %"
         self._bar.update(self._task, completed=rounds, total=total, text=text + left)  # type: ignore[arg-type]

@@ -104,6 +104,32 @@ def rebuild(
     tell(format, {"built": count}, f"{count} groups were built again" if count else "No group has to be built again")
 
 
+def join(
+    run: RunArgument,
+    file: Annotated[
+        Path,
+        typer.Option("--file", help="A .npz file with x and y, and client if it holds several.", metavar="NPZ"),
+    ],
+    client: Annotated[str | None, typer.Option("--client", help="Who joins, unless the file says it.")] = None,
+    data: DataOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Let clients join a head in closed form: each sends its statistics once, and the head is solved again.
+
+    The run remembers where the file lies, and reads it again when it needs the data. Records that a known client gained
+    join under another name; records that it lost go with sifu forget --records. Run the same command again after an
+    interruption.
+    """
+    from sifu.api import open_run
+    from sifu.cli.output import names_text, tell
+    from sifu.cli.progress import RoundsProgress
+
+    with RoundsProgress(quiet=format is Format.json) as progress:
+        joined = open_run(run, data_folder=data).join(progress, file=file, name=client)
+    who = names_text(joined, escaped=False) if joined else "Nobody new"
+    tell(format, {"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
+
+
 def status(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Clients, rounds, Psi against Psi*, kept models, requests.
 

@@ -18,6 +18,7 @@ from sifu.cli.options import (
     RunArgument,
     SetOption,
 )
+from sifu.cli.records_file import RecordsOption, read_records
 from sifu.cli.terms import client_names, flags, takes_terms
 from sifu.errors import InputError
 
@@ -52,6 +53,7 @@ def advise(
 def plan(
     run: RunArgument,
     clients: ClientsOption = None,
+    records: RecordsOption = None,
     most_expensive: Annotated[
         bool, typer.Option("--most-expensive", help="Plan for the active client that is most expensive to forget.")
     ] = False,
@@ -69,6 +71,7 @@ def plan(
     from sifu.cli.plans import draw_picture, show_plan
 
     opened = Run(run)
+    _add_records(terms, clients, records)
     names = client_names(clients) if clients is not None else [opened.most_expensive()]
     planned = opened.plan(names, **terms)
     if picture is not None:
@@ -80,6 +83,7 @@ def plan(
 def request(
     run: RunArgument,
     clients: ClientsOption = None,
+    records: RecordsOption = None,
     signed: Annotated[
         Path | None, typer.Option("--signed", help="A request signed by the client, see sifu clients sign.")
     ] = None,
@@ -101,9 +105,11 @@ def request(
     from sifu.api import Run
     from sifu.cli.clients import read_statement
     from sifu.cli.output import names_text, tell
+    from sifu.core.wording import forgotten_words
     from sifu.launch.federation import FLOWER
 
     opened = Run(run)
+    _add_records(terms, clients, records)
     if signed is not None:
         if clients is not None or id is not None or terms:
             raise InputError("a signed request already contains its terms: leave the other options out")
@@ -122,8 +128,10 @@ def request(
     else:
         way = "flwr run carries it out" if opened.spec.data.name == FLOWER else f"sifu forget {run}"
         standing = f"is in the ledger. Next: {way}"
-    values = {"request": received, "clients": names, "status": status}
-    tell(format, values, f"Request {received} for {names_text(names, escaped=False)} {standing}")
+    count = len(terms["records"] or ()) if "records" in terms else None
+    values = {"request": received, "clients": names, "records": count, "status": status}
+    whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
+    tell(format, values, f"Request {received} for {whom} {standing}")
 
 
 @takes_terms
@@ -132,6 +140,7 @@ def forget(
     clients: Annotated[
         str | None, typer.Option("--clients", "--client", help="A new request for these clients.", metavar="A,B")
     ] = None,
+    records: RecordsOption = None,
     request: Annotated[str | None, typer.Option("--request", help="Only this queued request.", metavar="ID")] = None,
     *,
     terms: TermsGiven,
@@ -144,12 +153,14 @@ def forget(
     """Carry out the queued requests, one of them, or a new one.
 
     Rolls back to the last model within the budget, adds calibrated noise, retrains without the clients, and
-    writes a signed certificate. An interrupted request is finished first.
+    writes a signed certificate. An interrupted request is finished first. With --records the client joins again with
+    what it has left, in the same command.
     """
     from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
     from sifu.cli.progress import RoundsProgress
 
+    _add_records(terms, clients, records)
     of_new_requests = [name for name in terms if name != "min_level"]
     if clients is None and of_new_requests:
         raise InputError(
@@ -165,3 +176,12 @@ def forget(
             **terms,
         )
     show_outcomes(run, outcomes, as_json=format is Format.json)
+
+
+def _add_records(terms: TermsGiven, clients: str | None, records: Path | None) -> None:
+    """Put the rows of `--records` beside the other terms."""
+    if records is None:
+        return
+    if clients is None:
+        raise InputError("--records are rows of one client's data: name it with --client NAME")
+    terms["records"] = read_records(records)

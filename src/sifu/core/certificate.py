@@ -24,8 +24,8 @@ COUNTERFACTUAL = "the same schedule with the client absent and its slots not ref
 CONFIDENTIAL = "This copy holds figures that depend on the forgotten clients' data."
 
 COMMON_FIELDS = frozenset((
-    "format", "run", "request", "method", "clients", "level", "protection", "untouched", "unit", "scope", "epsilon",
-    "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
+    "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",
+    "epsilon", "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
     "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "counterfactual", "retention",
     "guarantee", "not_covered", "commitments", "ledger", "received", "carried_out", "issued", "versions", "form",
     "premises",
@@ -72,6 +72,8 @@ class CertificateFacts:
     request: str
     method: str
     clients: tuple[str, ...]
+    records: int | None
+    """How many records of the one client, None where clients were forgotten whole."""
     unit: Unit
     scope: Scope
     epsilon: float
@@ -132,6 +134,7 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "request": facts.request,
         "method": facts.method,
         "clients": list(facts.clients),
+        "records": facts.records,
         "level": facts.level,
         "protection": facts.protection,
         "untouched": facts.untouched,
@@ -150,8 +153,12 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "participation": facts.participation,
         "counterfactual": COUNTERFACTUAL,
         "retention": facts.retention,
-        "guarantee": guarantee_of(facts.level, facts.protection, facts.scope, solved=facts.solved),
-        "not_covered": not_covered_by(facts.unit, len(facts.clients), facts.scope, facts.level, solved=facts.solved),
+        "guarantee": guarantee_of(
+            facts.level, facts.protection, facts.scope, solved=facts.solved, records=facts.records
+        ),
+        "not_covered": not_covered_by(
+            facts.unit, len(facts.clients), facts.scope, facts.level, solved=facts.solved, records=facts.records
+        ),
         "commitments": {
             "source_model": facts.source_model.commitment,
             "noised_model": facts.noised_model.commitment,
@@ -179,6 +186,7 @@ def public_form(facts: CertificateFacts) -> dict[str, Any]:
         keeps_updates=facts.keeps_updates,
         statistics=facts.statistics,
         merged=facts.merged,
+        records=facts.records,
     )
     return _common(facts) | {
         "form": "public",

@@ -63,6 +63,8 @@ class Rejection:
     client: str
     reason: Reason
     left_out: bool
+    detail: str = ""
+    """What exactly was wrong, for the operator who reads the error; it is not recorded."""
 
 
 @dataclass(frozen=True)

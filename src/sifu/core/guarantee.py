@@ -61,29 +61,49 @@ CLOSED_FORM_NOT_COVERED = (
     "Whoever kept a copy of the client's statistics, or of a sum with them, still knows them.",
 )
 
+RECORDS_GUARANTEE = (
+    "This is about records of a client that stays: all that it had contributed was forgotten, and it joined again with "
+    "the records it has left."
+)
+CLOSED_FORM_RECORDS_GUARANTEE = (
+    "This is about records of a client that stays. The model was solved from a sum of whole numbers over the clients, "
+    "which is bit for bit the sum of a federation whose client never had these records."
+)
+RECORDS_NOT_COVERED = (
+    "Other records of the same person, with this client or another, are not covered.",
+    "The operator's confidential record names the rows, so that they can be left out whenever the data are read again.",
+)
 NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
 
 
-def guarantee_of(level: Level, protection: Protection, scope: Scope, *, solved: bool = False) -> str:
-    """The sentence that says what is promised; `solved` is a head in closed form."""
-    if level == "exact":
-        return CLOSED_FORM_GUARANTEE if solved else EXACT_GUARANTEE
+def guarantee_of(
+    level: Level, protection: Protection, scope: Scope, *, solved: bool = False, records: int | None = None
+) -> str:
+    """The sentence that says what is promised; `solved` is a head in closed form, `records` those of one client."""
     if level == "none":
         return NO_GUARANTEE
     wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
-    guarantee = CLOSED_FORM_GUARANTEE if solved else wording.format(scope=SCOPE_WORDS[scope])
+    guarantee = EXACT_GUARANTEE if level == "exact" else wording.format(scope=SCOPE_WORDS[scope])
+    if solved:
+        guarantee = CLOSED_FORM_GUARANTEE if records is None else CLOSED_FORM_RECORDS_GUARANTEE
+    elif records is not None:
+        guarantee = f"{RECORDS_GUARANTEE} {guarantee}"
     if level == "conditional":
         return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
     return guarantee
 
 
-def not_covered_by(unit: Unit, clients: int, scope: Scope, level: Level, *, solved: bool = False) -> list[str]:
+def not_covered_by(
+    unit: Unit, clients: int, scope: Scope, level: Level, *, solved: bool = False, records: int | None = None
+) -> list[str]:
     """The sentences that say what is not promised; a head in closed form forgets clients together anyway."""
+    of_records = () if records is None else RECORDS_NOT_COVERED
     if solved:
-        return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED]
+        return [*NOT_COVERED, *CLOSED_FORM_NOT_COVERED, *of_records]
     latest = scope == "latest" and level in ("proven", "conditional")
     together = unit == "client" and clients > 1
-    return [*NOT_COVERED, *(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ())]
+    several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ()))
+    return [*NOT_COVERED, *several, *of_records]
 
 
 def what_was_erased(
@@ -94,6 +114,7 @@ def what_was_erased(
     keeps_updates: bool,
     statistics: Literal["clients", "sum"] | None = None,
     merged: bool = False,
+    records: int | None = None,
 ) -> tuple[str, str]:
     """What anyone may know of what was erased, and of what remains; `statistics` are those a head was solved from."""
     if replayed:
@@ -120,4 +141,6 @@ def what_was_erased(
         erased += " The client's statistics, and every sum with them, were erased."
         who = "of each other client and their sum" if statistics == "clients" else "of the other clients, as one sum,"
         remains += f" Statistics {who} are stored with the operator, unreleased."
+    if records is not None:
+        remains += " The client takes part again, under another name, with the records it has left."
     return erased, remains

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
@@ -31,6 +31,9 @@ class RequestTerms:
     `method` is a method's name, or `auto` to choose one when the request is carried out. `min_level` is the least level
     that is accepted; None is `conditional`, and for a heuristic that was asked for by name `none`.
 
+    `records` are rows of the one client's data, counted from 0 in what it first joined with: only these are forgotten,
+    and the client stays with the rest. Without any, clients are forgotten whole.
+
     `to_mapping` is the form of letters and of the ledger, and `from_mapping` reads it back:
 
     >>> terms = RequestTerms(("client-007",), 10.0, 0.01, sigma=0.5)
@@ -54,6 +57,7 @@ class RequestTerms:
     max_rounds: int = 0
     target: float | None = None
     release: Release = "healed"
+    records: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -100,6 +104,17 @@ class RequestTerms:
             isinstance(target, bool) or not isinstance(target, int | float) or not 0.0 <= target <= 1.0
         ):
             raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {target!r}")
+        self._check_records()
+
+    def _check_records(self) -> None:
+        odd = [row for row in self.records if isinstance(row, bool) or not isinstance(row, int) or row < 0]
+        if odd:
+            raise InputError(f"records are row numbers, whole numbers from 0 on; found {odd[0]!r}")
+        repeated = sorted(row for row, times in Counter(self.records).items() if times > 1)
+        if repeated:
+            raise InputError(f"row {repeated[0]} is named {self.records.count(repeated[0])} times: name each row once")
+        if self.records and len(self.clients) != 1:
+            raise InputError(f"records are rows of one client's data, but {len(self.clients)} clients are named")
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> RequestTerms:
@@ -116,11 +131,15 @@ class RequestTerms:
         clients, sigma = mapping["clients"], mapping.get("sigma", "auto")
         if not isinstance(clients, list | tuple):
             raise InputError(f"clients must be a list of names, found {clients!r}")
-        return RequestTerms(**{**mapping, "clients": tuple(clients), "sigma": parse_sigma(sigma)})
+        records = mapping.get("records", ())
+        if isinstance(records, str) or not isinstance(records, Sequence):
+            raise InputError(f"records must be a list of row numbers, found {records!r}")
+        rows = tuple(sorted(records)) if all(type(row) is int for row in records) else tuple(records)
+        return RequestTerms(**{**mapping, "clients": tuple(clients), "sigma": parse_sigma(sigma), "records": rows})
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON; `sigma` is a text."""
-        return asdict(self) | {"clients": list(self.clients), "sigma": str(self.sigma)}
+        return asdict(self) | {"clients": list(self.clients), "sigma": str(self.sigma), "records": list(self.records)}
 
     def stop(self, usual: StopSpec) -> StopSpec:
         """The run's stop rule with what this request says otherwise."""

@@ -6,6 +6,7 @@ whether a model was erased, so the sentences do not say so either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 Start = Literal["fresh", "untouched", "noised", "training noise", "nothing"]
@@ -39,6 +40,16 @@ def start_of(protection: str, starts_from: str, sigma: float) -> Start:
     if starts_from == "fresh":
         return "fresh"
     return "noised" if sigma > 0.0 else "untouched"
+
+
+def forgotten_words(clients: Sequence[str], records: int | None) -> str:
+    """Whom, or what of whom, a request forgets.
+
+    >>> forgotten_words(["hospital-3"], 2), forgotten_words(["hospital-3", "hospital-4"], None)
+    ('2 records of hospital-3', 'hospital-3, hospital-4')
+    """
+    names = ", ".join(clients)
+    return names if records is None else f"{records} record{'s' if records > 1 else ''} of {names}"
 
 
 def what_was_done(start: Start, sigma: float, many: bool) -> str:

@@ -6,12 +6,15 @@ Both draw the same participants and batches and agree to rounding, so a run may 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from sifu.choices import Device, Precision
 from sifu.core.engine import Engine
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError
+
+if TYPE_CHECKING:
+    from sifu.engines.sim.closed_form import ClosedFormFederation
 
 WORTH_A_GPU = 2**20
 """Values in the samples of a round's participants from which on `auto` takes the GPU for a linear model.
@@ -48,9 +51,15 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
     linear models with many samples.
     """
     check_choice(device, precision)
-    if device == "cpu" or spec.model.kind == RIDGE:  # a solve takes a second wherever it runs
+    if device == "cpu":
         return engine
     missing = why_no_gpu()
+    if spec.model.kind == RIDGE:  # a solve takes a second wherever it runs; features gain, where it is asked for
+        if device == "cuda" and missing is not None:
+            raise InputError(f"--device cuda cannot be used here: {missing}")
+        if device == "cuda":
+            cast("ClosedFormFederation", engine).compute_features_on("cuda")
+        return engine
     if missing is not None:
         if device == "cuda":
             raise InputError(f"--device cuda cannot be used here: {missing}")

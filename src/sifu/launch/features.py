@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,9 +29,15 @@ def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
     features, shape = spec.features, tuple(np.shape(clients[0].x)[1:])
     if features.kind == "none" and spec.model.kind != RIDGE:
         return None
+    from sifu.data.feature_maps import CachedFeatures
     from sifu.data.feature_maps.from_spec import specified_map
+    from sifu.data.feature_maps.module_by_name import named_module_features
 
-    return specified_map(features, shape)
+    if features.kind == "module":
+        mapping: FeatureMap = named_module_features(features.module, shape, features.norm)
+    else:
+        mapping = specified_map(features, shape)
+    return CachedFeatures(mapping, Path(features.cache)) if features.cache else mapping
 
 
 def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:

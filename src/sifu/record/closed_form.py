@@ -8,6 +8,7 @@ when somebody came. Whoever does not answer is absent from the head, and is in t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -40,7 +41,10 @@ class _Gathered:
 class RecordedSolve(RecordedTraining):
     """Solves for the head of the active clients, if the current model is not theirs already."""
 
+    _progress: ProgressCallback | None = None
+
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
+        self._progress = progress
         if not self._is_theirs():
             self._solve()
         if progress:
@@ -174,7 +178,7 @@ class RecordedSolve(RecordedTraining):
         if self.view.spec.server.rejected != "reply":
             raise RoundRejectedError(
                 f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
-                f"{rejection.reason}. See server.rejected"
+                f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
             )
         gathered.rejections.append(rejection)
 
@@ -185,11 +189,15 @@ class RecordedSolve(RecordedTraining):
             if client in own:
                 yield read_statistics(self.writer.folder, own[client], engine.fixed)
         keeps = self.view.spec.keep.statistics == "clients"
-        for client, sent in engine.collect([client for client in clients if client not in own], self._position):
+        without_file = [client for client in clients if client not in own]
+        for client, sent in engine.collect(without_file, self._position):
             if sent is None:
                 gathered.absent.add(client)
                 continue
             gathered.clients_asked += 1
+            if self._progress:
+                told = Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(without_file), "client")
+                self._progress(told)
             if isinstance(sent, Rejection):
                 self._refuse(sent, gathered)
                 continue

@@ -16,6 +16,8 @@ class Progress:
     accuracy: float
     target: float
     max_rounds: int
+    unit: str = "round"
+    """What is counted: rounds, or clients that send their statistics."""
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -20,6 +20,7 @@ from sifu.record.evaluations import ACTIVE
 from sifu.record.regularities import Regularities
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import RunReader, readable
+from sifu.store.remainders import check_rows, names_now
 from sifu.store.table_rows import ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.facts import TrainingFacts
@@ -190,6 +191,11 @@ class RunView:
         """The number of the next request to be carried out; the first is 1."""
         return 1 + sum(1 for request in self.requests if request.request_order is not None)
 
+    def names_now(self, names: Sequence[str]) -> list[str]:
+        """The names of clients as they are now: one whose records were forgotten joined again under another."""
+        now = names_now(self.reader)
+        return [now.get(name, name) if isinstance(name, str) else name for name in names]
+
     def indices(self, names: Sequence[str]) -> tuple[int, ...]:
         """Client indices of `names`; unknown and already forgotten ones are refused."""
         unknown = [name for name in names if name not in self.index_of]
@@ -208,7 +214,9 @@ class RunView:
     def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
         """The subjects a request makes: one per client, or one for all of them jointly."""
         indices = self.indices(terms.clients)
-        if len(self.forgotten) + len(indices) >= len(self.clients):
+        if terms.records:
+            check_rows(self.reader, indices[0], terms.records)
+        elif len(self.forgotten) + len(indices) >= len(self.clients):
             raise InputError("the request would forget every client: nobody would be left to train with")
         groups = [indices] if terms.unit == "joint" else [(client,) for client in indices]
         first = 1 + max((row.subject for row in self.reader.subjects()), default=0)

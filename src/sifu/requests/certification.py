@@ -220,6 +220,7 @@ class RecordedRequest:
             request=request.request,
             method=request.method,
             clients=request.clients,
+            records=len(request.records) or None,
             unit=request.unit,
             scope=request.scope,
             epsilon=request.epsilon,

@@ -52,7 +52,7 @@ def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
     """What a closed-form head took: a round only if clients were asked for their statistics, and no descent."""
     solve = solves(reader)[row.final_node or 0]
     return Cost(
-        rounds=int(solve["asked"] > 0),
+        rounds=int(solve["asked"] > (1 if row.records else 0)),  # a client that stays with less sends one message
         starting_rounds=0,
         local_steps=0,
         bytes_sent=int(solve["bytes_sent"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from sifu.choices import LEVELS, Level, TermsGiven
 from sifu.core.request_terms import TERMS, RequestTerms
@@ -11,16 +12,28 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.planning.plan import Plan
 from sifu.planning.ways import least_level
+from sifu.record.run_view import RunView
 
 
-def make_terms(spec: Spec, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
-    """The terms of a request: what is given, the spec's defaults for the rest."""
+def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
+    """The terms of a request: what is given, the spec's defaults for the rest; clients by the names they have now."""
+    spec = view.spec
     usual = {name: value for name, value in asdict(spec.privacy).items() if name in TERMS}
     chosen = {name: value for name, value in given.items() if value is not None}
-    names = clients if isinstance(clients, str) else list(clients)
+    if "records" in chosen:
+        chosen["records"] = _rows(chosen["records"])
+    names = clients if isinstance(clients, str) else view.names_now(clients)
     terms = RequestTerms.from_mapping(usual | chosen | {"clients": names})
     check_retention(spec, terms)
     return terms
+
+
+def _rows(records: Any) -> Any:
+    """Row numbers as a list; naming none is a mistake, since without records a client is forgotten whole."""
+    rows = records.tolist() if hasattr(records, "tolist") else records
+    if isinstance(rows, Sequence) and not isinstance(rows, str) and not rows:
+        raise InputError("no record is named: give the rows to forget, or leave records out to forget the client")
+    return list(rows) if isinstance(rows, Sequence) and not isinstance(rows, str) else rows
 
 
 def check_level(plan: Plan, min_level: Level | None) -> None:

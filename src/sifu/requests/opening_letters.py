@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sifu.core.request_terms import TERMS, RequestTerms
@@ -54,7 +55,9 @@ def _open(writer: RunWriter, letter: Letter) -> None:
         deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
             raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
-        view, terms = RunView(writer), terms_of_letter(content)
+        view = RunView(writer)
+        terms = terms_of_letter(content)
+        terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # who joined again since it was posted
         check_retention(view.spec, terms)
         receive(writer, view, terms, letter.id, _days_left(letter, deadline), actor)
     elif letter.kind == "signed":

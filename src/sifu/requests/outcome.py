@@ -15,7 +15,7 @@ from sifu.theory.composition import TrainingNoise
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one request.
+    """The outcome of one request. `records` counts those of its one client, None where clients were forgotten whole.
 
     `rollback_to` counts the rounds that led to the model training went back to (0: the initial model), `rounds` those
     it took (FedEraser's calibration included), `scratch_rounds` those of training from scratch where it was
@@ -26,6 +26,7 @@ class Outcome:
 
     request: str
     clients: tuple[str, ...]
+    records: int | None
     method: str
     level: str
     epsilon: float
@@ -67,6 +68,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     return Outcome(
         request=row.request,
         clients=row.clients,
+        records=len(row.records) or None,
         method=row.method,
         level=row.level or "none",
         epsilon=row.epsilon,

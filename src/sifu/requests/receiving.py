@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError
+from sifu.launch.federation import FLOWER
 from sifu.methods.ways import check_method
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
@@ -46,6 +47,11 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
                 raise InputError(f"request {request} is already in the ledger with other terms: use another id")
             return
     check_method(view, terms)
+    if terms.records and view.spec.data.name == FLOWER:
+        raise InputError(
+            f"{terms.clients[0]} keeps its data on its own node, where the operator knows no rows: forget the client, "
+            "and let it join again with what it has left under another name and key (sifu clients add)"
+        )
     view.new_subjects(terms, view.next_order)
     for row in view.requests:
         both = set(row.clients) & set(terms.clients)
@@ -54,6 +60,8 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
                 f"client {', '.join(sorted(both))} already waits in request {row.request}; to ask with other terms, "
                 "withdraw that one first (sifu requests decide)"
             )
-    waiting = sum(len(row.clients) for row in view.requests if row.waits)
-    if len(view.forgotten) + waiting + len(terms.clients) >= len(view.clients):
+    # A client that forgets records stays.
+    leaving = [row.clients for row in view.requests if row.waits and not row.records]
+    leaving += [] if terms.records else [terms.clients]
+    if len(view.forgotten) + sum(map(len, leaving)) >= len(view.clients):
         raise InputError("the requests together would forget every client: nobody would be left to train with")

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from sifu.choices import Decision
 from sifu.core.method_info import method_info
-from sifu.core.wording import attacker_words, exact_words, start_of, what_was_done
+from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
 from sifu.requests.approvals import APPROVED, approvals_of, same_person
@@ -185,12 +185,15 @@ def _request_of(kind: str, content: dict[str, Any]) -> str:
 def plain_answer(body: dict[str, Any]) -> list[str]:
     """What a client is told, in plain words, from the public certificate."""
     many, level, sigma = len(body["clients"]) > 1, body["level"], float(body["sigma"])
-    start = start_of(body["protection"], method_info(body["method"]).starts_from, sigma)
+    start, records = start_of(body["protection"], method_info(body["method"]).starts_from, sigma), body["records"]
+    whom = forgotten_words(body["clients"], records)
     lines = [
-        f"The request {body['request']} to forget {', '.join(body['clients'])}, received on {body['received'][:10]}, "
+        f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, "
         f"was carried out on {body['carried_out'][:10]}.",
         what_was_done(start, sigma, many),
     ]
+    if records is not None:
+        lines.append("It joined again with the records it has left, under another name.")
     if level == "exact":
         lines.append(f"{exact_words('these participants' if many else 'this participant')}.")
     if level == "none":

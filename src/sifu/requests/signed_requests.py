@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.request_terms import RequestTerms, check_request_id
-from sifu.core.spec import Spec
 from sifu.errors import InputError
+from sifu.record.run_view import RunView
 from sifu.requests.client_list import recorded_clients
 from sifu.requests.given_terms import make_terms
 from sifu.store.node_keys import sign_statement, signer_of
@@ -44,4 +44,4 @@ def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerm
         raise InputError("the request is signed with a key that is not on the list of clients")
     if owner != body.get("client"):
         raise InputError(f"{owner} signed a request for {body.get('client')}: a client can ask for itself only")
-    return make_terms(Spec.from_mapping(reader.spec), [owner], {})
+    return make_terms(RunView(reader), [owner], {})

@@ -18,7 +18,7 @@ from sifu.core.closed_form import StatisticsEngine
 from sifu.core.engine import Engine
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.core.streaming import should_stop
-from sifu.errors import NotCertifiableError
+from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.methods.ways import plan_request
 from sifu.record.closed_form import RecordedSolve
@@ -37,6 +37,8 @@ from sifu.requests.issuing import issue_certificates
 from sifu.requests.opening_letters import WatchedInbox
 from sifu.requests.roll_back import RollBack
 from sifu.store.actor import actor_name
+from sifu.store.reader import JOINED
+from sifu.store.remainders import remainder_to_join
 from sifu.store.table_rows import RequestRow
 from sifu.store.writer import RunWriter
 
@@ -55,8 +57,10 @@ class Worker:
         progress: ProgressCallback | None = None,
         inbox: WatchedInbox | None = None,
         tell: Tell = log.info,
+        engine_again: Callable[[], Engine] | None = None,
     ) -> None:
         self.writer, self.engine, self.progress, self._tell = writer, engine, progress, tell
+        self._engine_again = engine_again
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
@@ -151,6 +155,7 @@ class Worker:
         """Continue a request that was interrupted half-way; returns what was finished."""
         running = [row.request for row in self.writer.requests() if row.status == "running"]
         for request in running:
+            self._join_again()
             self._retrain(request)
         return running
 
@@ -198,7 +203,24 @@ class Worker:
                 self.writer.record("request planned", content)
         start = method.starting_model(view, plan, self.engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start).record()
+        self._join_again()
         self._retrain(row.request)
+
+    def _join_again(self) -> None:
+        """Where records of a client were forgotten, let it join again with what it has left, before any round."""
+        remainder = remainder_to_join(self.writer)
+        if remainder is None:
+            return
+        if len(self.engine.clients) <= remainder.client and self._engine_again is not None:
+            self.engine = self._engine_again()
+        if len(self.engine.clients) <= remainder.client or self.engine.clients[remainder.client].name != remainder.name:
+            raise InputError(
+                f"{remainder.name} cannot join again: the engine does not have what it has left. Open the run with its "
+                "clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
+            )
+        profile = self.engine.clients[remainder.client]
+        with uninterrupted():
+            self.writer.record(JOINED, {"client": profile.name, "request": remainder.request}, joined=profile)
 
     def _retrain(self, request: str) -> None:
         """Rounds without the client, then the certificate."""

@@ -17,7 +17,7 @@ CLIENTS_FILE = "clients.json"
 """The operator's list of clients, written before there is a run; the ledger holds it from then on."""
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 

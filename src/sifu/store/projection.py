@@ -77,7 +77,8 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("rejections", (row["branch"], row["round"], row["number"]), values)
     if kind == "request received":
         values = dict(payload["request"])
-        values["clients"] = canonical_json(values["clients"]).decode()
+        for name in ("clients", "records"):
+            values[name] = canonical_json(values[name]).decode()
         values["asked_method"] = values["method"]
         yield Change("requests", (values.pop("request"),), values | {"status": "received", "received": time})
     elif kind == "rolled back":

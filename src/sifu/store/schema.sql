@@ -1,4 +1,4 @@
--- Schema 5 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema 6 of a run. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -137,6 +137,7 @@ CREATE TABLE requests (
     max_rounds    INTEGER NOT NULL,
     target        REAL,
     release       TEXT NOT NULL,
+    records       TEXT NOT NULL,
     deadline_days INTEGER NOT NULL,
     received      TEXT NOT NULL,
     request_order INTEGER,

@@ -29,6 +29,7 @@ class RequestRow:
     max_rounds: int
     target: float | None
     release: Any
+    records: tuple[int, ...]
     deadline_days: int
     received: str
     request_order: int | None

@@ -87,6 +87,10 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
     if not (isinstance(clients, list) and clients and all(isinstance(name, str) for name in clients)):
         yield "clients is not a list of names"
         return
+    records = body["records"]
+    if records is not None and (type(records) is not int or records < 1 or len(clients) != 1):
+        yield f"records says {str(records)[:40]!r}, which is not a number of records of one client"
+        return
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
     exact, protection = body["untouched"], method_info(body["method"]).protection
     if protection != body["protection"] or not isinstance(exact, bool):
@@ -158,11 +162,13 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
 
 def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     """What is said in words is what the level, the method and the terms make it."""
-    rate, solved = attacker_rate(body["level"], multiplier), body["method"] == CLOSED_FORM
+    rate, solved, records = attacker_rate(body["level"], multiplier), body["method"] == CLOSED_FORM, body["records"]
     wanted = {
         "attacker_true_positive_rate_at_1_percent": rate,
-        "guarantee": guarantee_of(body["level"], body["protection"], body["scope"], solved=solved),
-        "not_covered": not_covered_by(body["unit"], len(body["clients"]), body["scope"], body["level"], solved=solved),
+        "guarantee": guarantee_of(body["level"], body["protection"], body["scope"], solved=solved, records=records),
+        "not_covered": not_covered_by(
+            body["unit"], len(body["clients"]), body["scope"], body["level"], solved=solved, records=records
+        ),
         "counterfactual": COUNTERFACTUAL,
     }
     for name, expected in wanted.items():
@@ -177,6 +183,7 @@ def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
             keeps_updates=keeps_updates,
             statistics=statistics,
             merged=merged,
+            records=records,
         )
         for keeps_updates in (False, True)
         for statistics in (STATISTICS_KEPT if solved else (None,))

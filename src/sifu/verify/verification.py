@@ -26,6 +26,7 @@ from sifu.verify.history import check_history
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.models import check_models, check_moved
 from sifu.verify.operator_keys import check_keys, keys_of
+from sifu.verify.remainders import check_remainders
 from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
 from sifu.verify.statistics import check_kept_statistics
@@ -106,6 +107,7 @@ def verify_run(
             ("folder", _check_belongs_together),
             ("folder", lambda reader: _check_files_of_no_row(reader, result)),
             ("requests", check_requests),
+            ("requests", check_remainders),
             ("lifecycles", check_lifecycles),
             ("approvals", check_approvals),
             ("purges", check_purges),

@@ -102,6 +102,8 @@ def check_features(features: FeaturesSpec, model: ModelSpec, data: DataSpec) -> 
     linear = model.kind in (*LINEAR_KINDS, RIDGE, "python")
     demand(0 <= features.seed < 2**53, "features.seed", features.seed, "in 0 to 2^53")
     demand(0 <= features.count <= 10**5, "features.count", features.count, "in 0 to 100000")
+    named = bool(features.module) == (features.kind == "module")
+    demand(named, "features.module", features.module, 'given with features.kind = "module", and only then')
     fourier_pairs = features.kind != "random_fourier" or features.count % 2 == 0
     demand(fourier_pairs, "features.count", features.count, "even for random_fourier")
     demand(0 < features.norm <= 1e6, "features.norm", features.norm, "in (0, 1e6]")

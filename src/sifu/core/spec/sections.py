@@ -15,7 +15,7 @@ RIDGE = "ridge"
 
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 
-IMAGE_FEATURES = ("random_convolutions", "pretrained")
+IMAGE_FEATURES = ("random_convolutions", "pretrained", "module")
 """Feature maps that take images as such, with values in [0, 1]."""
 
 
@@ -80,13 +80,15 @@ class ModelSpec:
 class FeaturesSpec:
     """Public features that a linear model is put on, the same for everyone; no client's data shapes them."""
 
-    kind: Literal["none", "random_convolutions", "random_fourier", "projection", "pretrained"] = key(
+    kind: Literal["none", "random_convolutions", "random_fourier", "projection", "pretrained", "module"] = key(
         "none",
         "none (the inputs), random_convolutions (images), random_fourier or projection (tables), pretrained (colour "
-        "images, sifu[pretrained])",
+        "images, sifu[pretrained]), module (a torch module of your own)",
     )
     seed: int = key(0, "draws the map; part of the spec, so anybody can draw it again")
     count: int = key(0, "how many features of random_fourier (even) and projection; 0 is 512")
+    module: str = key("", "module: package.file:function, which returns a torch module with fixed, public weights")
+    cache: str = key("", "folder to keep features in, on the clients' side; no request erases it; empty keeps none")
     norm: float = key(10.0, "largest length of a sample's features; ridge shortens plain inputs to it, too")
     bandwidth: float = key(1.0, "random_fourier: width of the kernel, in units of the inputs")
 

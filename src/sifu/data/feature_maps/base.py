@@ -49,6 +49,10 @@ class FeatureMap(abc.ABC):
     def settings(self) -> dict[str, Any]:
         """Everything that was chosen: numbers and words."""
 
+    def on(self, device: str) -> FeatureMap:
+        """The same map computed on a device (cpu, cuda), where that makes a difference."""
+        return self
+
     def digest(self) -> str:
         """SHA-256 of the settings (JSON, sorted keys) and of the constants: two maps are one map if they agree."""
         settings = {"kind": self.kind, "features": self.features, "norm": self.norm, **self.settings()}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.data.feature_maps.base import FeatureMap, Floats, Progress
-from sifu.data.feature_maps.convolutions import RandomConvolutions
+from sifu.data.feature_maps.convolutions import RandomConvolutions, options_for
 from sifu.data.feature_maps.networks import NetworkFeatures
 from sifu.data.feature_maps.tables import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
@@ -34,7 +34,8 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
             case "random_fourier":
                 return RandomFourier(shape, **options)
             case "random_convolutions":
-                return RandomConvolutions(_image(shape), **options)
+                image = _image(shape)
+                return RandomConvolutions(image, **(options_for(image) | options))
             case "module":
                 return NetworkFeatures(shape=shape, **options)
             case "pretrained":

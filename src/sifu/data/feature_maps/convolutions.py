@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from sifu.errors import InputError
 
 LARGEST_SIDE = 48
 """Larger images are shrunk by a whole factor, to means of pixels rounded to whole numbers."""
+LARGE_IMAGES: dict[str, Any] = {"banks": ((170, 5, 2),), "waves": (24, 8, 8), "grey_waves": 26, "wave_weight": 2.5}
+"""What the default map takes of images that are shrunk. They show one large thing whose label is in where its parts
+are: more and heavier waves, and fewer filters."""
 WAVE_BITS = 10
 GPU_BATCH = 256
 
@@ -69,6 +72,10 @@ class RandomConvolutions(FeatureMap):
             object.__setattr__(self, name, value)
         count = sum(bank.numbers for bank in banks) + sum(len(down) * len(across) for down, across in waves)
         object.__setattr__(self, "features", count)
+
+    def on(self, device: str) -> RandomConvolutions:
+        """The same map computed on another device."""
+        return replace(self, device=device)
 
     def settings(self) -> dict[str, Any]:
         """What was chosen; the device is not part of it, since the features are the same on every one."""
@@ -143,6 +150,15 @@ class RandomConvolutions(FeatureMap):
             whole = down @ plane @ across.T
             parts.append(whole.reshape(len(images), -1) * (self.wave_weight / (full * math.sqrt(square))))
         return np.concatenate(parts, axis=1)
+
+
+def options_for(shape: tuple[int, int, int]) -> dict[str, Any]:
+    """What the default map takes of images of a shape, beyond the defaults of `RandomConvolutions`.
+
+    >>> options_for((3, 32, 32)), options_for((3, 64, 64))["wave_weight"]
+    ({}, 2.5)
+    """
+    return LARGE_IMAGES if max(shape[1:]) > LARGEST_SIDE else {}
 
 
 def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class NetworkFeatures(FeatureMap):
     norm: float = 10.0
     kind: str = "module"
     device: str = "cpu"
+    source: str = ""
+    """Digest of the program text that made the module, where it is known."""
     exact: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -44,12 +46,16 @@ class NetworkFeatures(FeatureMap):
         object.__setattr__(self, "_weights", weights_digest(self.module))
         object.__setattr__(self, "features", self._batch(np.zeros((1, *self.shape))).shape[1])
 
+    def on(self, device: str) -> NetworkFeatures:
+        """The same map computed on another device."""
+        return replace(self, device=device)
+
     def settings(self) -> dict[str, Any]:
         """The shape and the names of the classes of the network's parts."""
         parts = [
             f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in self.module.named_modules()
         ]
-        return {"shape": list(self.shape), "modules": parts}
+        return {"shape": list(self.shape), "modules": parts} | ({"source": self.source} if self.source else {})
 
     def constants(self) -> Iterator[bytes]:
         """The digest of the weights, as they are now: a module that changed has another digest."""

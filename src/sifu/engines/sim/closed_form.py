@@ -28,6 +28,7 @@ from sifu.theory.rounding import norm_up
 if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
 
+BLOCK = 4096
 KEPT_BYTES = 1 << 29
 """Of features in memory: 32,000 samples of 2,048 features; those of the rest are computed again."""
 
@@ -77,6 +78,10 @@ class ClosedFormFederation:
         """Weight and bias, as other linear models have them."""
         return head_layout(self.fixed)
 
+    def compute_features_on(self, device: str) -> None:
+        """Compute features on a device from now on; an exact map gives the same bits on each."""
+        self._map = self._map.on(device)
+
     def initial_model(self, branch: int) -> Vector:
         """Zeros."""
         return np.zeros(self.layout.size)
@@ -94,16 +99,21 @@ class ClosedFormFederation:
         """What a client sends; an engine of less honest clients says something else."""
         data = self._data[client]
         targets = self._targets.encode(np.asarray(data.y))
-        kept = []
+        return statistics_of_chunks(self.fixed, ((phi, targets[rows]) for rows, phi in self._blocks(client)))
 
-        def pieces() -> Iterator[tuple[Floats, Floats]]:
-            for rows, phi in self._map.chunks(np.asarray(data.x)):
-                kept.append(phi.astype(np.float32))
-                yield phi, targets[rows]
-
-        statistics = statistics_of_chunks(self.fixed, pieces())
-        self._keep(client, np.concatenate(kept))
-        return statistics
+    def _blocks(self, client: int) -> Iterator[tuple[slice, Floats]]:
+        """The client's features a block at a time; those of clients that fit are kept, in float32, for evaluations."""
+        x = np.asarray(self._data[client].x)
+        size = len(x) * self.fixed.features * np.dtype(np.float32).itemsize
+        fits = client not in self._kept and self._kept_bytes + size <= KEPT_BYTES
+        pieces = []
+        for rows, phi in self._map.chunks(x):
+            if fits:
+                pieces.append(phi.astype(np.float32))
+            yield rows, phi
+        if fits:
+            self._kept[client] = np.concatenate(pieces)
+            self._kept_bytes += size
 
     def run_round(
         self,
@@ -139,35 +149,35 @@ class ClosedFormFederation:
         weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
         correct, loss = np.zeros(chosen.size, dtype=np.int64), np.zeros(chosen.size)
         for place, client in enumerate(chosen.tolist()):
-            phi, labels = self._features_of(client), np.asarray(self._data[client].y)
-            predicted = phi @ weights[:-1] + weights[-1]
-            loss[place] = float(np.sum((predicted - self._targets.encode(labels)) ** 2))
-            if self._targets.task != "regression":
-                right = self._targets.decode(predicted) == labels.reshape(self._targets.decode(predicted).shape)
-                correct[place] = int(np.sum(right if right.ndim == 1 else right.all(axis=1)))
+            labels = np.asarray(self._data[client].y)
+            for rows, phi in self._features_of(client):
+                predicted = phi @ weights[:-1] + weights[-1]
+                loss[place] += float(np.sum((predicted - self._targets.encode(labels[rows])) ** 2))
+                if self._targets.task != "regression":
+                    decided = self._targets.decode(predicted)
+                    right = decided == labels[rows].reshape(decided.shape)
+                    correct[place] += int(np.sum(right if right.ndim == 1 else right.all(axis=1)))
         samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)
         return Evaluation(chosen.copy(), samples, correct, loss)
 
-    def _features_of(self, client: int) -> Floats:
-        if client not in self._kept:
-            pieces = [phi.astype(np.float32) for _, phi in self._map.chunks(np.asarray(self._data[client].x))]
-            phi = np.concatenate(pieces)
-            self._keep(client, phi)
-            return phi.astype(np.float64)
-        return self._kept[client].astype(np.float64)
-
-    def _keep(self, client: int, phi: NDArray[np.float32]) -> None:
-        if client not in self._kept and self._kept_bytes + phi.nbytes <= KEPT_BYTES:
-            self._kept[client] = phi
-            self._kept_bytes += phi.nbytes
+    def _features_of(self, client: int) -> Iterator[tuple[slice, Floats]]:
+        """Features for an evaluation, a block at a time: those that are kept, or as float32 has them."""
+        if client in self._kept:
+            kept = self._kept[client]
+            for start in range(0, len(kept), BLOCK):
+                yield slice(start, start + BLOCK), kept[start : start + BLOCK].astype(np.float64)
+        else:
+            for rows, phi in self._blocks(client):
+                yield rows, phi.astype(np.float32).astype(np.float64)
 
 
 def checked(sent: Statistics, fixed: FixedPoint, client: ClientProfile, position: Position) -> Statistics | Rejection:
     """What a client sent, or why nobody with its samples can have sent it."""
     if sent.fixed != fixed or sent.samples != client.samples:
-        return Rejection(position, client.name, "wrong samples", left_out=True)
+        detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"
+        return Rejection(position, client.name, "wrong samples", left_out=True, detail=detail)
     try:
         check_statistics(sent, client.name)
-    except HostileStatisticsError:
-        return Rejection(position, client.name, "impossible statistics", left_out=True)
+    except HostileStatisticsError as error:
+        return Rejection(position, client.name, "impossible statistics", left_out=True, detail=error.flaw.value)
     return sent

@@ -1,0 +1,117 @@
+"""The data of a run's clients in the order of the record: founders, those that joined later, and those with less.
+
+A run's data are read again by every command that computes. Clients that joined from a file are read from it. A client
+that joined again after some of its records were forgotten has the same source, which may still hold the forgotten rows,
+and then they are dropped here; or its owner took them out, and then what is there is used as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.spec import Spec
+from sifu.data.federation import ClientData
+from sifu.errors import InputError
+from sifu.launch.features import with_features
+from sifu.launch.federation import takes_rows
+from sifu.store.reader import RunReader
+from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
+from sifu.theory.facts import ClientProfile
+
+
+def arranged_clients(reader: RunReader, clients: Sequence[Any], newcomers: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """The clients in the order of the record, and after them those who are not in it yet.
+
+    `clients` are as they were given; what the record knows of others is added: `newcomers` may join.
+    """
+    joined, waiting = joined_remainders(reader), remainder_to_join(reader)
+    remainders = {item.client: item for item in (*joined, *([waiting] if waiting else ()))}
+    files = files_of_joined(reader)
+    if not remainders and not files:
+        return (*clients, *newcomers)
+    given, recorded = {client.name: client for client in clients}, reader.clients()
+    if set(files) - set(given):
+        given |= _clients_of_files(reader, files, given)
+    arranged = []
+    for client in range(max(len(recorded), 1 + max(remainders, default=-1))):
+        if client in remainders:
+            arranged.append(_reduced(remainders[client], list(remainders.values()), recorded, given))
+        elif recorded[client].name in given:
+            arranged.append(given[recorded[client].name])
+        else:
+            raise InputError(f"the data of client {recorded[client].name!r} are missing: hand over every client's")
+    names = {profile.name for profile in recorded}
+    return (*arranged, *(client for client in clients if client.name not in names), *newcomers)
+
+
+def files_of_joined(reader: RunReader) -> dict[str, str]:
+    """Of every client that joined from a file, the file."""
+    payloads = (reader.payload(seq) for seq in reader.joined())
+    return {payload["client"]: payload["file"] for payload in payloads if "file" in payload}
+
+
+def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]:
+    """The clients in a .npz file with x and y: one of this name, or, where it has an array `client`, those it names."""
+    from sifu.data import from_dataset, given_names, load, partition
+
+    dataset = load("npz", file)
+    given = dataset.client_train
+    if (given is None) == (name is None):
+        raise InputError(
+            f"{file} has no array client: say who joins with --client NAME"
+            if given is None
+            else f"{file} names its clients itself, in the array client: leave --client out"
+        )
+    if given is None:
+        names: tuple[str, ...] = (str(name),)
+        rows: Any = [np.arange(len(dataset.y_train))]
+    else:
+        names = given_names(given)
+        rows = partition("given", dataset.y_train, len(names), None, np.random.default_rng(0), given=given)
+    clients = from_dataset(dataset, rows, spec.model.dtype, takes_rows(spec), spec.data.normalise, names=names)
+    return with_features(spec, clients)
+
+
+def _clients_of_files(reader: RunReader, files: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
+    """The clients that joined from files and were not handed over, by name."""
+    spec = Spec.from_mapping(reader.spec)
+    clients: dict[str, Any] = {}
+    for file in sorted({file for client, file in files.items() if client not in given}):
+        names = [client for client, of in files.items() if of == file]
+        try:
+            read = clients_of_file(spec, Path(file), None)
+        except InputError:
+            read = clients_of_file(spec, Path(file), names[0])
+        clients |= {client.name: client for client in read if client.name in names}
+    return clients
+
+
+def _reduced(
+    remainder: Remainder, everyone: list[Remainder], recorded: Sequence[ClientProfile], given: dict[str, Any]
+) -> Any:
+    """What the first client's data are without the rows that are gone by now, under the name it has now."""
+    if remainder.name in given:
+        return given[remainder.name]
+    first = recorded[remainder.first]
+    if first.name not in given:
+        raise InputError(f"the data of client {first.name!r} are missing: hand over every client's")
+    source = given[first.name]
+    x, y = np.asarray(source.x), np.asarray(source.y)
+    # The source may have lost the rows of the first requests already; each of them left another number of rows.
+    turns = [(), *(item.removed for item in everyone if item.first == remainder.first)]
+    there = next((turn for turn in turns if first.samples - len(turn) == len(x)), None)
+    if there is None:
+        raise InputError(
+            f"client {first.name!r} has {len(x)} samples; it joined with {first.samples}, of which "
+            f"{len(remainder.removed)} are forgotten: hand over all of them, or all but those"
+        )
+    rows = np.setdiff1d(np.arange(first.samples), there)
+    stays = ~np.isin(rows, remainder.removed)
+    if is_dataclass(source) and not isinstance(source, type):
+        return replace(source, name=remainder.name, x=x[stays], y=y[stays])
+    return ClientData(remainder.name, x[stays], y[stays])

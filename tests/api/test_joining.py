@@ -1,0 +1,183 @@
+"""Clients that join a head in closed form: from Python, from a file, with what they gained; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import independent_verifier
+import sifu
+from run_tools import query, run_cli, state
+from sifu.core.closed_form import recorded_fixed_point
+from sifu.data import ClientData
+from sifu.engines.sim.closed_form import ClosedFormFederation
+from sifu.errors import InputError, RoundRejectedError
+from sifu.store.reader import RunReader
+from sifu.store.statistics import read_statistics
+from sifu.theory.closed_form import FixedPoint, Statistics
+
+TABLE: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
+    "model": {"kind": "ridge", "outputs": 3},
+    "features": {"norm": 8.0},
+    "ridge": {"regularisation": 0.01},
+}
+
+
+def table_clients(count: int) -> list[ClientData]:
+    generator = np.random.default_rng(0)
+    clients = []
+    for number in range(count):
+        y = generator.integers(0, 3, 6 + number)
+        clients.append(ClientData(f"c{number}", generator.normal(size=(y.size, 4)) + np.eye(4)[y], y))
+    return clients
+
+
+def kept_sum(folder: Path) -> Statistics:
+    with RunReader(folder) as reader:
+        row = next(row for row in reader.statistics().values() if row.is_sum)
+        return read_statistics(folder, row, recorded_fixed_point(sifu.Spec.from_mapping(reader.spec), reader.layout))
+
+
+@pytest.mark.parametrize("keep", ["clients", "sum"])
+def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str) -> None:
+    """The run remembers the file: a later request of a run that keeps only the sum asks the newcomer again."""
+    clients = table_clients(5)
+    founders = tmp_path / "founders.npz"
+    np.savez(
+        founders,
+        x=np.concatenate([client.x for client in clients[:3]]),
+        y=np.concatenate([client.y for client in clients[:3]]),
+        client=np.repeat([client.name for client in clients[:3]], [client.samples for client in clients[:3]]),
+    )
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        f'[data]\nname = "npz"\nfile = "{founders}"\npartition = "given"\npreprocessing = "fixed"\n'
+        f'[model]\nkind = "ridge"\noutputs = 3\n[features]\nnorm = 8.0\n[ridge]\nregularisation = 0.01\n'
+        f'[keep]\nstatistics = "{keep}"\n'
+    )
+    folder = tmp_path / "run"
+    assert run_cli("train", spec, "--run", folder).code == 0
+    np.savez(tmp_path / "c3.npz", x=clients[3].x, y=clients[3].y)
+    answer = run_cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json")
+    assert json.loads(answer.out)["joined"] == ["c3"], answer.err
+    assert (
+        json.loads(run_cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json").out)[
+            "joined"
+        ]
+        == []
+    )
+    np.savez(tmp_path / "c4.npz", x=clients[4].x, y=clients[4].y, client=np.repeat("c4", clients[4].samples))
+    assert run_cli("join", folder, "--file", tmp_path / "c4.npz").code == 0
+    assert run_cli("forget", folder, "--client", "c1").code == 0
+    sifu.train(TABLE, run=tmp_path / "never", clients=[clients[number] for number in (0, 2, 3, 4)])
+    assert kept_sum(folder) == kept_sum(tmp_path / "never")
+    assert sifu.Run(folder).verify().problems == []
+    assert independent_verifier.verify(folder) == []
+    before = state(folder)
+    for arguments, why in (
+        (("--client", "c0", "--file", tmp_path / "c3.npz"), "sent its statistics already"),
+        (("--client", "c1", "--file", tmp_path / "c3.npz"), "asked to be forgotten"),
+        (("--file", tmp_path / "c3.npz"), "--client NAME"),
+        (("--client", "c9", "--file", tmp_path / "c4.npz"), "leave --client out"),
+        (("--client", "c9", "--file", tmp_path / "none.npz"), "none.npz"),
+    ):
+        refused = run_cli("join", folder, *arguments)
+        assert refused.code == 2, arguments
+        assert why in refused.err
+        assert refused.err.count("\n") == 1
+    assert state(folder) == before
+
+
+def test_records_that_a_client_gained_join_under_another_name(tmp_path: Path) -> None:
+    clients = table_clients(4)
+    half = clients[1].samples // 2
+    first = ClientData("c1", clients[1].x[:half], clients[1].y[:half])
+    gained = ClientData("c1-more", clients[1].x[half:], clients[1].y[half:])
+    sifu.train(TABLE, run=tmp_path / "run", clients=[clients[0], first, *clients[2:]])
+    sifu.open_run(tmp_path / "run", clients=[clients[0], first, *clients[2:], gained]).join()
+    sifu.train(TABLE, run=tmp_path / "all", clients=clients)
+    assert kept_sum(tmp_path / "run") == kept_sum(tmp_path / "all")
+
+
+def _with(sent: Statistics, **other: Any) -> Statistics:
+    fields = {name: getattr(sent, name) for name in ("fixed", "gram", "cross", "samples", "target_energy")}
+    return Statistics(**(fields | other))
+
+
+def _asymmetric(sent: Statistics) -> Statistics:
+    gram = sent.gram.copy()
+    gram[0, 1] += 1
+    return _with(sent, gram=gram)
+
+
+def _indefinite(sent: Statistics) -> Statistics:
+    """The products of two features beyond what their squares allow together with a third."""
+    gram = sent.gram.copy()
+    size = int(min(gram[0, 0], gram[1, 1], gram[2, 2]) * 0.9)
+    for row, column, sign in ((0, 1, 1), (0, 2, 1), (1, 2, -1)):
+        gram[row, column] = gram[column, row] = sign * size
+    return _with(sent, gram=gram)
+
+
+def _out_of_bounds(sent: Statistics) -> Statistics:
+    gram = sent.gram.copy()
+    gram[0, 0] += 2**50
+    return _with(sent, gram=gram)
+
+
+def _other_map(sent: Statistics) -> Statistics:
+    return _with(sent, fixed=FixedPoint(sent.fixed.features, sent.fixed.outputs, norm=sent.fixed.norm, feature_bits=12))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_asymmetric, "impossible statistics (G is not symmetric)"),
+        (_indefinite, "impossible statistics (G has a negative direction)"),
+        (_out_of_bounds, "impossible statistics (the trace of G is larger than samples of the agreed norm can give)"),
+        (_other_map, "wrong samples"),
+        (lambda sent: _with(sent, samples=sent.samples + 1), "wrong samples"),
+        (lambda sent: _with(sent, target_energy=-1), "impossible statistics (the target energy is negative"),
+    ],
+)
+def test_a_newcomer_that_sends_what_no_data_can_have_is_refused_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, why: str
+) -> None:
+    clients = table_clients(4)
+    sifu.train(TABLE, run=tmp_path / "run", clients=clients[:3])
+    honest = ClosedFormFederation.sent_by
+    monkeypatch.setattr(
+        ClosedFormFederation,
+        "sent_by",
+        lambda self, client: change(honest(self, client)) if client == 3 else honest(self, client),
+    )
+    before = kept_sum(tmp_path / "run")
+    with pytest.raises(RoundRejectedError) as refusal:
+        sifu.open_run(tmp_path / "run", clients=clients).join()
+    assert f"client 'c3' were refused and nothing was changed: {why}" in str(refusal.value)
+    assert kept_sum(tmp_path / "run") == before
+    assert query(tmp_path / "run", "SELECT COUNT(*) FROM participation WHERE client = 3") == [(0,)]
+
+
+def test_a_sum_beyond_int64_is_refused_before_it_is_formed() -> None:
+    fixed = FixedPoint(features=1, outputs=1)
+    huge = np.full((2, 2), 2**62, dtype=np.int64)
+    part = Statistics(fixed, huge, np.zeros((2, 1), dtype=np.int64), 1, 0)
+    with pytest.raises(InputError, match="beyond int64"):
+        part + part
+
+
+def test_another_feature_map_and_a_second_name_are_refused(tmp_path: Path) -> None:
+    clients = table_clients(4)
+    sifu.train(TABLE, run=tmp_path / "run", clients=clients[:3])
+    wider = [ClientData(client.name, np.hstack([client.x, client.x]), client.y) for client in clients]
+    with pytest.raises(InputError, match="feature map"):
+        sifu.open_run(tmp_path / "run", clients=wider).join()
+    twice = [*clients[:3], ClientData("c0", clients[3].x, clients[3].y)]
+    with pytest.raises(InputError, match="same name"):
+        sifu.open_run(tmp_path / "run", clients=twice).join()

@@ -1,0 +1,151 @@
+"""Modules of the user in a spec, the folder that keeps features, softmax heads on image features without Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import run_cli
+from sifu.data import ClientData
+from sifu.data.feature_maps import CachedFeatures, feature_map
+from sifu.engines.sim import closed_form
+from sifu.errors import InputError
+
+TRUNK = """
+import torch
+
+def make():
+    torch.manual_seed({seed})
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU())
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def trunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a factory in the current folder, as a user has it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "own_trunk.py"
+    file.write_text(TRUNK.format(seed=1))
+    yield file
+    sys.modules.pop("own_trunk", None)
+
+
+def changed(file: Path, text: str) -> None:
+    file.write_text(text)
+    sys.modules.pop("own_trunk", None)
+
+
+def spec_of(kind: str, **features: Any) -> dict[str, Any]:
+    return {
+        "data": {"name": "digits", "clients": 6},
+        "model": {"kind": kind},
+        "features": {"kind": "module", "module": "own_trunk:make"} | features,
+        "stop": {"max_rounds": 3, "target": 0.0},
+    }
+
+
+def test_a_module_of_the_users_and_what_its_change_does(trunk: Path, tmp_path: Path) -> None:
+    run = sifu.train(spec_of("ridge"), run=tmp_path / "run")
+    (outcome,) = run.forget(["client-002"])
+    assert outcome.level == "exact"
+    premises = {premise["name"]: premise["status"] for premise in run.certificate("r1").body["premises"]}
+    assert premises["features"] == "trusted"
+    assert run.verify().problems == []
+    changed(trunk, TRUNK.format(seed=2))
+    with pytest.raises(InputError, match="feature map"):
+        sifu.open_run(tmp_path / "run").forget(["client-003"])
+    changed(trunk, TRUNK.format(seed=1) + "\n# the same weights from another text\n")
+    with pytest.raises(InputError, match="feature map"):
+        sifu.open_run(tmp_path / "run").forget(["client-003"])
+    changed(trunk, TRUNK.format(seed=1))
+    sifu.open_run(tmp_path / "run").forget(["client-003"])
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("own_trunk", "write package.file:function"),
+        ("own_trunk:other", "cannot be found"),
+        ("no_such_file:make", "cannot be found"),
+        ("own_trunk:nothing", "returned int, not a torch.nn.Module"),
+        ("", "features.module"),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_named(trunk: Path, tmp_path: Path, module: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        sifu.train(spec_of("ridge", module=module), run=tmp_path / "run")
+
+
+def test_features_are_kept_in_a_folder_and_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(600, 5))
+    fresh = feature_map("random_fourier", (5,), features=8)
+    cached = CachedFeatures(fresh, tmp_path / "kept")
+    first = np.concatenate([phi for _, phi in cached.chunks(x)])
+    monkeypatch.setattr(type(fresh), "__call__", lambda self, x: pytest.fail("they are kept"))
+    done: list[tuple[int, int]] = []
+    again = np.concatenate([phi for _, phi in cached.chunks(x, lambda *told: done.append(told))])
+    np.testing.assert_array_equal(first, again)
+    assert done == [(256, 600), (512, 600), (600, 600)]
+    assert cached.digest() == fresh.digest()
+    monkeypatch.undo()
+    (file,) = (tmp_path / "kept").iterdir()
+    file.write_bytes(file.read_bytes()[:1000])  # cut off: computed again
+    np.testing.assert_array_equal(first, np.concatenate([phi for _, phi in cached.chunks(x)]))
+    assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".npy"]
+
+
+def test_a_run_with_kept_features_is_the_same_run(tmp_path: Path) -> None:
+    spec = {"data": {"name": "digits", "clients": 4}, "model": {"kind": "ridge"}, "features": {"kind": "projection"}}
+    plain = sifu.train(spec, run=tmp_path / "plain")
+    kept = sifu.train(
+        spec | {"features": {"kind": "projection", "cache": str(tmp_path / "kept")}}, run=tmp_path / "kept run"
+    )
+    assert plain.export(tmp_path / "a").read_bytes() == kept.export(tmp_path / "b").read_bytes()
+    assert len(list((tmp_path / "kept").iterdir())) == 4
+
+
+def test_a_client_beyond_memory_is_computed_in_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of a client that does not fit is kept, and its evaluation is that of one that does."""
+    generator = np.random.default_rng(0)
+    clients = [ClientData(f"c{k}", generator.normal(size=(700, 3)), generator.integers(0, 2, 700)) for k in range(2)]
+    spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}
+    fits = sifu.train(spec, run=tmp_path / "fits", clients=clients).status().accuracy
+    monkeypatch.setattr(closed_form, "KEPT_BYTES", 0)
+    run = sifu.train(spec, run=tmp_path / "does not", clients=clients)
+    assert run.status().accuracy == fits
+    assert run.engine()._kept == {}  # type: ignore[attr-defined]
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(InputError, match="--device cuda cannot be used here"):
+        sifu.train({"model": {"kind": "ridge"}}, run=tmp_path / "run", device="cuda")
+
+
+def test_softmax_on_image_features_is_proven_without_python(tmp_path: Path) -> None:
+    """Images, a spec, the command line: the same [features] as a closed-form head, trained in rounds under SIFU."""
+    folder = tmp_path / "run"
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        '[data]\nname = "digits"\nclients = 12\n[model]\nkind = "softmax"\n'
+        '[features]\nkind = "random_convolutions"\n[stop]\nmax_rounds = 4\ntarget = 0.0\n'
+    )
+    assert run_cli("train", spec, "--run", folder).code == 0
+    answer = run_cli("forget", folder, "--client", "client-003", "--sigma", "1.0", "--format", "json")
+    (request,) = json.loads(answer.out)["requests"]
+    assert request["level"] == "proven", answer.err
+    assert request["sigma"] > 0.0
+    assert run_cli("verify", folder).code == 0
