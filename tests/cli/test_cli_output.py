@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sifu
@@ -109,6 +110,11 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
     grouped = tmp_path / "grouped"
     sifu.train(spec_for("groups", stop={"max_rounds": 4}), run=grouped)
     commands["rebuild"] = [grouped]
+    solved = tmp_path / "solved"
+    sifu.train({"data": {"clients": 4}, "model": {"kind": "ridge"}}, run=solved)
+    newcomer = tmp_path / "newcomer.npz"
+    np.savez(newcomer, x=np.ones((3, 64)), y=np.array([0, 1, 2]))
+    commands["join"] = [solved, "--client", "new", "--file", newcomer]
     assert set(commands) | {"demo", "serve"} >= set(COMMANDS), "a new command: add it here"
     answers = {}
     for name, arguments in commands.items():

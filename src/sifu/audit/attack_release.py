@@ -18,19 +18,22 @@ from sifu.audit.membership import (
     loss_attack,
     shadow_scores,
 )
-from sifu.audit.scoring import Samples, Scorer, stacked
+from sifu.audit.scoring import HeadScorer, Samples, Scorer, stacked
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
 from sifu.core.noise import NormalSource
 from sifu.core.randomness import keyed_generator
 from sifu.core.spec import Spec
+from sifu.engines.sim.closed_form import ClosedFormFederation
 from sifu.errors import InputError
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
+from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.run_view import RunView
 from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu.requests.certification import RecordedRequest
 from sifu.store.reader import RunReader
+from sifu.store.remainders import joined_remainders
 from sifu.store.table_rows import EvaluationRow, RequestRow
 
 MOST_HELD_OUT = 2000
@@ -104,6 +107,8 @@ class ReleaseAttack:
         gone = recorded.gone
         active = np.array([k for k in range(len(recorded.view.clients)) if k not in gone], dtype=np.int64)
         forgotten = np.array([self.view.index_of[name] for name in row.clients], dtype=np.int64)
+        again = [item.client for item in joined_remainders(reader) if item.request == row.request]
+        active = np.append(active, np.array(again, dtype=np.int64))  # who stays with the records it has left
         stop = recorded.terms.stop(recorded.view.spec.stop)
         scratch, rounds, _, _ = retrain_unrecorded(
             engine,
@@ -118,7 +123,7 @@ class ReleaseAttack:
             named["before"] = models[before.node]
         named |= {"released": models[row.final_node], "scratch": scratch}
         data, scorer = self._data(), self._scorer()
-        samples = self._samples(data, forgotten) if data is not None and scorer is not None else {}
+        samples = self._samples(data, forgotten, row) if data is not None and scorer is not None else {}
         everyone = np.sort(np.concatenate([active, forgotten]))
         self.progress("relearning", 0, 1)
         forgetting = forgetting_audit(
@@ -209,17 +214,23 @@ class ReleaseAttack:
 
     def _data(self) -> Any:
         if self._clients is None and self.spec.data.name != PYTHON:
-            self._clients = clients_from_spec(self.spec, self.data_folder)
+            self._clients = arranged_clients(self.reader, clients_from_spec(self.spec, self.data_folder))
         if self._clients is None:
             self.notes.append("the clients' samples are not available: attacks that look at them were left out")
         return self._clients
 
     def _scorer(self) -> Scorer | None:
+        if isinstance(self.engine, ClosedFormFederation):
+            return HeadScorer(self.engine)
         model = getattr(self.engine, "model", None)
         return None if model is None else Scorer(model, self.engine.layout.dtype)
 
-    def _samples(self, data: Any, forgotten: np.ndarray) -> dict[str, Samples]:
+    def _samples(self, data: Any, forgotten: np.ndarray, row: RequestRow) -> dict[str, Samples]:
         result = {"forgotten": stacked(data, forgotten.tolist())}
+        if row.records:  # the client stays with the rest, which is in the model
+            turns = {item.request: item for item in joined_remainders(self.reader)}
+            first, gone = data[turns[row.request].first], list(row.records)
+            result["forgotten"] = Samples(np.asarray(first.x)[gone], np.asarray(first.y)[gone])
         held = held_out_from_spec(self.spec, self.data_folder)
         if held is not None:
             x, y = held

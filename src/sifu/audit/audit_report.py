@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sifu.audit.evidence import NodeDistance, NoiseDrawn
+from sifu.audit.exact_releases import ExactAudit
 from sifu.audit.forgetting import ForgettingAudit
 from sifu.audit.membership import MembershipAudit
 from sifu.audit.releases import ReleaseAudit, Replays
@@ -82,8 +83,11 @@ class AttackAudit:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Everything that was tried. `contradictions` are claims that turned out false; `observations` would be, had
-    they been claimed; `notes` say what could not be tried."""
+    """Everything that was tried.
+
+    `exact` compares digests of exact releases. `contradictions` are claims that turned out false; `observations` would
+    be, had they been claimed; `notes` say what could not be tried.
+    """
 
     run: str
     subjects: tuple[SubjectAudit, ...]
@@ -91,6 +95,7 @@ class AuditReport:
     nodes_replayed: int
     nodes_missed: int
     attacks: AttackAudit | None
+    exact: tuple[ExactAudit, ...]
     contradictions: tuple[str, ...]
     observations: tuple[str, ...]
     notes: tuple[str, ...]
@@ -107,4 +112,6 @@ class AuditReport:
             mapping["largest_share_of_psi"] = subject.closest
             if subject.releases is not None:
                 mapping["releases"]["epsilon_shown"] = subject.releases.epsilon_shown
+        for mapping, release in zip(content["exact"], self.exact, strict=True):
+            mapping |= {"same_model": release.same_model, "same_sum": release.same_sum}
         return {"holds": self.holds, **content}

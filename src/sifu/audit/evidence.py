@@ -105,6 +105,8 @@ class Evidence:
     """||theta|| by node."""
     sources: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
     """(theta, phi) by (subject, source of an edge it is charged for)."""
+    finals: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
+    """(theta, phi) by (subject, final node of its own exact request)."""
     models: dict[int, Vector] = field(default_factory=dict)
     """Models of the nodes that were asked for."""
     noise: dict[int, NoiseDrawn] = field(default_factory=dict)
@@ -150,6 +152,8 @@ def gather(
     rows = reader.node_rows()
     sources = {(subject.subject, edge.source) for subject in watched for edge in charged_edges(reader, subject)}
     worlds = {subject.subject: subject.clients for subject in watched}
+    requests = {subject.subject: subject.request for subject in watched}
+    finals = {(key, row.final_node) for key, row in requests.items() if row is not None and row.level == "exact"}
     noise_parents = {row.node.parent for row in rows if row.node.kind == "noise"}
     exact_sources: dict[int, Floats] = {}
     seen = 0
@@ -161,6 +165,8 @@ def gather(
             evidence.distances[subject, number] = away
             if (subject, number) in sources:
                 evidence.sources[subject, number] = (item.model, theirs)
+            if (subject, number) in finals:
+                evidence.finals[subject, number] = (item.model, theirs)
         if number in keep_models:
             evidence.models[number] = item.model
         if number in noise_parents:

@@ -26,6 +26,7 @@ from sifu.audit.evidence import (
     watched_subjects,
     wrong_charges,
 )
+from sifu.audit.exact_releases import ExactAudit, exact_audits
 from sifu.audit.releases import audit_releases
 from sifu.core.engine import Engine
 from sifu.core.noise import NormalSource, SystemNormals
@@ -122,6 +123,7 @@ class _Audit:
         for number, subject in enumerate(watched):
             subjects.append(self._subject(subject, len(watched), rows[subject.subject], evidence))
             self.progress("replaying releases", number + 1, len(watched))
+        exact = tuple(self._exact(watched, evidence))
         attacks = self.attack.carry_out(attacked, watched, evidence) if attacked is not None else None
         self.notes += self.attack.notes
         return AuditReport(
@@ -131,6 +133,7 @@ class _Audit:
             len(evidence.lengths),
             evidence.missed,
             attacks,
+            exact,
             tuple(self.contradictions),
             tuple(self.observations),
             tuple(self.notes),
@@ -168,6 +171,21 @@ class _Audit:
                     f"request {request}: the noise that was added is not normal with deviation {draw.noise_std:.6g} "
                     f"(p = {draw.p_normal:.1e})",
                 )
+
+    def _exact(self, watched: list[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
+        """Digests of exact releases in both worlds; a replay on another machine may differ in its last bits."""
+        for release, same_worlds in exact_audits(self.engine, self.reader, watched, evidence):
+            who = f"request {release.request}, {', '.join(release.clients[:3])}"
+            if not release.same_sum:
+                self._say(True, f"{who}: the sum it was solved from is not that of those who stay")
+            if release.without is not None and not same_worlds:
+                self._say(True, f"{who}: its release is called exact, but without the clients another model comes out")
+            elif release.without is not None and not release.same_model:
+                self.notes.append(
+                    f"{who}: both worlds give one model here, but not to the bit the released one, as on another "
+                    "machine or device"
+                )
+            yield release
 
     def _subject(self, watched: Watched, subjects: int, rows: list[NodeDistance], evidence: Evidence) -> SubjectAudit:
         edges = charged_edges(self.reader, watched)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sifu.core.layout import Vector
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
+
+if TYPE_CHECKING:
+    from sifu.engines.sim.closed_form import ClosedFormFederation
 
 CHUNK = 4096
 
@@ -96,6 +99,41 @@ class Scorer:
         ):
             raise InputError(f"labels must lie in 0..{max(2, scores.shape[1]) - 1}, found {int(samples.y.max())}")
         return scores, self._model.objective.encode(targets, scores.shape[1], torch.float64)
+
+
+class HeadScorer(Scorer):
+    """The same of a head in closed form, whose inputs are samples before the feature map."""
+
+    def __init__(self, engine: ClosedFormFederation) -> None:
+        self._engine = engine
+
+    @property
+    def labels(self) -> bool:
+        """Whether targets are classes."""
+        return self._engine.targets.task == "classification"
+
+    def outputs(self, vector: Vector, x: Array) -> Floats:
+        """The predicted targets of each sample, one row each."""
+        return self._engine.predict(vector, x)
+
+    def losses(self, vector: Vector, samples: Samples) -> Floats:
+        """The squared error of each sample."""
+        wrong = self.outputs(vector, samples.x) - self._engine.targets.encode(np.asarray(samples.y))
+        return np.asarray(np.sum(wrong * wrong, axis=1))
+
+    def accuracy(self, vector: Vector, samples: Samples) -> float:
+        """Share of samples that are predicted correctly; NaN for other tasks than classification."""
+        if not self.labels or samples.count == 0:
+            return float("nan")
+        return float(np.mean(self.predictions(vector, samples.x) == np.asarray(samples.y)))
+
+    def confidences(self, vector: Vector, samples: Samples) -> Floats:
+        """Minus the loss: a ridge head has no probabilities."""
+        return -self.losses(vector, samples)
+
+    def predictions(self, vector: Vector, x: Array) -> Integers:
+        """The predicted class of each sample."""
+        return np.asarray(self._engine.targets.decode(self.outputs(vector, x)))
 
 
 def stacked(clients: Any, chosen: Integers | list[int]) -> Samples:

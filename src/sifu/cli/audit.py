@@ -193,6 +193,11 @@ def print_report(report: AuditReport) -> None:
     if report.noise:
         sound = sum(1 for edge in report.noise if edge.as_recorded)
         out.print(f"{sound} of {len(report.noise)} noise edges hold the noise that was recorded")
+    for release in report.exact[:MOST_SUBJECTS]:
+        same = "to the bit" if release.same_model else "not to the bit, see the notes"
+        summed = ", and so is the sum of those who stay" if release.sum_recorded and release.same_sum else ""
+        told = f"is the model of the world without them, {same}{summed}" if release.without else "cannot be replayed"
+        out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {told}")
     if report.attacks is not None:
         _print_attacks(report)
     for note in report.notes:

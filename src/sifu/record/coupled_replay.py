@@ -20,6 +20,7 @@ from sifu.core.spec import Spec
 from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
+from sifu.theory.groups import merge
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
 
@@ -60,7 +61,8 @@ def replay_worlds(
 ) -> Iterator[ReplayedNode]:
     """Every node, the cut ones too, in the order of the record: with everyone, and without the clients of each world.
 
-    Left out are what a heuristic made, what follows noise that is not known any more, and whatever comes after
+    Groups that train apart are replayed with their members of each world, and merged with the samples that each world
+    has. Left out are what a heuristic made, what follows noise that is not known any more, and whatever comes after
     them. A noise edge adds the same noise in every world, so there the other models move as the real one does:
     phi + (noised - theta).
     """
@@ -68,18 +70,84 @@ def replay_worlds(
     nodes = [row.node for row in reader.node_rows()]
     waiting = Counter(node.parent for node in nodes)
     alive: dict[int | None, ReplayedNode] = {}
+    groups = ReplayedGroups(engine, reader, worlds)
     for node in nodes:
+        if node.kind == "group":
+            waiting[node.parent] -= 1
+            yield groups.replay(node)
+            continue
         before = alive.get(node.parent)
         waiting[node.parent] -= 1
         if node.parent is not None and waiting[node.parent] == 0:
             alive.pop(node.parent, None)
         there = took_part.between(node.node, node.node).clients
-        replayed = _replay_node(engine, node, before, there, worlds, noised)
+        replayed = (
+            groups.merge(node) if node.kind == "merge" else _replay_node(engine, node, before, there, worlds, noised)
+        )
         if replayed is None:
             continue
         if waiting[node.node]:
             alive[node.node] = replayed
         yield replayed
+
+
+class ReplayedGroups:
+    """The models of groups as they are replayed, in every world, and what merges make of them."""
+
+    def __init__(self, engine: Engine, reader: RunReader, worlds: Mapping[int, Collection[int]]) -> None:
+        self._engine, self._worlds, self._dtype = engine, worlds, reader.layout.dtype
+        self._rows, self._merges = reader.group_models(), reader.merges()
+        self._samples = [client.samples for client in reader.clients()]
+        self._replayed: dict[int, ReplayedNode] = {}
+
+    def replay(self, node: PathNode) -> ReplayedNode:
+        """The rounds apart that led from a group's earlier model, or from the fresh one, to this one."""
+        row, before = self._rows[node.node], self._replayed.get(node.parent or 0)
+        begun = 0 if before is None else self._rows[before.node.node].rounds
+        fresh = self._engine.initial_model(0)
+
+        def rounds(model: Vector, gone: Collection[int]) -> Vector:
+            members = np.setdiff1d(np.array(row.members, dtype=np.int64), np.array(sorted(gone), dtype=np.int64))
+            for place in range(begun, row.rounds if members.size else begun):
+                model = self._engine.run_round(model, Position(node.branch, place), members).model
+            return model
+
+        model = rounds(fresh if before is None else before.model, ())
+        without = {
+            key: rounds(fresh if before is None else before.without[key], gone)
+            if not set(gone).isdisjoint(row.members)
+            else model
+            for key, gone in self._worlds.items()
+        }
+        self._replayed[node.node] = ReplayedNode(node, model, without)
+        return self._replayed[node.node]
+
+    def merge(self, node: PathNode) -> ReplayedNode | None:
+        """The mean of the groups' models in each world, weighted by the samples that the world has."""
+        sources = [row.source_node for row in self._merges if row.node == node.node]
+        parts = [(self._replayed[source], self._rows[source].members) for source in sources]
+
+        def mean(key: int | None, gone: Collection[int]) -> Vector | None:
+            samples = [sum(self._samples[client] for client in set(members) - set(gone)) for _, members in parts]
+            there = [
+                (part.model if key is None else part.without[key], count)
+                for (part, _), count in zip(parts, samples, strict=True)
+                if count
+            ]
+            if not there:
+                return None
+            models = [model.astype(np.float64) for model, _ in there]
+            return merge(models, [count for _, count in there]).astype(self._dtype)
+
+        model = mean(None, ())
+        if model is None:
+            return None
+        hit = {key for key, gone in self._worlds.items() if any(set(gone) & set(members) for _, members in parts)}
+        without = {}
+        for key, gone in self._worlds.items():
+            other = mean(key, gone) if key in hit else model
+            without[key] = self._engine.initial_model(0) if other is None else other
+        return ReplayedNode(node, model, without)
 
 
 def _replay_node(
@@ -93,7 +161,7 @@ def _replay_node(
     if node.kind == "initial":
         first = engine.initial_model(node.branch)
         return ReplayedNode(node, first, dict.fromkeys(worlds, first))
-    if before is None or node.kind in ("heuristic", "group", "merge"):
+    if before is None or node.kind == "heuristic":
         return None
     if node.kind == "noise":
         if node.noise_std == 0.0:

@@ -17,7 +17,7 @@ from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.engines.sim.clients import ClientData
 from sifu.errors import InputError, RoundRejectedError
-from sifu.theory.arrays import Floats
+from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, total
 from sifu.theory.closed_form.statistics import statistics_of_chunks
 from sifu.theory.closed_form.statistics_check import HostileStatisticsError
@@ -53,7 +53,7 @@ class ClosedFormFederation:
         from_labels: bool = False,
     ) -> None:
         self._data = tuple(clients)
-        self._map, self._targets, self.fixed, self.relative_penalty = features, targets, fixed, relative_penalty
+        self._map, self.targets, self.fixed, self.relative_penalty = features, targets, fixed, relative_penalty
         self._kept: dict[int, NDArray[np.float32]] = {}
         self._kept_bytes = 0
         names = [client.name for client in self._data]
@@ -98,7 +98,7 @@ class ClosedFormFederation:
     def sent_by(self, client: int) -> Statistics:
         """What a client sends; an engine of less honest clients says something else."""
         data = self._data[client]
-        targets = self._targets.encode(np.asarray(data.y))
+        targets = self.targets.encode(np.asarray(data.y))
         return statistics_of_chunks(self.fixed, ((phi, targets[rows]) for rows, phi in self._blocks(client)))
 
     def _blocks(self, client: int) -> Iterator[tuple[slice, Floats]]:
@@ -143,6 +143,12 @@ class ClosedFormFederation:
         """There are none."""
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 
+    def predict(self, model: Vector, x: Array) -> Floats:
+        """Predicted targets of samples, before any of them is decided."""
+        weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
+        blocks = [phi @ weights[:-1] + weights[-1] for _, phi in self._map.chunks(np.asarray(x))]
+        return np.concatenate(blocks) if blocks else np.zeros((0, self.fixed.outputs))
+
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Correct predictions (0 for regression; every label right for multi_label) and squared errors of targets."""
         chosen = np.asarray(clients, dtype=np.int64)
@@ -152,9 +158,9 @@ class ClosedFormFederation:
             labels = np.asarray(self._data[client].y)
             for rows, phi in self._features_of(client):
                 predicted = phi @ weights[:-1] + weights[-1]
-                loss[place] += float(np.sum((predicted - self._targets.encode(labels[rows])) ** 2))
-                if self._targets.task != "regression":
-                    decided = self._targets.decode(predicted)
+                loss[place] += float(np.sum((predicted - self.targets.encode(labels[rows])) ** 2))
+                if self.targets.task != "regression":
+                    decided = self.targets.decode(predicted)
                     right = decided == labels[rows].reshape(decided.shape)
                     correct[place] += int(np.sum(right if right.ndim == 1 else right.all(axis=1)))
         samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)

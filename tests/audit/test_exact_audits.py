@@ -1,0 +1,100 @@
+"""Exact certificates against the world that never had the client: digests, and attacks that reach nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from forged_runs import rebuild_chain
+from run_tools import small_spec
+from sifu.audit import AuditOptions, audit_run
+
+ATTACKS = AuditOptions(shadows=0, relearn_rounds=1, seed=1)
+RIDGE: dict[str, Any] = {
+    "data": {"clients": 12},
+    "model": {"kind": "ridge"},
+    "features": {"kind": "random_fourier", "count": 64, "bandwidth": 3.0},
+    "ridge": {"regularisation": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two clients and then records of a third forgotten, exactly."""
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    run = sifu.train(RIDGE, run=folder)
+    run.forget(["client-001", "client-002"])
+    run.forget(["client-003"], records=[0, 1, 5, 6, 7])
+    return folder
+
+
+def test_a_closed_form_is_the_world_without_the_client_to_the_bit(solved: Path) -> None:
+    report = audit_run(sifu.open_run(solved), ATTACKS)
+    assert report.contradictions == ()
+    assert {release.request for release in report.exact} == {"r1", "r2"}
+    assert all(release.same_model and release.same_sum for release in report.exact)
+    assert all(release.sum_recorded for release in report.exact)
+    values = report.values()["exact"]
+    assert all(release["same_model"] for release in values)
+
+
+@pytest.mark.parametrize(("request_id", "samples"), [("r1", None), ("r2", 5)])
+def test_membership_is_at_chance_against_an_exact_release(solved: Path, request_id: str, samples: int | None) -> None:
+    """Against the release the attack reaches what it reaches against a model that never saw the samples."""
+    options = AuditOptions(shadows=0, relearn_rounds=1, seed=1, request=request_id)
+    report = audit_run(sifu.open_run(solved), options)
+    assert report.attacks is not None
+    membership = report.attacks.membership
+    assert membership is not None
+    assert membership.loss is not None
+    assert membership.loss["released"] == membership.loss["scratch"]
+    if samples is None:
+        # About 250 samples: the area of a blind guess is 0.5 with a deviation of about 0.03.
+        assert abs(membership.loss["released"].area - 0.5) < 0.12
+        assert membership.loss["before"].area > membership.loss["released"].area
+    else:
+        assert membership.samples == samples
+    assert report.attacks.forgetting.distance_to_scratch == 0.0
+
+
+def test_another_sum_than_that_of_those_who_stay_is_a_contradiction(tmp_path: Path) -> None:
+    run = sifu.train(RIDGE, run=tmp_path / "run")
+    run.forget(["client-001"])
+
+    def change(kind: str, content: dict[str, Any]) -> None:
+        if "solve" in content:
+            content["solve"]["sum"] = "0" * 64
+
+    rebuild_chain(run.folder, change)
+    report = audit_run(sifu.open_run(tmp_path / "run"), AuditOptions(attacks=False, seed=1))
+    assert any("is not that of those who stay" in sentence for sentence in report.contradictions)
+
+
+def test_groups_are_replayed_in_both_worlds(tmp_path: Path) -> None:
+    spec = small_spec(groups={"count": 3, "rounds": 3, "rebuild": "now"}, stop={"max_rounds": 3, "target": 0.0})
+    run = sifu.train(spec, run=tmp_path / "run")
+    run.forget(["client-001"], method="groups")
+    run.forget(["client-004"], method="groups")
+    report = audit_run(sifu.open_run(tmp_path / "run"), ATTACKS)
+    assert report.contradictions == ()
+    assert report.nodes_missed == 0
+    assert [release.request for release in report.exact] == ["r1", "r2"]
+    assert all(release.same_model for release in report.exact)
+    assert report.attacks is not None
+    assert report.attacks.membership is not None
+
+
+def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a merge that keeps the model of the client's own group."""
+    from sifu.record import groups
+
+    spec = small_spec(groups={"count": 3, "rounds": 3, "rebuild": "never"}, stop={"max_rounds": 3, "target": 0.0})
+    run = sifu.train(spec, run=tmp_path / "run")
+    monkeypatch.setattr(groups, "is_hit", lambda row, clients: False)
+    run.forget(["client-001"], method="groups")
+    monkeypatch.undo()
+    report = audit_run(sifu.open_run(tmp_path / "run"), AuditOptions(attacks=False, seed=1))
+    assert any("another model comes out" in sentence for sentence in report.contradictions)
