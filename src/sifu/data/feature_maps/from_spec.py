@@ -22,7 +22,7 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     """
     if features.kind == "module":
         raise InputError(
-            f"features.module = {features.module!r} is a program: it is run where the operator and the clients are one, "
+            f"features.module = {features.module!r} is a program: it runs where operator and clients are one, "
             "and never because a server says so. On Flower let clients map their samples before they hand them over"
         )
     options: dict[str, Any] = {"norm": features.norm}
