@@ -15,7 +15,7 @@ import numpy as np
 
 from sifu.audit.evidence import Evidence, Watched
 from sifu.core.closed_form import StatisticsEngine
-from sifu.core.engine import Engine, Rejection
+from sifu.core.engine import Engine, Position, Rejection
 from sifu.requests.certification import solves
 from sifu.store.files import model_bytes
 from sifu.store.reader import RunReader
@@ -91,8 +91,8 @@ def _sum_of_those_who_stay(engine: Engine, reader: RunReader, node: int) -> str 
     there = reader.everyone().between(node, node).clients.tolist()
 
     def parts() -> Iterator[Statistics]:
-        for _, sent in cast("StatisticsEngine", engine).collect(there):
-            if not isinstance(sent, Rejection):
+        for _, sent in cast("StatisticsEngine", engine).collect(there, Position(0, 0)):
+            if sent is not None and not isinstance(sent, Rejection):
                 yield sent
 
     return total(cast("StatisticsEngine", engine).fixed, parts()).digest()
