@@ -152,14 +152,14 @@ def measure(case: Case, folder: Path, draws: int) -> dict[str, Any]:
     with run.reader() as reader:
         view = RunView(reader)
         given = case.terms | ({"min_level": case.level} if case.level else {})
-        chosen = plan_request(view, make_terms(view.spec, names, given))
+        chosen = plan_request(view, make_terms(view, names, given))
         assert chosen.auto is not None
         rounds: dict[str, list[int]] = {}
         drawn: dict[tuple[int | None, float, bool], list[int]] = {}
         for way in chosen.auto.compared:
             if LEVELS.index(way.level) < LEVELS.index(chosen.auto.least_level):
                 continue
-            plan = plan_request(view, make_terms(view.spec, names, given | {"method": way.method}))
+            plan = plan_request(view, make_terms(view, names, given | {"method": way.method}))
             merges = method_named(way.method).info.starts_from in ("merge", "initial")
             key = (plan.source_node, plan.noise_std, merges)
             if key not in drawn:
