@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError
-from sifu.launch.federation import FLOWER
 from sifu.methods.ways import check_method
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.deadlines import DEADLINE_DAYS, check_deadline
 from sifu.store.actor import actor_name
 from sifu.store.writer import RunWriter
+from sifu.theory.facts import IN_PROCESS
 
 
 def receive(
@@ -47,7 +47,7 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
                 raise InputError(f"request {request} is already in the ledger with other terms: use another id")
             return
     check_method(view, terms)
-    if terms.records and view.spec.data.name == FLOWER:
+    if terms.records and (view.facts.identity != IN_PROCESS or view.spec.data.name == "flower"):
         raise InputError(
             f"{terms.clients[0]} keeps its data on its own node, where the operator knows no rows: forget the client, "
             "and let it join again with what it has left under another name and key (sifu clients add)"

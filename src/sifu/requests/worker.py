@@ -185,6 +185,10 @@ class Worker:
 
     def _carry_out(self, row: RequestRow, min_level: Level | None) -> None:
         """Roll back, add noise, retrain, certify."""
+        if row.records and self._engine_again is None:
+            raise NotCertifiableError(
+                f"request {row.request} is about records, which need the client's data: carry it out with sifu forget"
+            )
         self._merge_groups()
         view = RunView(self.writer)
         plan = plan_request(view, row.terms, min_level)
