@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flower_federation import both_engines, small_spec
+from flower_federation import HASTY, both_engines, small_spec
 from test_flower_runs import Federation
 
 import sifu
 from sifu.core.engine import Position, run_group_rounds
+from sifu.core.waiting import Wait
 from sifu.engines.flower.wire import MASKED_TRAIN, PREPARE, TRAIN
 
 GROUPS = [np.array([0, 3, 6]), np.array([1, 4, 7]), np.array([2, 5])]
@@ -68,6 +70,22 @@ def test_a_group_nobody_answers_of_stays_where_it_is_and_the_others_go_on() -> N
     assert [result.participants.tolist() for result in results] == [[0, 3, 6], [1, 4, 7], []]
     np.testing.assert_array_equal(results[2].model, models[2])
     assert {incident.client for incident in flower.take_incidents() if incident.client} == {"client-002", "client-005"}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_group_closes_by_itself_so_that_nobody_of_another_decides_whose_answers_count(masked: bool) -> None:
+    patience = replace(HASTY, wait=Wait.parse("60%"))  # two of three
+    groups = [*GROUPS[:2], np.array([2, 5, 8])]
+    for silent, reason in (([1], "late"), ([1, 4], "no answer within")):
+        _, flower, grid = both_engines(small_spec(data={"clients": 9}), patience, masked=masked)
+        for client in silent:
+            grid.trouble[9000 - 7 * client] = lambda message: None
+        results = run_group_rounds(flower, models_of(flower, 3), Position(0, 0), groups)  # type: ignore[arg-type]
+        noted = [incident.what for incident in flower.take_incidents() if incident.client]
+        assert len(noted) == len(silent)
+        # Seven of nine have answered in the second case, too: not enough of this group, so it goes on waiting.
+        assert all(what.startswith(reason) for what in noted)
+        assert [result.participants.tolist() for result in results[::2]] == [[0, 3, 6], [2, 5, 8]]
 
 
 def test_a_masked_group_that_loses_somebody_is_dropped_alone() -> None:

@@ -8,7 +8,7 @@ comes later is never used; it only tells that its client is done with what it wa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -59,12 +59,13 @@ class Exchange:
         read: Callable[[Message], Reply],
         *,
         expires: float = 0.0,
-        enough: int | None = None,
+        enough: Sequence[tuple[Collection[int], int]] = (),
     ) -> tuple[dict[int, Reply], dict[int, str]]:
         """Replies by client, as `read` makes them out, and for everybody else the reason why there is none.
 
-        With `enough` replies that could be read, or after `timeout` seconds, the exchange closes. Messages `expires`
-        seconds after they are sent; until then whoever has not answered is busy with it.
+        After `timeout` seconds the exchange closes. It closes earlier for clients that `enough` names together, once
+        so many of them have sent what could be read: the others of them are late, whatever those of another set do.
+        Messages expire `expires` seconds after they are sent; until then whoever has not answered is busy with it.
         """
         answers: dict[int, Reply] = {}
         failed: dict[int, str] = {}
@@ -91,16 +92,23 @@ class Exchange:
                     answers[client_of] = read(reply)
                 except (InputError, ValueError, OverflowError) as error:  # NaN is no number of samples, nor is inf
                     failed[client_of] = str(error)[:LONGEST_REASON]
-            left = end - time.monotonic()
-            closed = enough is not None and len(answers) >= enough
-            if not waiting or closed or left <= 0.0:
+            now = time.monotonic()
+            for clients, count in enough:
+                answered = sum(client in answers for client in clients)
+                late = {number: client for number, client in waiting.items() if client in clients}
+                if answered >= count and late:
+                    why = f"{LATE}the answers of {answered} others were enough after {now - began:.1f} s"
+                    failed |= dict.fromkeys(late.values(), why)
+                    self._are_overdue(late, now, began + expires)
+                    waiting = {number: client for number, client in waiting.items() if number not in late}
+            if not waiting or now >= end:
                 break
-            time.sleep(min(self._poll, left))
-        now = time.monotonic()
-        why = f"no answer within {timeout:g} s"
-        if now < end:
-            why = f"{LATE}the answers of {len(answers)} others were enough after {now - began:.1f} s"
-        failed |= dict.fromkeys(waiting.values(), why)
-        if now < began + expires:
-            self._overdue |= {number: _Overdue(client, now, began + expires) for number, client in waiting.items()}
+            time.sleep(min(self._poll, end - now))
+        failed |= dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")
+        self._are_overdue(waiting, time.monotonic(), began + expires)
         return answers, failed
+
+    def _are_overdue(self, waiting: Mapping[str, int], now: float, expires: float) -> None:
+        """From now on an answer to one of these messages is late; whoever owes it is busy until the message expires."""
+        if now < expires:
+            self._overdue |= {number: _Overdue(client, now, expires) for number, client in waiting.items()}

@@ -54,7 +54,9 @@ def _open(
         messages |= {
             client: messenger.message(model, setup.position, client, node, TRAIN) for client, node in nodes.items()
         }
-    answers = messenger.ask(messages, lambda reply: read_model(reply, steps.layout), setups[0].position, closing=True)
+    answers = messenger.ask(
+        messages, lambda reply: read_model(reply, steps.layout), setups[0].position, closing=True, groups=members_there
+    )
     return [run_round(_AnsweredRound(messenger, steps.facts, answers), setup) for setup in setups]
 
 
@@ -82,7 +84,9 @@ def _masked(
 ) -> list[RoundResult]:
     position = setups[0].position
     begun = [steps.preparation(setup, nodes) for setup, nodes in zip(setups, members_there, strict=True)]
-    ready = messenger.ask(_together([messages for _, messages in begun]), read_ready, position, closing=True)
+    ready = messenger.ask(
+        _together([messages for _, messages in begun]), read_ready, position, closing=True, groups=members_there
+    )
     accepted: list[Prepared | None] = []
     for setup, members, (prepared, messages) in zip(setups, drawn, begun, strict=True):
         own = {client: ready[client] for client in messages if client in ready}

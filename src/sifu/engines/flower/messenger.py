@@ -6,7 +6,7 @@ to, whatever is asked of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -139,19 +139,22 @@ class Messenger:
         position: Position = NOWHERE,
         doing: str = "",
         closing: bool = False,
+        groups: Sequence[Collection[int]] | None = None,
     ) -> dict[int, Answer]:
         """The answers by client, as `read` makes them out; a client without one is noted, with what it was `doing`.
 
-        With `closing` the spec's `server.wait` says when enough have answered; without, everybody is waited for.
+        With `closing` the spec's `server.wait` says when enough have answered; without, everybody is waited for. Each
+        of `groups` closes by itself, so that nobody in one decides whose answers count in another.
         """
         if closing:
             patience = self.patience
+            together = [list(messages)] if groups is None else [[*group] for group in groups]
             answers, failed = self._exchange.ask(
                 messages,
                 patience.round_timeout,
                 read,
                 expires=patience.timeout,
-                enough=patience.wait.enough(len(messages)),
+                enough=[(clients, patience.wait.enough(len(clients))) for clients in together],
             )
         else:
             answers, failed = self.try_to_ask(messages, read)
