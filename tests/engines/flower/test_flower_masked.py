@@ -346,7 +346,7 @@ def test_a_masked_run_forgets_and_has_the_same_psi_and_says_what_is_assumed(tmp_
     assert name not in masked.contacted()
     assert sifu.open_run(masked.run_folder).verify().problems == []
     masked.settings = replace(masked.settings, masked_updates=False)
-    with pytest.raises(InputError, match="same min-replies and masked-updates"):
+    with pytest.raises(InputError, match="same min-replies, masked-updates and masked-statistics"):
         masked.serve()
 
 
