@@ -19,7 +19,7 @@ from sifu.errors import SifuError
 
 WORDS = {"event": "sign", "field": "certificates: "}
 """What a finding must speak of: without the key, an event is given away by its signature, whatever else is wrong."""
-SAMPLE = 24
+SAMPLE = 16
 """Mutations of each run that the fast suite tries."""
 EVERY_TABLE = "certificates charges clients comparisons evaluations events grams group_models merges models nodes"
 EVERY_TABLE += " participation rejections requests run statistics subjects updates"
@@ -67,6 +67,10 @@ def test_a_sample_of_all_changes_is_caught(pristine: Pristine) -> None:
     tried, wrong = uncaught(pristine, [mutations[int(number * step)] for number in range(SAMPLE)])
     assert tried.total() >= SAMPLE // 2
     assert wrong == []
+    for name in HARMLESS_FILES:  # whatever is in them, nothing that the record says is another thing
+        (pristine.folder / name).write_bytes(b"\xff not what it was \0")
+        assert not any(CRASH in finding for finding in caught(pristine.folder)), name
+        pristine.restore()
 
 
 @pytest.mark.slow
@@ -75,14 +79,6 @@ def test_every_change_is_caught(pristine: Pristine, capsys: pytest.CaptureFixtur
     with capsys.disabled():
         print(f"\n{pristine.folder}: {tried.total()} changes, {dict(tried)}, {len(wrong)} uncaught")
     assert wrong == []
-
-
-def test_files_that_no_claim_rests_on_never_end_in_a_traceback(pristine: Pristine) -> None:
-    for name in HARMLESS_FILES:
-        (pristine.folder / name).write_bytes(b"\xff not what it was \0")
-        findings = caught(pristine.folder)
-        assert not any(CRASH in finding for finding in findings), (name, findings)
-        pristine.restore()
 
 
 @pytest.mark.slow
