@@ -86,6 +86,7 @@ def test_groups_agree_with_the_embedded_engine(make_federation: Any, linear: boo
     engine.close()
 
 
+@pytest.mark.slow
 def test_two_runs_with_groups_share_a_program_and_do_not_touch(make_federation: Any) -> None:
     federations = [make_federation(NETWORK, seed=seed, clients=6, samples=4, participation="all") for seed in (1, 2)]
     engines = lane_engines([federation for federation, _ in federations], [data for _, data in federations], DEVICE)
