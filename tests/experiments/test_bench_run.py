@@ -294,7 +294,7 @@ def test_bad_input_is_refused_with_a_sentence(
 def test_bench_list_names_every_experiment(cli: Callable[..., Any]) -> None:
     names = [experiment["name"] for experiment in cli("bench", "list", "--format", "json").json["experiments"]]
     assert "sequential" in names
-    assert len(names) == 7
+    assert len(names) == 9
     assert "sequential" in cli("bench", "list").out
 
 
@@ -326,3 +326,13 @@ def test_the_mark_of_a_client_that_was_learned_is_found(tmp_path: Path) -> None:
     ]
     assert untouched == 0.0
     assert np.mean(gains) > 0.05
+
+
+def test_a_head_in_closed_form_is_a_way_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "exact"
+    result = Bench(options(out, "exact", methods=("closed_form",))).run()
+    assert not result.failures
+    training, *requests = read_table(out / "results.csv")
+    assert (training["variant"], training["rounds"]) == ("kind=closed_form", 1)
+    assert [(row["method"], row["rounds"], row["level"]) for row in requests] == [("closed_form", 0, "exact")] * 2
+    assert all(0.0 < row["accuracy_test"] <= 1.0 for row in (training, *requests))

@@ -53,7 +53,17 @@ def test_the_presets_differ_in_what_they_promise_and_in_nothing_else() -> None:
 
 
 def test_every_experiment_of_the_issue_is_there_and_makes_specs_at_both_scales() -> None:
-    wanted = {"sequential", "watermark", "time-limited", "sigma", "request-sets", "psi-alpha", "scale", "groups"}
+    wanted = {
+        "sequential",
+        "watermark",
+        "time-limited",
+        "sigma",
+        "request-sets",
+        "psi-alpha",
+        "scale",
+        "groups",
+        "exact",
+    }
     assert set(experiment_names()) == wanted
     for name, scale in itertools.product(wanted, ("paper", "smoke")):
         experiment = load_experiment(name, scale)  # type: ignore[arg-type]

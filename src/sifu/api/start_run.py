@@ -14,9 +14,10 @@ from sifu.api.engine_check import check_as_specified
 from sifu.api.run import Run
 from sifu.api.run_folder import Arrange
 from sifu.choices import Device, Precision
+from sifu.core.closed_form import solved_once
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
-from sifu.core.spec import Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import with_groups_by_rule
 from sifu.errors import InputError
 from sifu.launch.devices import check_choice, on_device
@@ -116,7 +117,10 @@ def train(
         engine = on_device(engine, data, resolved, device, precision)
     else:
         check_as_specified(spec, engine.facts)
-        resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
+        if spec.model.kind == RIDGE:
+            resolved = solved_once(spec, "clients")
+        else:
+            resolved = replace(spec, local=replace(spec.local, rate=engine.facts.local_rate))
     # Remember where the data lay, so that a later command finds them from wherever it is called.
     place, file = data_folder or resolved.data.folder, resolved.data.file
     located = replace(

@@ -16,6 +16,7 @@ from sifu.plots.groups import draw_groups
 from sifu.plots.methods import draw_request_sets, draw_rounds, draw_time_limited, draw_watermark
 from sifu.plots.noise import draw_scale, draw_sigma
 from sifu.plots.style import VERMILLION, figure_bytes
+from sifu.plots.ways import draw_ways
 from sifu.store.files import write_atomically
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ DRAW: dict[str, Callable[[Results], Figure]] = {
     "scale": draw_scale,
     "psi_alpha": draw_psi_alpha,
     "groups": draw_groups,
+    "ways": draw_ways,
 }
 """How an experiment is drawn, by the `draw` of its file."""
 
@@ -41,7 +43,7 @@ def write_figures(folder: Path) -> list[Path]:
     figure = DRAW[experiment.draw](results_of(experiment, read_table(folder / "results.csv")))
     if settings["scale"] == "smoke":
         words = "smoke run: everything is shrunk, the numbers mean nothing"
-        figure.text(0.995, 0.002, words, ha="right", va="bottom", color=VERMILLION, fontsize=8, fontweight="bold")
+        figure.text(0.5, 0.5, words, ha="center", va="center", rotation=15, alpha=0.35, color=VERMILLION, fontsize=13)
     written = []
     for kind in ("png", "svg"):
         path = folder / f"{experiment.name}.{kind}"

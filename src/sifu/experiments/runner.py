@@ -26,6 +26,7 @@ from sifu.experiments.counterfactual import measure_distances
 from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
 from sifu.experiments.group_measurements import GroupMeasurement, last_place
 from sifu.experiments.group_trials import GroupTrial, TrialClients, trials_of
+from sifu.experiments.held_out import HeldOut
 from sifu.experiments.options import Options, narrowed
 from sifu.experiments.provenance import provenance, read_record, record
 from sifu.experiments.requests import choose_requests
@@ -86,6 +87,7 @@ class Bench:
         self.report = report or (lambda update: None)
         groups = self.experiment.kind == "groups"
         self.cache = TrialClients(options.data) if groups else ClientCache(options.data)
+        self.held_out = HeldOut(options.data)
         self._marks: dict[Any, MarkCheck] = {}
         self._chosen: dict[Any, list[list[str]]] = {}
         self._lock = threading.Lock()
@@ -214,7 +216,8 @@ class Bench:
         except RoundRejectedError:
             # A training that diverges is a result: requests go on from its last good state, and are rows as well.
             run = open_run(self._folder(task), engine=engine)
-        table.add(training_row(task, run, self.experiment.name, time.monotonic() - started))
+        seconds = time.monotonic() - started
+        table.add(training_row(task, run, self.experiment.name, seconds, self.held_out))
 
     def _carry_out(self, task: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
         requests = self._requests_of(task)
@@ -223,7 +226,15 @@ class Bench:
         before = sum(table.has(task.place(self.experiment.name, k)) for k in range(1, len(requests) + 1))
         progress = self._progress_of(task.name, source)
         TrajectoryRun(
-            task, folder, self._folder(task.training), engine, table, self.experiment.name, progress, marks
+            task,
+            folder,
+            self._folder(task.training),
+            engine,
+            table,
+            self.experiment.name,
+            progress,
+            self.held_out,
+            marks,
         ).carry_out(requests)
         with self._lock:
             self._done += len(requests) - before

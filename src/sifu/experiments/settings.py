@@ -66,6 +66,8 @@ class Experiment:
     distance: DistanceRuns = DistanceRuns()
     spec: Mapping[str, Any] | None = None
     grid: Mapping[str, tuple[Any, ...]] | None = None
+    method_spec: Mapping[str, Mapping[str, Any]] | None = None
+    """What is laid over the spec for a method that trains another kind of model than the others."""
     trials: tuple[Mapping[str, Any], ...] = ()
     """The tasks of a `groups` experiment (`sifu.experiments.group_trials`)."""
 

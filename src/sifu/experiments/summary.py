@@ -54,9 +54,8 @@ def _requests(rows: Sequence[Row]) -> list[dict[str, Any]]:
             for variant in dict.fromkeys(course.first["variant"] for course in here if course.line == line):
                 matching = [course for course in here if course.line == line and course.first["variant"] == variant]
                 result.append(_one(dataset, line, variant, matching, [beside(course) for course in matching]))
-    if not any(row["variant"] for row in result):
-        result = [{key: value for key, value in row.items() if key != "variant"} for row in result]
-    return result
+    empty = [key for key in ("variant", "test") if not any(row[key] for row in result)]
+    return [{key: value for key, value in row.items() if key not in empty} for row in result]
 
 
 def _one(
@@ -75,6 +74,7 @@ def _one(
         "Scratch / it": statistics.fmean(ratios) if ratios else None,
         "reached": f"{sum(course.reached for course in courses)}/{len(courses)}",
         "retain": _mean([course.rows[-1]["accuracy_retain_after"] for course in courses]),
+        "test": _mean([course.rows[-1].get("accuracy_test") for course in courses]),
         "forgotten": _mean([course.forgotten for course in courses]),
         "level": ", ".join(levels),
     }

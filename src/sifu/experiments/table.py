@@ -31,6 +31,7 @@ REQUEST_COLUMNS = (
     "accuracy_forget_before",
     "accuracy_forget_after",
     "accuracy_forgotten_after",
+    "accuracy_test",
     "mark_before",
     "mark_after",
     "psi",

@@ -21,6 +21,7 @@ from sifu.api import Outcome, Run, open_run, train
 from sifu.core.engine import Engine
 from sifu.errors import RoundRejectedError
 from sifu.experiments.costs import request_cost, training_cost
+from sifu.experiments.held_out import HeldOut
 from sifu.experiments.table import Row, Table
 from sifu.experiments.work import Training, Trajectory
 from sifu.record.progress import ProgressCallback
@@ -41,7 +42,7 @@ def train_run(training: Training, folder: Path, engine: Engine, progress: Progre
     return train(training.spec, run=folder, engine=engine, progress=progress, data_folder=data)
 
 
-def training_row(training: Training, run: Run, experiment: str, seconds: float) -> Row:
+def training_row(training: Training, run: Run, experiment: str, seconds: float, held_out: HeldOut) -> Row:
     """What training took, as request 0 of the method `training`."""
     with run.reader() as reader:
         rounds = reader.path()[-1].node.position
@@ -61,10 +62,11 @@ def training_row(training: Training, run: Run, experiment: str, seconds: float) 
         "clients": 0,
         "rounds": rounds,
         "extra_rounds": 0,
-        "reached": bool(accuracy is not None and accuracy >= target > 0),
+        "reached": _reaches(accuracy, target),
         "training_rounds": rounds,
         "target": target,
         "accuracy_retain_after": accuracy,
+        "accuracy_test": held_out.accuracy(training.spec, current_model(run)),
         "seconds": round(seconds, 3),
         **cost,
     }
@@ -100,11 +102,12 @@ class TrajectoryRun:
         table: Table,
         experiment: str,
         progress: ProgressCallback,
+        held_out: HeldOut,
         fresh_marks: MarkCheck | None = None,
     ) -> None:
         self.trajectory, self.folder, self.source = trajectory, folder, source
         self.engine, self.table, self.experiment = engine, table, experiment
-        self.progress, self.fresh_marks = progress, fresh_marks
+        self.progress, self.held_out, self.fresh_marks = progress, held_out, fresh_marks
 
     def carry_out(self, requests: Sequence[Sequence[str]]) -> None:
         """The requests whose rows are missing, one after another."""
@@ -182,7 +185,7 @@ class TrajectoryRun:
 
     def _mark(self, run: Run, clients: Sequence[str]) -> float:
         """Accuracy with the clients' own marks minus accuracy on the same images with fresh ones."""
-        model, indices = _current_model(run), _indices(run, clients)
+        model, indices = current_model(run), _indices(run, clients)
         assert self.fresh_marks is not None
         return self.engine.evaluate(model, indices).accuracy - self.fresh_marks(model, indices)
 
@@ -193,11 +196,10 @@ class TrajectoryRun:
                 for evaluation in reader.evaluations()
                 if evaluation.subset.startswith("remaining:")
             }
-        everyone = self.engine.evaluate(_current_model(run), _indices(run, gone)).accuracy
-        reached = outcome.accuracy is not None and outcome.target > 0 and outcome.accuracy >= outcome.target
+        everyone = self.engine.evaluate(current_model(run), _indices(run, gone)).accuracy
         return {
             "clients": len(outcome.clients),
-            "reached": bool(reached),
+            "reached": _reaches(outcome.accuracy, outcome.target),
             "training_rounds": training_rounds,
             "target": outcome.target,
             "accuracy_retain_before": before.get(f"remaining:{outcome.request}"),
@@ -205,6 +207,7 @@ class TrajectoryRun:
             "accuracy_forget_before": outcome.accuracy_forgotten_before,
             "accuracy_forget_after": outcome.accuracy_forgotten_after,
             "accuracy_forgotten_after": everyone,
+            "accuracy_test": self.held_out.accuracy(self.trajectory.spec, current_model(run)),
             "mark_after": self._mark(run, outcome.clients) if self.fresh_marks else None,
             "psi": outcome.psi,
             "psi_star": outcome.psi_star,
@@ -218,12 +221,18 @@ class TrajectoryRun:
         }
 
 
+def _reaches(accuracy: float | None, target: float) -> bool:
+    """Whether an accuracy is that of the target; what has no target cannot miss it."""
+    return target <= 0 or bool(accuracy is not None and accuracy >= target)
+
+
 def _training_rounds(run: Run) -> int:
     with run.reader() as reader:
         return max((row.node.position for row in reader.node_rows() if row.node.branch == 0), default=0)
 
 
-def _current_model(run: Run) -> np.ndarray:
+def current_model(run: Run) -> np.ndarray:
+    """The model a run stands at."""
     with run.reader() as reader:
         return reader.load_model(reader.tip)
 

@@ -156,12 +156,13 @@ def _trajectory(
     over: Mapping[str, Any],
 ) -> tuple[Trajectory, tuple[str, ...]]:
     row = shared_settings().dataset(dataset)
-    kind = KINDS_OF_TRAINING.get(method, SHARED_TRAINING)
+    own = (experiment.method_spec or {}).get(method, {})
+    kind = method if own else KINDS_OF_TRAINING.get(method, SHARED_TRAINING)
     training_variant = {key: value for key, value in variant.items() if key in TRAINING_AXES}
     extra: dict[str, Any] = {}
     if "clients" in variant:
         extra["data"] = {"clients": variant["clients"]}
-    plain, notes = run_spec(experiment, dataset, preset, seed, scale, merged(over, extra))
+    plain, notes = run_spec(experiment, dataset, preset, seed, scale, merged(own, over, extra))
     privacy = plain.privacy
     if kind == "updates":
         extra["keep"] = {"updates_every": row.updates_every}
@@ -169,7 +170,7 @@ def _trajectory(
         multiplier = noise_multiplier(privacy.epsilon, privacy.delta, privacy.calibration)
         extra["server"] = {"clip": row.clip, "noise": multiplier}
     if kind != SHARED_TRAINING:
-        plain, notes = run_spec(experiment, dataset, preset, seed, scale, merged(over, extra))
+        plain, notes = run_spec(experiment, dataset, preset, seed, scale, merged(own, over, extra))
     terms: dict[str, Any] = {"method": method}
     if "epsilon" in variant:
         terms["epsilon"] = variant["epsilon"]

@@ -11,6 +11,7 @@ Row = Mapping[str, Any]
 METHOD_NAMES = {
     "scratch": "Scratch",
     "noisy_scratch": "Noisy Scratch",
+    "closed_form": "Closed form",
     "sifu": "SIFU",
     "fed_eraser": "FedEraser",
     "fed_accum": "FedAccum",
