@@ -47,9 +47,14 @@ def print_ways(plan: Plan) -> None:
     for way in allowed:
         if way.rebuild_client_rounds:
             out.print(f"{way.method}: building hit groups again takes {way.rebuild_client_rounds} client-rounds more")
+    # Several methods may be refused for the same reason, in which each names itself.
+    reasons: dict[str, list[Way]] = {}
     for way in plan.ways:
         if way.refused:
-            out.print(f"Not here: {way.method}, {escape(way.refused)}", style="dim")
+            reasons.setdefault(way.refused.replace(way.method, "it"), []).append(way)
+    for refused in reasons.values():
+        names = ", ".join(way.method for way in refused)
+        out.print(f"Not here: {names}. {escape(refused[0].refused)}", style="dim")
     out.print(f"auto takes {escape(plan.auto.reason)}.\n")
 
 
