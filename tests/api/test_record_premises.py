@@ -43,6 +43,7 @@ def test_groups_in_a_restored_run_trust_the_record(tmp_path: Path) -> None:
     issued = tmp_path / "run" / "certificates" / "gone.auditor.json"
     done = sifu.restore(tmp_path / "backup.zip", tmp_path / "back", anchor, certificates=[issued])
     back = sifu.open_run(tmp_path / "back")
+    assert all(step.actor for step in back.request_record("gone").steps)
     held = {node for node, members in query(tmp_path / "back", "SELECT node, members FROM group_models")
             if 1 in json.loads(members)}  # fmt: skip
     assert held

@@ -15,6 +15,7 @@ from sifu.record.run_view import RunView
 from sifu.requests.erasure import forgetting_models
 from sifu.requests.statistics_erasure import statistics_to_erase
 from sifu.store import keys
+from sifu.store.actor import actor_name
 from sifu.store.backup import read_backup, write_backup
 from sifu.store.database import transaction
 from sifu.store.reader import RunReader
@@ -145,7 +146,7 @@ def _record_restoration(
         leaving: set[str] = set()
         for body in late.values():
             if body["request"] not in recorded and not set(body["clients"]) <= leaving:
-                writer.record("request received", {"request": _request_again(body)})
+                writer.record("request received", {"request": _request_again(body), "actor": actor_name()})
                 leaving |= set(body["clients"])
         view = RunView(writer)
         names = sorted({name for body in late.values() for name in body["clients"]})
