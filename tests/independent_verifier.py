@@ -154,7 +154,7 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
 def tensors_of(data: bytes, number: str) -> dict[str, Any]:
     """The flat tensors of a safetensors file, by name."""
     end = 8 + struct.unpack_from("<Q", data)[0]
-    places = {name: entry["data_offsets"] for name, entry in json.loads(data[8:end]).items()}
+    places = {name: entry["data_offsets"] for name, entry in json.loads(data[8:end]).items() if name != "salts"}
     return {name: np.frombuffer(data[end + a : end + b], number).astype(float) for name, (a, b) in places.items()}
 
 
@@ -168,7 +168,7 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 6)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 7)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
@@ -234,6 +234,7 @@ class Verifier:
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
             moment["updates"] = dict(replayed["updates"])
             moment["statistics"] = dict(replayed["statistics"])
+            moment["requests"] = {n: dict(row) for (n,), row in replayed["requests"].items()}
             moment["asked"] = [row["clients"] for row in replayed["requests"].values()]
             self.check_signature(event, payload)
             if "public_key" in payload.get("run", {}):
@@ -446,6 +447,33 @@ class Verifier:
             self.agree(f"{at}: branch", said["branch"], self.nodes[int(moment["tip"])]["branch"])
             self.check(said["backup_head"] in hashes, f"{at}: the chain does not hold the head it names")
             self.check(not said["complete"] or said["anchor"] == said["backup_head"], f"{at}: it is not complete")
+            number = {row["name"]: n for n, row in self.clients.items()}
+            gone = {number[name] for name, row in moment["requests"].items() if name in said["requests"]
+                    for name in json.loads(row["clients"])}  # fmt: skip
+            for what in ("updates", "statistics"):
+                held = {file: {*map(int, json.loads(row["clients"]))} for (file,), row in moment[what].items()}
+                expected = sorted(file for file, clients in held.items() if clients & gone)
+                self.agree(f"{at}: {what} erased", sorted(said.get(f"dropped_{what}", [])), expected)
+            stored = {int(c) for row in said.get("updates", []) for c in row["clients"]}
+            self.check(not stored & gone, f"{at}: updates of the forgotten are stored again")
+
+    def check_timestamps(self) -> None:
+        """Section 7: each is of a signed head or a public certificate; only the digest in it is looked at here."""
+        key, contents = "", {}
+        for event in self.tables["events"]:
+            named = json.loads(event["payload"]).get("run", {}).get("public_key", key)
+            key = key or named
+            if event["signature"] is not None:
+                said = {"format": "sifu-checkpoint-1", "run": self.run["run"], "seq": event["seq"],
+                        "head": event["hash"].hex(), "time": event["time"], "public_key": key,
+                        "signature": event["signature"].hex()}  # fmt: skip
+                contents[f"{event['seq']}.checkpoint.json.tsr"] = canonical(said)
+            key = named
+        contents |= {f"{row['request']}.public.json.tsr": row["content"] for row in self.tables["certificates"]
+                     if row["form"] == "public"}  # fmt: skip
+        for path in sorted((self.folder / "timestamps").glob("*")):
+            stamped = bytes.fromhex(sha256(contents.get(path.name, "").encode()))
+            self.check(stamped in path.read_bytes(), f"timestamps/{path.name} is of something else")
 
     def restored_before(self, request: Row) -> bool:
         """Whether the run was restored from a backup before the request was certified."""
@@ -614,7 +642,10 @@ class Verifier:
             header = json.loads(data[8:end])
             places = {c: header[c]["data_offsets"] for c in header}
             self.agree(f"updates/{file}: size", len(data), end + max(stop for _, stop in places.values()))
-            digests = {c: sha256(data[end + start : end + stop]) for c, (start, stop) in places.items()}
+            first, last = (end + place for place in places.pop("salts"))
+            salts = {c: data[first + 32 * k : first + 32 * (k + 1)] for k, c in enumerate(sorted(places, key=int))}
+            self.agree(f"updates/{file}: salts", last - first, 32 * len(places))
+            digests = {c: sha256(salts[c] + data[end + start : end + stop]) for c, (start, stop) in places.items()}
             self.agree(f"updates/{file}: tensors", digests, clients)
 
     def check_statistics(self) -> None:
@@ -1087,7 +1118,7 @@ def verify(folder: Path) -> list[str]:
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
                  verifier.check_groups, verifier.check_records,
                  verifier.check_updates, verifier.check_statistics, verifier.check_requests, verifier.check_purges,
-                 verifier.check_restored):  # fmt: skip
+                 verifier.check_restored, verifier.check_timestamps):  # fmt: skip
         try:
             step()
         except Exception as error:

@@ -48,6 +48,12 @@ class RunDamagedError(SifuError):
     exit_code = 5
 
 
+class DiskError(SifuError):
+    """The disk failed to read or write: what was recorded before stays, and the same command goes on."""
+
+    exit_code = 5
+
+
 class RunBusyError(SifuError):
     """Another process is writing to the run."""
 

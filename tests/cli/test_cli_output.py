@@ -80,7 +80,10 @@ def test_no_arguments_show_the_help(cli: Command) -> None:
     assert "Traceback" not in answer.err
 
 
-def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> None:
+def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The authority that test_timestamps makes answers there; here nobody is asked.
+    monkeypatch.setattr("sifu.api.run.timestamp_authority", lambda: "http://127.0.0.1:9/")
+    monkeypatch.setattr("sifu.api.run.fetch_timestamps", lambda writer, address: (["mine.public.json"], [], ""))
     spec = tmp_path / "spec.toml"
     commands: dict[str, list[Any]] = {
         "init": [spec],
@@ -101,6 +104,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "doctor": [],
         "methods": [],
         "anchor": [own_run],
+        "timestamp": [own_run],
         "sign": [own_run],
         "purge": [own_run],
         "backup": [own_run, tmp_path / "backup.zip"],

@@ -1,10 +1,11 @@
 """A program that runs one scripted job with a fault at a chosen point of it: python faulty_runs.py FOLDER JSON
 
-The job: train, three requests, a joint one, a strict purge. A point is a write, fsync, rename, unlink, truncation or
-SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before it (and after the last
-one: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO, or half of its
-bytes are written. Then the job is run again until it ends, verified, and
-compared with the uninterrupted one. Everything is imported once; every attempt is a fork. Prints one JSON object.
+The job: train, three requests, a joint one, a strict purge; as it says, also clients that join a closed-form head,
+groups that are built again, a witness, timestamps and a backup. A point is a write, fsync, rename, unlink, truncation
+or SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before it (and after the
+last one: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO, or half of
+its bytes are written. Then the job is run again until it ends, verified, and compared with the uninterrupted one.
+Everything is imported once; every attempt is a fork. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import sifu
 from run_tools import files_of, scalars
+from scripted_job import backup_of, kept_by_witness, prepare, problems_outside, witnesses_of, work
 from sifu.api import verify_run
 from sifu.errors import SifuError
 from sifu.record import group_training, training
@@ -35,18 +36,6 @@ from sifu.store import database
 FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")
 STOPPED, BROKEN = 75, 1
 """Exit codes of an attempt: an error that was told in a sentence, and one that was not."""
-
-
-def work(folder: Path, job: dict[str, Any]) -> None:
-    """The whole job; run again after a fault it goes on."""
-    run = sifu.train(job["spec"], run=folder)
-    for request in job["requests"]:
-        run.forget(request["clients"], request["id"], min_level="none", **{"method": "sifu"} | request["terms"])
-    reader = run.reader()
-    purged = reader.query("SELECT 1 FROM events WHERE kind = 'purged'")
-    reader.close()
-    if not purged:
-        run.purge()
 
 
 class Point:
@@ -166,7 +155,7 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
     wrong += [f"table {table} differs" for table, rows in expected.items() if recorded[table] != rows]
     if stored(path) != stored(uninterrupted):
         wrong.append("the models, updates or statistics differ")
-    wrong += verify_run(path).problems
+    wrong += problems_outside(path)
     left = [entry.name for entry in (*path.rglob(".*"), *path.glob("scrub"), *path.glob("operator.key.new-*"))]
     return wrong + [f"{name} was left" for name in left]
 
@@ -175,7 +164,8 @@ def at_once(folder: Path) -> list[str]:
     """What is wrong before anything goes on: nothing, except a permanent erasure that is not finished."""
     if not (folder / "run.db").exists():
         return []
-    return [f"at once: {problem}" for problem in verify_run(folder).problems if "permanent" not in problem]
+    problems = verify_run(folder, witnesses=witnesses_of(folder)).problems
+    return [f"at once: {problem}" for problem in problems if "permanent" not in problem]
 
 
 def stored(folder: Path) -> dict[str, str]:
@@ -190,6 +180,7 @@ def stored(folder: Path) -> dict[str, str]:
 def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
     training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
+    prepare(base, job)
     work(base / "uninterrupted", job)  # which also imports everything
     wrong = [
         f"uninterrupted: {difference}" for difference in differences(base / "uninterrupted", base / "uninterrupted")
@@ -216,6 +207,8 @@ def main() -> None:
                 print(wrong[-len(problems) :], file=sys.stderr, flush=True)
             else:
                 shutil.rmtree(folder)
+                kept_by_witness(folder).unlink(missing_ok=True)
+                backup_of(folder).unlink(missing_ok=True)
             if number % 50 == 0:
                 print(f"{number} faults, point {at} of {len(names)}", file=sys.stderr, flush=True)
     print(json.dumps({"points": len(names), "kinds": sorted(set(names)), "faults": done, "wrong": wrong}))

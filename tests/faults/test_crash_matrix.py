@@ -60,11 +60,13 @@ CLOSED_FORM: dict[str, Any] = {
         {"id": "first", "clients": ["client-000", "client-003"], "terms": {}},
         {"id": "second", "clients": ["client-001"], "terms": {"retention": "strict"}},
     ],
+    "joining": 1,
 }
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> None:
+    """A solve, a client that joins, subtractions, solves again."""
     result = matrix(tmp_path, **CLOSED_FORM, every=every)
     assert sum(result["faults"].values()) >= 4
 
@@ -73,7 +75,7 @@ GROUPS: dict[str, Any] = {
     "spec": spec_for(
         "groups",
         data={"clients": 6, "samples_per_client": 10},
-        groups={"count": 3, "rounds": 2},
+        groups={"count": 3, "rounds": 2, "rebuild": "later"},
         privacy={"noise": "seeded"},
         stop={"target": 0.0, "max_rounds": 3},
     ),
@@ -81,6 +83,7 @@ GROUPS: dict[str, Any] = {
         {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
         {"id": "second", "clients": ["client-003"], "terms": {"method": "groups", "retention": "strict"}},
     ],
+    "rebuild": True,
 }
 
 
@@ -88,6 +91,24 @@ GROUPS: dict[str, Any] = {
 def test_the_crash_matrix_of_groups(tmp_path: Path, every: int) -> None:
     """Rounds apart, merges, erased groups and groups built again."""
     result = matrix(tmp_path, **GROUPS, every=every)
+    assert sum(result["faults"].values()) >= 4
+
+
+OUTSIDE: dict[str, Any] = {
+    "spec": JOB["spec"],
+    "requests": JOB["requests"][:1],
+    "witness": True,
+    "timestamps": True,
+    "backup": True,
+}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is openssl's")
+@pytest.mark.parametrize("every", [83, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_crash_matrix_of_witnesses_timestamps_and_backups(tmp_path: Path, every: int) -> None:
+    """What leaves the run: nothing contradicts it, nothing of it is lost, no half-finished copy stays."""
+    pytest.importorskip("rfc3161_client")
+    result = matrix(tmp_path, **OUTSIDE, every=every)
     assert sum(result["faults"].values()) >= 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -339,6 +340,8 @@ def test_updates_of_the_others_stay_where_the_history_stays(tmp_path: Path) -> N
         after = load_file(run.folder / "updates" / f"{node}.0.1.safetensors")
         expected = {name: values for name, values in before[f"{node}.0.0.safetensors"].items() if name != "4"}
         assert after.keys() == expected.keys()
+        # The salts of those who stay, too; row 4 was that of the client that left.
+        expected["salts"] = np.delete(expected["salts"], 4, axis=0)
         assert all(np.array_equal(after[name], expected[name]) for name in after)
     # Strict: only the round that started from the untouched initial model is no function of the client.
     sifu.open_run(strict).forget(["client-004"], sigma=0.1, retention="strict")
@@ -430,3 +433,20 @@ def test_progress_is_that_of_the_request(tmp_path: Path) -> None:
     assert [(progress.rounds, progress.max_rounds, progress.target) for progress in seen] == [(1, 2, 0.0), (2, 2, 0.0)]
     payload = query(run.folder, "SELECT payload FROM events WHERE kind = 'rolled back'")[0][0]
     assert json.loads(payload)["extra"] == {"rounds": 0, "local_steps": 0, "bytes_sent": 0}
+
+
+def test_the_digest_of_an_erased_update_tells_nothing_of_a_guess(tmp_path: Path) -> None:
+    """The ledger keeps a digest of every update; without the salt, which went with the update, it fits no guess."""
+    run = sifu.train(spec_for("sifu"), run=tmp_path / "run")
+    row = next(iter(run.reader().updates().values()))
+    stored = run.reader().load_updates(row)
+    update, salt = stored.values[3].tobytes(), stored.salts[3].tobytes()
+    assert hashlib.sha256(salt + update).hexdigest() == row.clients[3]
+    assert len({kept.tobytes() for kept in stored.salts.values()}) == len(stored.salts)
+    run.forget(["client-003"], sigma=0.5, retention="strict")
+    recorded = [payload for (payload,) in query(run.folder, "SELECT payload FROM events")]
+    assert any(row.clients[3] in payload for payload in recorded)  # it stays, for the auditor
+    assert not any(hashlib.sha256(update).hexdigest() in payload for payload in recorded)
+    bytes_left = b"".join(path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
+    assert salt not in bytes_left
+    assert salt.hex().encode() not in bytes_left

@@ -18,20 +18,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import sifu
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripted_job import prepare, work
 from sifu.record import group_training, training
 
 TOUCHING_THE_DISK = {"fsync", "replace", "rename", "unlink", "execute", "executemany", "executescript"}
 """Functions of `os` and methods of an SQLite connection."""
 
 MOST_ATTEMPTS = 400
-
-
-def work(folder: Path, spec: dict[str, Any], requests: list[dict[str, Any]]) -> None:
-    """The whole job; run again after a kill it goes on."""
-    run = sifu.train(spec, run=folder)
-    for request in requests:
-        run.forget(request["clients"], request["id"], min_level="none", **{"method": "sifu"} | request["terms"])
 
 
 class Countdown:
@@ -58,7 +53,7 @@ def attempt(folder: Path, job: dict[str, Any], kill_at: int | None = None, after
         try:
             if kill_at is not None:
                 sys.setprofile(Countdown(kill_at))
-            work(folder, job["spec"], job["requests"])
+            work(folder, job)
             sys.setprofile(None)
         except BaseException:
             traceback.print_exc()
@@ -78,7 +73,7 @@ def measure(folder: Path, job: dict[str, Any]) -> tuple[int, float]:
     """An uninterrupted run: how many calls touch the disk, and how long it takes."""
     counter, started = Countdown(None), time.monotonic()
     sys.setprofile(counter)
-    work(folder, job["spec"], job["requests"])
+    work(folder, job)
     sys.setprofile(None)
     return counter.count, time.monotonic() - started
 
@@ -86,7 +81,8 @@ def measure(folder: Path, job: dict[str, Any]) -> tuple[int, float]:
 def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
     training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = job.get("commit_seconds", 0.0)
-    work(base / "uninterrupted", job["spec"], job["requests"])  # which also imports everything
+    prepare(base, job)
+    work(base / "uninterrupted", job)  # which also imports everything
     calls, seconds = measure(base / "counted", job)
     chosen = random.Random(job["seed"])
     kills = 0

@@ -139,3 +139,25 @@ def test_a_run_whose_database_is_gone_is_never_trained_over(
     assert "the rest of a run whose run.db is gone" in said
     assert "or remove it" not in said
     assert files_of(own_run) == before
+
+
+@pytest.mark.parametrize("left", ["operator.key", "models", "updates", "statistics", "run.db-wal", "head"])
+def test_whatever_is_left_of_a_run_is_not_advised_to_be_removed(tmp_path: Path, cli: Command, left: str) -> None:
+    """One thing that only a run has is enough; the rest of it may have been lost with the database."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if left in ("models", "updates", "statistics"):
+        (folder / left).mkdir()
+        ending = "0.1.statistics" if left == "statistics" else "3.safetensors"
+        (folder / left / ending).write_bytes(b"something")
+    else:
+        (folder / left).write_bytes(b"something")
+    before = sorted(path.name for path in folder.rglob("*"))
+    assert cli("init", tmp_path / "spec.toml").code == 0
+    for arguments in (("train", tmp_path / "spec.toml", "--run", folder), ("status", folder), ("forget", folder)):
+        answer = cli(*arguments)
+        assert answer.code == 5
+        assert "the rest of a run" in " ".join(answer.err.split())
+        assert "or remove it" not in answer.err
+        assert "Start one" not in answer.err
+    assert sorted(path.name for path in folder.rglob("*")) == before

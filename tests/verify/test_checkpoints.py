@@ -130,3 +130,35 @@ def test_a_lost_head_is_written_again_by_whoever_vouches(own_trained: Path) -> N
     (own_trained / HEAD_FILE).unlink()
     assert sifu.open_run(own_trained).sign() is None
     assert verify_run(own_trained).problems == []
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "another"])
+def test_a_destroyed_key_is_noted_in_the_ledger_once(
+    own_trained: Path, tmp_path: Path, damage: str, cli: Command
+) -> None:
+    path = own_trained / keys.KEY_FILE
+    kept = path.read_bytes()
+    path.unlink()
+    if damage == "garbage":
+        path.write_bytes(b"nothing")
+    elif damage == "another":
+        keys.write_key(path, keys.new_key())
+    run = sifu.open_run(own_trained)
+    run.request(["client-000"], "first")
+    run.request(["client-001"], "second")
+    kinds = [kind for (kind,) in query(own_trained, "SELECT kind FROM events WHERE signature IS NULL ORDER BY seq")]
+    assert kinds == ["key lost", "request received", "request received"]
+    result = run.verify()
+    assert any("no signature covers" in problem for problem in result.problems)
+    assert any("the operator's key was gone, or was another one, at" in note for note in result.notes)
+    if damage == "gone":
+        assert any("the folder has no operator.key" in note for note in result.notes)
+        answer = cli("backup", own_trained, tmp_path / "b.zip")
+        assert answer.code == 5
+        assert "put the key back first" in " ".join(answer.err.split())
+    path.write_bytes(kept)
+    run.sign()
+    result = run.verify()
+    assert result.problems == []
+    assert any("the operator's key was gone" in note for note in result.notes)  # permanently
+    assert not any("the folder has no" in note for note in result.notes)

@@ -21,6 +21,7 @@ from sifu.store.database import transaction
 from sifu.store.reader import RunReader
 from sifu.store.remainders import SEPARATOR
 from sifu.store.table_rows import RequestRow
+from sifu.store.updates import only_clients
 from sifu.store.writer import RunWriter
 from sifu.verify.anchor import anchor_of, check_anchor, holds_anchor, parse_anchor
 from sifu.verify.operator_keys import keys_of
@@ -37,6 +38,11 @@ def back_up(writer: RunWriter, file: Path) -> str:
         raise InputError(f"{file} exists: choose another name for the backup, or remove it")
     if not file.parent.is_dir():
         raise InputError(f"there is no folder {file.parent} to write {file.name} into")
+    if not (writer.folder / keys.KEY_FILE).is_file():
+        raise RunDamagedError(
+            f"{writer.folder} has no {keys.KEY_FILE}, and a backup without it could not be continued: put the key back "
+            "first, from an older backup for example"
+        )
     with uninterrupted():
         writer.record(
             BACKED_UP,
@@ -56,7 +62,8 @@ class Restoration:
     """A run folder made from a backup.
 
     `complete` says that the anchor that was given is its last event. `requests` were brought back by certificates
-    issued since, and the models of the nodes in `erased` went, since they held a part of their clients.
+    issued since, and the models of the nodes in `erased` went, since they held a part of their clients; so did these
+    clients' own updates and statistics.
     """
 
     run: str
@@ -82,7 +89,8 @@ def restore(
     `anchor` is the latest head that was published or kept. A backup that does not hold it is older than the run was:
     it is refused unless `accept_older`, and then every certificate made from it is conditional at best, since
     releases may have been made that it knows nothing of. `certificates` issued since the backup bring their requests
-    back: the clients are no longer sampled, and kept models that hold their part are erased at once.
+    back: the clients are no longer sampled, and kept models that hold their part, their updates and their statistics
+    are erased at once.
     """
     file, folder = Path(file), Path(folder)
     if anchor is not None:
@@ -153,6 +161,8 @@ def _record_restoration(
         gone = view.indices(names)
         dropped = forgetting_models(view, gone, set(writer.models())) if names else ()
         statistics = statistics_to_erase(writer.statistics().values(), gone)
+        touched = [row for row in writer.updates().values() if set(row.clients) & set(gone)]
+        staying = [(row, sorted(set(row.clients) - set(gone))) for row in touched]
         content = {
             "backup": file.name,
             "backup_head": head,
@@ -161,8 +171,15 @@ def _record_restoration(
             "branch": view.path.nodes[-1].branch,
             "requests": sorted(late),
         }
-        for_good = bool(dropped or statistics)
-        writer.record(RESTORED, content, dropped_models=dropped, dropped_statistics=statistics, for_good=for_good)
+        writer.record(
+            RESTORED,
+            content,
+            dropped_models=dropped,
+            updates=[only_clients(staged, row, stay) for row, stay in staying if stay],
+            dropped_updates=sorted(row.file for row in touched),
+            dropped_statistics=statistics,
+            for_good=bool(dropped or touched or statistics),
+        )
         return sorted(late), dropped, complete
 
 

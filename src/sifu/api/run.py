@@ -25,6 +25,7 @@ from sifu.requests.worker import Worker
 from sifu.store import keys
 from sifu.store.files import model_bytes, write_atomically
 from sifu.store.reader import JOINED, RunReader
+from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.verify.anchor import anchor_of
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.operator_keys import keys_of
@@ -117,13 +118,33 @@ class Run(RunRequests):
             return status_of(view)
 
     def verify(
-        self, public_key: str | None = None, anchor: str | None = None, witnesses: Sequence[str | Path] = ()
+        self,
+        public_key: str | None = None,
+        anchor: str | None = None,
+        witnesses: Sequence[str | Path] = (),
+        authority: str | Path | None = None,
     ) -> Verification:
         """Recompute every claim of the run from its recorded scalars, offline.
 
-        An `anchor`, and the checkpoints in files that `witnesses` kept, must be in the chain.
+        An `anchor`, and the checkpoints in files that `witnesses` kept, must be in the chain; timestamps must be signed
+        by the `authority` whose certificates a PEM file holds.
         """
-        return verify_run(self.folder, public_key, anchor, witnesses)
+        return verify_run(self.folder, public_key, anchor, witnesses, authority)
+
+    def timestamp(self, authority: str | None = None) -> list[str]:
+        """Fetch the RFC 3161 timestamps that are missing; returns what they are of.
+
+        From the `authority` at this address, or from the one that SIFU_TIMESTAMP names.
+        """
+        address = check_authority(authority) if authority else timestamp_authority()
+        if address is None:
+            raise InputError(f"name a timestamp authority: sifu --timestamp URL timestamp DIR, or set {AUTHORITY}")
+        with self.writer() as writer:
+            check_integrity(writer)
+            came, missing, reason = fetch_timestamps(writer, address)
+        if missing:
+            raise InputError(f"{address} gave no timestamp ({reason}): nothing was lost, try again later")
+        return came
 
     def export(self, path: str | Path) -> Path:
         """Write the current released model as safetensors."""

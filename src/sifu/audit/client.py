@@ -8,6 +8,7 @@ its data. It cannot tell from one model whether it was forgotten: the statements
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.wording import attacker_words, exact_words
 from sifu.errors import InputError
 from sifu.verify.certificate_file import verify_certificate
+from sifu.verify.witnessed import check_heads, read_witness
 
 CANNOT_SHOW = (
     "Accuracy on your data says little: a model that never saw you may be as good on it, and forgetting does not "
@@ -70,10 +72,14 @@ def audit_client(
     data: str | Path | None = None,
     public_key: str | None = None,
     nonce: str | None = None,
+    witnesses: Sequence[str | Path] = (),
     model: Any = None,
     kind: str = "auto",
 ) -> ClientAudit:
     """Check a certificate and two released models from the client's side.
+
+    `witnesses` are files of checkpoints that this client's node or others kept: heads that contradict each other, or
+    the certificate, are a fork.
 
     `data` is an npz file with x (model inputs as floats, prepared as for training) and y. `nonce` opens the
     certificate's commitment to the model after, if the operator gives it out. `model` is a model of `engines.sim`; by
@@ -97,6 +103,13 @@ def audit_client(
         statements.append(
             f"The signature holds for the key {checked.public_key[:16]}...; whose key that is, the file cannot tell: "
             "compare it with the one the operator published (--public-key)."
+        )
+    if witnesses:
+        heads = [(Path(path), checkpoint) for path in witnesses for checkpoint in read_witness(Path(path))]
+        own = read_witness(Path(certificate)) if checked.holds else []
+        problems.extend(check_heads([(Path(certificate), checkpoint) for checkpoint in own] + heads))
+        statements.append(
+            f"{len(heads)} signed heads of the ledger that were kept elsewhere were compared with the certificate."
         )
     arrays = {name: _read(path) for name, path in (("before", before), ("after", after)) if path is not None}
     committed = None

@@ -91,6 +91,7 @@ def audit_folder(
 
 CLIENT_FILES = {"certificate": "certificate.json", "before": "before.safetensors", "after": "after.safetensors"}
 OWN_DATA = "data.npz"
+CHECKPOINTS = "checkpoints.jsonl"
 
 
 def audit_as_client(
@@ -102,6 +103,7 @@ def audit_as_client(
     own_data: Path | None,
     public_key: str | None,
     nonce: str | None,
+    witnesses: list[Path],
     as_json: bool,
 ) -> None:
     """`sifu client-audit`: files by option, or by their usual names in a folder."""
@@ -129,6 +131,7 @@ def audit_as_client(
             data=found(own_data, OWN_DATA),
             public_key=public_key,
             nonce=nonce,
+            witnesses=witnesses or ([kept] if (kept := found(None, CHECKPOINTS)) else []),
         ),
         as_json,
     )

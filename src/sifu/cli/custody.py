@@ -1,4 +1,4 @@
-"""`sifu purge|anchor|backup|restore|key`: look after a run."""
+"""`sifu purge|anchor|timestamp|backup|restore|key`: look after a run."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def purge(run: RunArgument, format: FormatOption = Format.text) -> None:
         f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
         "the database was rewritten."
     )
+    for copy in done.copies:
+        out.print(f"Took away {escape(copy)}, which an interrupted backup or restore had left with the operator's key.")
     if not done.complete:
         out.print("[yellow]Another process is reading the run: its log still holds old pages. Purge again later.[/]")
     out.print("What remains, and why:")
@@ -62,6 +64,20 @@ def sign(run: RunArgument, format: FormatOption = Format.text) -> None:
     else:
         said = f"Signed for events {tail[0]} to {tail[1]}, which had no signature."
         tell(format, {"signed": list(tail)}, said)
+
+
+def timestamp(run: RunArgument, format: FormatOption = Format.text) -> None:
+    """Fetch RFC 3161 timestamps of the latest head and of certificates that have none yet.
+
+    The authority is named before the command: sifu --timestamp URL timestamp DIR, or by SIFU_TIMESTAMP. Commands that
+    write do the same by themselves at their end; this is for what they could not get.
+    """
+    from sifu.api import Run
+    from sifu.cli.output import tell
+
+    came = Run(run).timestamp()
+    said = f"Fetched timestamps of {', '.join(came)}." if came else "Every certificate and the latest head have one."
+    tell(format, {"timestamps": came}, said)
 
 
 BackupArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")]

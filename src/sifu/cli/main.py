@@ -13,7 +13,7 @@ import typer
 
 from sifu.cli.bench import bench
 from sifu.cli.clients import clients
-from sifu.cli.custody import anchor, backup, key, purge, restore, sign
+from sifu.cli.custody import anchor, backup, key, purge, restore, sign, timestamp
 from sifu.cli.evidence import evidence
 from sifu.cli.flower import flower
 from sifu.cli.options import runs_at_work
@@ -39,7 +39,7 @@ app = typer.Typer(
 PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
     "Start here": (demo, init, advise, train, join, status, report, export),
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
-    "Prove it": (verify, evidence, audit, client_audit, anchor),
+    "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),
     "The operator's desk": (serve, token),
     "Federations and experiments": (clients, flower, bench, doctor),
@@ -71,8 +71,18 @@ def options(
             metavar="TARGET",
         ),
     ] = None,
+    timestamp_by: Annotated[
+        str | None,
+        typer.Option(
+            "--timestamp",
+            help="Have heads and certificates timestamped (RFC 3161) by this authority when something was written.",
+            metavar="URL",
+        ),
+    ] = None,
 ) -> None:
     """What stands before the command."""
+    if timestamp_by:
+        os.environ["SIFU_TIMESTAMP"] = timestamp_by
     if witness:
         os.environ["SIFU_WITNESS"] = "\n".join(witness)
 
@@ -102,6 +112,14 @@ def main() -> None:
                 f"cannot use {os.fsdecode(error.filename)}: {error.strerror}. See that the path is right and that this "
                 "account may write there",
                 2,
+                as_json,
+            )
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            what = os.fsdecode(error.filename) if error.filename else "a file"
+            _fail(
+                f"the disk failed to read or write {what} (Input/output error): see to it and run the command again; "
+                "what was recorded before is there",
+                5,
                 as_json,
             )
         _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1, as_json)

@@ -26,6 +26,10 @@ def verify(
         list[Path] | None,
         typer.Option("--witness", help="A file of checkpoints somebody kept, or a certificate; may be given again."),
     ] = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option("--authority", help="Certificates of the timestamp authority (PEM): timestamps must be its."),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
@@ -44,9 +48,9 @@ def verify(
     if (anchor is not None or witness) and not target.is_dir():
         raise InputError("an anchor or a witness belongs to a run folder; a certificate is checked by its signature")
     result = (
-        verify_run(target, public_key, anchor, witness or ())
+        verify_run(target, public_key, anchor, witness or (), authority)
         if target.is_dir()
-        else verify_certificate(target, public_key)
+        else verify_certificate(target, public_key, authority)
     )
     if format is Format.json:
         print_json(
@@ -70,6 +74,8 @@ def verify(
         out.print(f"Signed with the key {result.public_key}.")
         if public_key is None:
             out.print("Compare this key with the one the operator published, or give it with --public-key.")
+        for note in result.notes:
+            out.print(f"Note: {note}.", markup=False)
         out.print("The run behind it was not looked at: the operator checks that with sifu verify DIR.")
     if not result.holds:
         if format is Format.json:
@@ -129,13 +135,18 @@ def client_audit(
     own_data: Annotated[Path | None, typer.Option("--own-data", help="Its data, an npz with x and y.")] = None,
     public_key: PublicKeyOption = None,
     nonce: Annotated[str | None, typer.Option("--nonce", help="Opens the commitment to the model after.")] = None,
+    witness: Annotated[
+        list[Path] | None,
+        typer.Option("--witness", help="Checkpoints that this node or another one kept; may be given again."),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """What a leaving client can check without the run. Exit code 3 if something is wrong.
 
     It needs its public certificate; with the two released models and its own data it sees more. The usual names in DIR
-    are certificate.json, before.safetensors, after.safetensors and data.npz.
+    are certificate.json, before.safetensors, after.safetensors, data.npz and checkpoints.jsonl.
     """
     from sifu.cli.audit import audit_as_client
 
-    audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, format is Format.json)
+    as_json = format is Format.json
+    audit_as_client(client, folder, certificate, before, after, own_data, public_key, nonce, witness or [], as_json)

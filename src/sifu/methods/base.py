@@ -28,10 +28,11 @@ from sifu.theory.rollback import Exposure, Subject
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """Updates of one round: a row for each of its clients."""
+    """Updates of one round: a row for each of its clients; with their `salts` if they were stored before."""
 
     clients: ClientIndices
     values: NDArray[np.floating]
+    salts: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.methods.base import RoundUpdates, Start
+from sifu.methods.base import Start
 from sifu.methods.stored_updates import Replaying, clients_gone, initial_model, load, move, rounds_to_replay
 from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
@@ -32,7 +32,7 @@ class FedAccum(Replaying):
         model = initial_model(view).astype(np.float64)
         replayed = []
         for kept_round in kept:
-            updates = RoundUpdates(kept_round.clients, load(view, kept_round))
+            updates = load(view, kept_round)
             model = move(view, model, updates)
             replayed.append(updates)
         return Start(model.astype(engine.layout.dtype), replayed=tuple(replayed))

@@ -42,7 +42,7 @@ class FedEraser(Replaying):
                 model.astype(dtype), Position(plan.order, number), kept_round.clients, steps
             )
             directions = directions.astype(np.float64)
-            lengths = np.linalg.norm(load(view, kept_round).astype(np.float64), axis=1)
+            lengths = np.linalg.norm(load(view, kept_round).values.astype(np.float64), axis=1)
             norms = np.linalg.norm(directions, axis=1)
             # A client that would not move at all gives no direction, so it does not move the model either.
             scale = np.divide(lengths, norms, out=np.zeros_like(norms), where=norms > 0.0)

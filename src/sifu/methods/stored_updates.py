@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
@@ -123,7 +122,8 @@ def initial_model(view: RunView) -> Vector:
     return view.reader.load_model(view.path.nodes[0].node)
 
 
-def load(view: RunView, kept: KeptRound) -> NDArray[np.floating]:
-    """The stored updates of the remaining participants of a kept round, one row each."""
-    held = view.reader.load_updates(kept.row)
-    return np.stack([held[client] for client in kept.clients.tolist()])
+def load(view: RunView, kept: KeptRound) -> RoundUpdates:
+    """The stored updates of the remaining participants of a kept round."""
+    stored, clients = view.reader.load_updates(kept.row), kept.clients.tolist()
+    values, salts = (np.stack([held[client] for client in clients]) for held in (stored.values, stored.salts))
+    return RoundUpdates(kept.clients, values, salts)

@@ -17,6 +17,7 @@ from sifu.record.run_view import RunView
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
+from sifu.store.unfinished_copies import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.rollback import Exposure, Subject
 
@@ -36,13 +37,17 @@ class ToPurge:
 
 @dataclass(frozen=True)
 class Purge:
-    """What a purge erased, and what remains with the reason, as sentences."""
+    """What a purge erased, and what remains with the reason, as sentences.
+
+    `copies` are unfinished copies of a run that an interrupted backup or restore left, and that were taken away.
+    """
 
     models: tuple[int, ...]
     updates: tuple[str, ...]
     bytes: int
     complete: bool
     remains: tuple[tuple[str, str], ...]
+    copies: tuple[str, ...] = ()
 
 
 def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exposure]:
@@ -110,7 +115,7 @@ def purge(writer: RunWriter) -> Purge:
             for_good=True,
         )
     complete = not (writer.folder / SCRUB_FILE).exists()
-    return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)))
+    return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed)
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
@@ -175,6 +180,11 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             f"{len(old)} backups outside this folder that hold models or statistics erased since: "
             + ", ".join(backup["backup"] for backup in old[:5]),
             "sifu cannot reach them; destroy them or make new ones",
+        )
+    for copy in unfinished_copies(reader.folder):
+        yield (
+            f"{copy.path}, which an interrupted backup or restore may have left",
+            "it holds the operator's key and models, and could not be reached; delete it yourself",
         )
     yield f"{KEY_FILE}", "it signs certificates and holds nothing of any client"
 

@@ -113,12 +113,13 @@ class RollBack:
         """Files of updates rewritten without the forgotten clients, and the parts of a replayed model."""
         order = self.plan.order
         shortened = [
-            only_clients(self.stored_updates[file], self.writer.load_updates(self.stored_updates[file]), stay, order)
+            only_clients(self.writer.folder, self.stored_updates[file], stay)
             for file, stay in self.erased_updates.shortened.items()
         ]
         parts = enumerate(self.start.replayed or (), start=1)
         return shortened + [
-            NewUpdates(self.noise_node, part, order, replayed.clients, replayed.values) for part, replayed in parts
+            NewUpdates(self.noise_node, part, order, replayed.clients, replayed.values, replayed.salts)
+            for part, replayed in parts
         ]
 
     def _evaluations(self) -> list[EvaluationRow]:

@@ -28,6 +28,7 @@ from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.make_engine import make_federation
 from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.roster import ClaimedRoster, KeyRoster, Roster
+from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
 from sifu.engines.flower.wire import WireProfile, profile_message, read_arrays, read_profile
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.launch.federation import FLOWER, preprocessing_of
@@ -165,6 +166,7 @@ def serve_on_flower(
         engine = registry.continue_run(folder)
     else:
         engine = registry.begin_run(folder)
+    engine.show_checkpoints(ShownCheckpoint(folder))
     run = open_run(folder, engine=engine)
     run.engine()  # refuses clients or a model that are not those of the run
     if hooks.after_round is not None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sqlite3
 import zipfile
 from collections.abc import Iterator
@@ -24,12 +23,14 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.store.certificate_path import CERTIFICATES
 from sifu.store.client_accuracy import STANDING_FILE
 from sifu.store.database import DATABASE
-from sifu.store.files import TEMPORARY_PREFIX, room_to_write, sync_folder
+from sifu.store.files import room_to_write, sync_folder
 from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import create_private, private_folder
 from sifu.store.statistics import STATISTICS
+from sifu.store.timestamps import TIMESTAMPS
+from sifu.store.unfinished_copies import remove_copies_in, unfinished_backup, unfinished_restoration
 from sifu.store.updates import UPDATES
 
 FORMAT = "sifu-backup-1"
@@ -38,9 +39,9 @@ NAME = re.compile(
     rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}"
     rf"|models/\d{{1,12}}\.safetensors|{UPDATES}/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
     rf"|{STATISTICS}/\d{{1,12}}\.(?:\d{{1,12}}|sum)\.statistics"
-    rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json"
+    rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
 )
-FOLDERS = ("models", UPDATES, STATISTICS, CERTIFICATES)
+FOLDERS = ("models", UPDATES, STATISTICS, CERTIFICATES, TIMESTAMPS)
 MOST_FILES = 1_000_000
 LARGEST_MANIFEST = 256 << 20
 PIECE = 1 << 20
@@ -48,12 +49,11 @@ PIECE = 1 << 20
 
 def write_backup(reader: RunReader, target: Path) -> None:
     """The whole run in one file that is complete or absent; the caller holds the run's lock."""
-    temporary = target.with_name(TEMPORARY_PREFIX + target.name)
-    copied = target.with_name(TEMPORARY_PREFIX + target.name + ".db")
-    with room_to_write(target):
+    remove_copies_in(target.absolute().parent)
+    with room_to_write(target), unfinished_backup(reader.folder, target.parent) as temporary:
+        copied = temporary.with_name(temporary.name + ".db")
         try:
-            for path in (temporary, copied):
-                os.close(create_private(path))
+            os.close(create_private(copied))
             with closing(sqlite3.connect(copied)) as copy:
                 reader.connection.backup(copy)
                 copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
@@ -73,12 +73,9 @@ def write_backup(reader: RunReader, target: Path) -> None:
             with temporary.open("rb") as stream:
                 os.fsync(stream.fileno())
             os.replace(temporary, target)
+            sync_folder(target.parent)
         except sqlite3.OperationalError as error:
             raise InputError(f"the backup {target} cannot be written: {error}") from error
-        finally:
-            for path in (temporary, copied):
-                path.unlink(missing_ok=True)
-    sync_folder(target.parent)
 
 
 @contextmanager
@@ -88,11 +85,9 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
         raise InputError(f"{folder} exists and is not empty: a backup is restored into a new folder")
     if not folder.parent.is_dir():
         raise InputError(f"there is no folder {folder.parent} to make {folder.name} in")
-    staged = folder.with_name(TEMPORARY_PREFIX + folder.name)
-    if staged.exists():
-        shutil.rmtree(staged)
-    try:
-        private_folder(staged)
+    for place in {folder.absolute().parent, file.absolute().parent}:
+        remove_copies_in(place)
+    with unfinished_restoration(folder.parent) as staged:
         with room_to_write(folder):
             _unpack(file, staged)
         yield staged
@@ -100,9 +95,6 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
             folder.rmdir()
         os.rename(staged, folder)
         sync_folder(folder.parent)
-    finally:
-        if staged.exists():
-            shutil.rmtree(staged, ignore_errors=True)
 
 
 def _unpack(file: Path, staged: Path) -> None:

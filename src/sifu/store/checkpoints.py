@@ -22,6 +22,8 @@ FORMAT = "sifu-checkpoint-1"
 VOUCHED = "checkpoint"
 """The event by which an operator vouches for events that were written without a signature."""
 ROTATED = "key rotated"
+KEY_LOST = "key lost"
+"""The event that says, before anything is written without it, that the operator's key is gone or is another one."""
 log = logging.getLogger(__name__)
 
 
@@ -88,10 +90,12 @@ class Signer:
     def __init__(self, folder: Path, public_key: str) -> None:
         self.public_key = public_key
         self.key: Any = None
+        self.reason, self.lost, self.noted = "", False, False
         try:
             self.key = keys.load_key(folder, public_key)
         except (InputError, RunDamagedError) as error:
             self.reason = str(error)
+            self.lost = isinstance(error, RunDamagedError)  # not merely locked by a passphrase
         self._said = False
 
     def sign(self, run: str, event: Event) -> bytes | None:
@@ -178,6 +182,21 @@ def vouched_notes(reader: RunReader) -> list[str]:
         if event.kind == VOUCHED and (gap := event.content.get("unsigned"))
         for first, last in [gap]
     ]
+
+
+def lost_key_notes(reader: RunReader) -> list[str]:
+    """When the operator's key was found to be gone, and whether it is there now."""
+    notes = [
+        f"the operator's key was gone, or was another one, at {event.time} (event {event.seq})"
+        for event in reader.events()
+        if event.kind == KEY_LOST
+    ]
+    if not (reader.folder / keys.KEY_FILE).is_file():
+        notes.append(
+            f"the folder has no {keys.KEY_FILE}: it can be verified, but nothing more can be signed until the key is "
+            "put back, from a backup for example"
+        )
+    return notes
 
 
 def latest_checkpoint(reader: RunReader) -> Checkpoint | None:

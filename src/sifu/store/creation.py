@@ -24,13 +24,14 @@ from sifu.store.keys import KEY_FILE
 from sifu.store.lock import LOCK_FILE
 from sifu.store.reader import GROUP_KEY
 from sifu.store.statistics import STATISTICS
+from sifu.store.timestamps import TIMESTAMPS
 from sifu.store.updates import UPDATES
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.groups import KEY_BYTES
 
 STAGING = ".new"
 CREATING = ".creating"
-FOLDERS = ("models", CERTIFICATES, UPDATES, STATISTICS)
+FOLDERS = ("models", CERTIFICATES, UPDATES, STATISTICS, TIMESTAMPS)
 _OWN_FILES = {LOCK_FILE, *FOLDERS, KEY_FILE, HEAD_FILE, STAGING, CREATING} | {
     files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE)
 }
@@ -47,7 +48,7 @@ def check_free(folder: Path) -> None:
             "or choose another folder. Nothing was changed"
         )
     if (folder.exists() and not folder.is_dir()) or present - allowed:
-        raise InputError(f"{folder} exists and is not empty: choose another folder for the run, or remove it")
+        raise InputError(f"{folder} exists and is not empty: choose another folder for the run")
 
 
 def clear_unfinished(folder: Path) -> None:

@@ -10,14 +10,18 @@ from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from sifu.errors import InputError, NoSpaceError, RunDamagedError
+from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError
 
 DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"
 """The operator's list of clients, written before there is a run; the ledger holds it from then on."""
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What comes of a damaged database; the second where SQLite's message quotes names that are no text any more."""
-SCHEMA_VERSION = 6
+FAILED_DISK = (
+    "the disk failed under the run's database (disk I/O error): see to it and run the command again; what was recorded "
+    "before is there"
+)
+SCHEMA_VERSION = 7
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 
@@ -41,24 +45,30 @@ def _schema() -> str:
 
 
 def rest_of_a_run(folder: Path) -> bool:
-    """Whether a folder without a database was a run: a head or certificates are there only after a database was."""
+    """Whether a folder without a database was a run: what it is made of is there only after a database was.
+
+    While a run is being made its database comes last, and a marker says so.
+    """
     if (folder / DATABASE).exists() or (folder / ".creating").exists():
         return False
-    return (folder / "head").is_file() or any((folder / "certificates").glob("*.json"))
+    if any(os.path.lexists(folder / name) for name in ("head", "operator.key", "scrub", f"{DATABASE}-wal")):
+        return True
+    names = ("certificates/*.json", "models/*.safetensors", "updates/*.safetensors", "statistics/*.statistics")
+    return any(any(folder.glob(name)) for name in names)
 
 
 def open_database(folder: Path) -> sqlite3.Connection:
     """The database of an existing run, checked to be one and of a schema this version knows."""
     path = folder / DATABASE
     if not path.is_file():
-        if (folder / CLIENTS_FILE).is_file():
-            raise InputError(
-                f"{folder} has a list of clients and no run yet: flwr run makes it when they are all there"
-            )
         if rest_of_a_run(folder):
             raise RunDamagedError(
                 f"{folder} holds the rest of a run whose {DATABASE} is gone. Put it back from a backup (sifu restore); "
                 "remove nothing and train nothing here until then"
+            )
+        if (folder / CLIENTS_FILE).is_file():
+            raise InputError(
+                f"{folder} has a list of clients and no run yet: flwr run makes it when they are all there"
             )
         raise InputError(
             f"{folder} is not a run folder: it has no {DATABASE}. Start one with: sifu train SPEC.toml --run {folder}"
@@ -68,6 +78,8 @@ def open_database(folder: Path) -> sqlite3.Connection:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
     except UNUSABLE as error:
+        if "I/O" in str(error):
+            raise DiskError(FAILED_DISK) from error
         raise RunDamagedError(f"{path} is damaged: {error}. Restore the folder from a backup.") from error
     if application != APPLICATION_ID:
         connection.close()
@@ -76,7 +88,11 @@ def open_database(folder: Path) -> sqlite3.Connection:
         connection.close()
         raise RunDamagedError(
             f"{folder} has schema {version}, this version of sifu reads schema {SCHEMA_VERSION}: "
-            + ("upgrade sifu" if version > SCHEMA_VERSION else "open it with the version that made it, or train again")
+            + (
+                "upgrade sifu"
+                if version > SCHEMA_VERSION
+                else "open it with the version that made it, or train in another folder"
+            )
         )
     return connection
 
@@ -162,6 +178,8 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
             raise NoSpaceError(
                 "no space left to write the run's database: free some and run the command again; nothing was lost"
             ) from error
+        if isinstance(error, sqlite3.OperationalError) and "I/O" in str(error):
+            raise DiskError(FAILED_DISK) from error
         if isinstance(error, UNUSABLE) and not isinstance(error, sqlite3.IntegrityError):
             raise RunDamagedError(f"the run's database cannot be used: {error}") from error
         raise

@@ -14,22 +14,28 @@ from typing import TypeVar
 import numpy as np
 
 from sifu.core.layout import ModelLayout, Vector
-from sifu.errors import NoSpaceError, RunDamagedError
+from sifu.errors import DiskError, NoSpaceError, RunDamagedError
 from sifu.store.regular_files import create_private, read_plain
 
 TEMPORARY_PREFIX = ".tmp-"
+LONGEST_LINE = 1 << 16
 Parsed = TypeVar("Parsed")
 
 
 @contextmanager
 def room_to_write(path: Path) -> Iterator[None]:
-    """A full disk or quota becomes a sentence."""
+    """A full disk or quota, or a disk that fails, becomes a sentence."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(
                 f"no space left to write {path}: free some and run the command again; nothing was lost"
+            ) from error
+        if error.errno == errno.EIO:
+            raise DiskError(
+                f"the disk failed to write {path} (Input/output error): see to it and run the command again; what was "
+                "recorded before is there"
             ) from error
         raise
 
@@ -64,6 +70,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to a file, durable when this returns; half a line that a kill left at its end goes first."""
+    with path.open("ab+") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - LONGEST_LINE))
+        tail = stream.read()
+        if tail and not tail.endswith(b"\n"):
+            stream.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+        stream.write(line + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def model_path(folder: Path, node: int) -> Path:
@@ -106,6 +125,11 @@ def remove_files(paths: Sequence[Path]) -> None:
         path.unlink(missing_ok=True)
     if paths:
         sync_folder(paths[0].parent)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Delete files that were being written when a process ended."""
+    remove_files(sorted(folder.glob(TEMPORARY_PREFIX + "*")))
 
 
 MODEL_NAME = re.compile(r"\d+\.safetensors")

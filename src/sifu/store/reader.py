@@ -26,7 +26,7 @@ from sifu.store.table_rows import (
     RequestRow,
     SubjectRow,
 )
-from sifu.store.updates import UpdatesRow, read_updates
+from sifu.store.updates import StoredUpdates, UpdatesRow, read_updates
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
@@ -149,7 +149,7 @@ class RunReader(HistoryReader):
             for file, node, part, size, digest, clients in rows
         }
 
-    def load_updates(self, row: UpdatesRow) -> dict[int, Vector]:
+    def load_updates(self, row: UpdatesRow) -> StoredUpdates:
         """The updates of one kept round by client, each checked against its recorded digest."""
         return read_updates(self.folder, row)
 

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("models", "updates", "statistics", "certificates", "inbox", "report")
+FOLDERS = ("models", "updates", "statistics", "certificates", "timestamps", "inbox", "report")
 FILES = re.compile(
-    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|scrub|lock|clients\.json|\.tmp-.*|\.creating",
+    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
     re.DOTALL,
 )
 
@@ -30,7 +30,7 @@ def strange_files(folder: Path) -> Iterator[str]:
             yield f"{entry.name} is not a folder, or is a link to one"
         if FILES.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False):
             yield f"{entry.name} is not a regular file, or is a link to one"
-    for name in ("models", "updates", "statistics", "certificates"):
+    for name in ("models", "updates", "statistics", "certificates", "timestamps"):
         if (folder / name).is_dir():
             with os.scandir(folder / name) as entries:
                 inside = sorted(entry.name for entry in entries if not _is_harmless(entry))
@@ -40,7 +40,7 @@ def strange_files(folder: Path) -> Iterator[str]:
 
 def _is_harmless(entry: os.DirEntry[str]) -> bool:
     """A regular file, or a folder that has no name of a file of ours; verification names what lies in it."""
-    named = entry.name.startswith(".tmp-") or entry.name.endswith((".safetensors", ".statistics", ".json"))
+    named = entry.name.startswith(".tmp-") or entry.name.endswith((".safetensors", ".statistics", ".json", ".tsr"))
     return entry.is_file(follow_symlinks=False) or (entry.is_dir(follow_symlinks=False) and not named)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint, latest_checkpoint
+from sifu.store.files import append_line
 from sifu.store.reader import RunReader
 
 WITNESSES = "SIFU_WITNESS"
@@ -40,17 +41,16 @@ def witness_targets() -> tuple[str, ...]:
 
 def tell(target: str, checkpoint: Checkpoint) -> None:
     """Hand a checkpoint to one witness, as a line of JSON."""
-    line = canonical_json(checkpoint.to_mapping()) + b"\n"
+    line = canonical_json(checkpoint.to_mapping())
     kind, _, rest = target.partition(":")
     if kind == "file":
-        with Path(rest).open("ab") as stream:
-            stream.write(line)
-            stream.flush()
-            os.fsync(stream.fileno())
+        append_line(Path(rest), line)
     elif kind == "command":
-        subprocess.run(shlex.split(rest), input=line, timeout=TIMEOUT_SECONDS, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            shlex.split(rest), input=line + b"\n", timeout=TIMEOUT_SECONDS, check=True, stdout=subprocess.DEVNULL
+        )
     else:
-        request = urllib.request.Request(target, data=line, headers={"Content-Type": "application/json"})
+        request = urllib.request.Request(target, data=line + b"\n", headers={"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):  # answers other than success are errors
             pass
 

@@ -21,8 +21,8 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files
-from sifu.store.certificate_path import certificate_path
-from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
+from sifu.store.certificate_path import CERTIFICATES, certificate_path
+from sifu.store.checkpoints import KEY_LOST, Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.creation import CREATING, FOLDERS, STAGING, check_free, clear_unfinished, finish_creation, first_values
 from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
@@ -37,6 +37,8 @@ from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
 from sifu.store.statistics import STATISTICS, STATISTICS_NAME, statistics_path
 from sifu.store.table_rows import EvaluationRow
+from sifu.store.timestamps import TIMESTAMPS, stamp_at_the_end, timestamp_authority
+from sifu.store.unfinished_copies import remove_unfinished_copies
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
 from sifu.store.witnesses import WitnessPost, witness_targets
 from sifu.theory.facts import ClientProfile, TrainingFacts
@@ -67,6 +69,8 @@ class RunWriter(RunReader):
         self._signer: Signer | None = None
         self._witnesses = WitnessPost()
         self._recorded = False
+        self.copies_removed: tuple[str, ...] = ()
+        """Unfinished copies of a run that were taken away when this one was opened."""
 
     @classmethod
     def create(
@@ -82,6 +86,7 @@ class RunWriter(RunReader):
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key."""
         witness_targets()
+        timestamp_authority()
         check_free(folder)
         private_folder(folder, parents=True)
         folder.chmod(0o700)
@@ -139,6 +144,7 @@ class RunWriter(RunReader):
         operator is `vouching` for what there is.
         """
         witness_targets()  # a witness that cannot be one is refused before anything is touched
+        timestamp_authority()
         strange = next(strange_files(folder), None) if folder.is_dir() else None
         if strange:
             raise RunDamagedError(f"{folder} was changed by hand: {strange}. Nothing was done; see sifu verify")
@@ -169,6 +175,9 @@ class RunWriter(RunReader):
             files.remove_strays(folder / STATISTICS, STATISTICS_NAME, set(writer.statistics()))
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
+            for name in ("", CERTIFICATES, TIMESTAMPS):  # a key that was being written, for example
+                files.remove_temporary(folder / name)
+            writer.copies_removed = remove_unfinished_copies(folder)
             if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
                 writer.scrub()
         except BaseException:
@@ -177,8 +186,11 @@ class RunWriter(RunReader):
         return writer
 
     def close(self) -> None:
-        """Close the database and let go of the lock; witnesses hear of the last event first."""
+        """Close the database and let go of the lock; an authority and witnesses hear of the last event first."""
         if self._recorded:
+            authority = timestamp_authority()
+            if authority is not None:
+                stamp_at_the_end(self, authority)
             self._witnesses.tell_all(self)
         super().close()
         self._lock.release()
@@ -207,6 +219,7 @@ class RunWriter(RunReader):
         erases the report.
         """
         payload = dict(payload)
+        self._note_lost_key()
         if for_good:
             files.write_atomically(self.folder / SCRUB_FILE, b"")
         if dropped_models:
@@ -272,6 +285,16 @@ class RunWriter(RunReader):
             self._signer = Signer(self.folder, public_key or self.value("public_key"))
         return self._signer
 
+    def _note_lost_key(self) -> None:
+        """Record that the key is gone, or is another one, before anything is written without it; once each time."""
+        signer = self.signer()
+        if signer.key is not None or not signer.lost or signer.noted:
+            return
+        signer.noted = True
+        signed = "(SELECT COALESCE(MAX(seq), 0) FROM events WHERE signature IS NOT NULL)"
+        if not self.query(f"SELECT 1 FROM events WHERE kind = ? AND seq > {signed}", (KEY_LOST,)):
+            self.record(KEY_LOST, {"reason": signer.reason})
+
     def now(self) -> str:
         """The time, never before that of the last event, whatever the clock says."""
         return max(utc_now(), str(self.query("SELECT MAX(time) FROM events")[0][0]))
@@ -293,8 +316,7 @@ class RunWriter(RunReader):
         if standing is None or standing.node != self.tip:
             remove_standing(self.folder)
         for name in ("", *FOLDERS):
-            for path in sorted((self.folder / name).glob(files.TEMPORARY_PREFIX + "*")):
-                path.unlink()
+            files.remove_temporary(self.folder / name)
             files.sync_folder(self.folder / name)
         done = scrub_database(self.connection)
         if done:
@@ -344,6 +366,8 @@ class RunWriter(RunReader):
         }
 
     def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:
+        spec = self.spec
+        updates = updates.salted(int(spec["seed"]) if spec["privacy"]["noise"] == "seeded" else None)
         content = updates.content()
         files.write_atomically(updates_path(self.folder, updates.file), content)
         return {

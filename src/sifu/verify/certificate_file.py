@@ -28,6 +28,7 @@ from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
 from sifu.theory.composition import one_round_epsilon
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
+from sifu.verify.timestamped import Authority, timestamp_beside
 from sifu.verify.value_comparison import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
 
@@ -35,9 +36,16 @@ STATISTICS_KEPT: tuple[Literal["clients", "sum"], ...] = ("clients", "sum")
 LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
-def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
-    """Check a certificate by itself: its signature, and every figure that follows from its other figures."""
+def verify_certificate(
+    path: str | Path, public_key: str | None = None, authority: str | Path | None = None
+) -> Verification:
+    """Check a certificate by itself: its signature, and every figure that follows from its other figures.
+
+    A timestamp that lies beside it, with `.tsr` after its name, is checked too; with the certificates of its
+    `authority` (a PEM file) it must be there and be signed by it.
+    """
     path = Path(path)
+    signers = None if authority is None else Authority.read(authority)
     check_public_key(public_key)
     result = Verification(str(path))
     try:
@@ -61,6 +69,9 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
     if not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
     result.checked.append("signature")
+    problems, notes = timestamp_beside(path, signers)
+    result.problems.extend(problems)
+    result.notes.extend(notes)
     try:
         result.problems.extend(_check_body(body))
     except Exception as error:  # a stranger's file may be wrong in any way

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from sifu.core.ledger import Event
 from sifu.store.reader import RunReader
-from sifu.store.replayed_ledger import ReplayedLedger
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.verify.anchor import holds_anchor, parse_anchor
 
 RESTORED = "restored"
@@ -28,10 +29,12 @@ def check_restored(reader: RunReader) -> Iterator[str]:
     """What a restoration says of the chain before it must be so."""
     branches = {row.node.node: row.node.branch for row in reader.node_rows()}
     ledger = ReplayedLedger.of(reader)
-    for event in ledger.events:
+    numbers = {client.name: number for number, client in enumerate(reader.clients())}
+    for event, before in ledger.moments():
         if event.kind != RESTORED:
             continue
         content, seq = event.content, event.seq
+        yield from _check_nothing_came_back(event, before, numbers)
         branch = branches.get(ledger.tips[seq])
         if content["branch"] != branch:
             yield f"restored: event {seq} names branch {content['branch']}, the run was at {branch}"
@@ -40,3 +43,18 @@ def check_restored(reader: RunReader) -> Iterator[str]:
             yield f"restored: event {seq} names a head that the chain does not hold"
         if content["complete"] and (content["anchor"] is None or parse_anchor(content["anchor"]) != head):
             yield f"restored: event {seq} calls itself complete without the anchor for it"
+
+
+def _check_nothing_came_back(event: Event, before: ReplayedTables, numbers: dict[str, int]) -> Iterator[str]:
+    """Updates and statistics of clients whose requests a restoration brought back are erased by it."""
+    requests = (before.rows["requests"][(request,)] for request in event.content["requests"])
+    gone = {numbers[name] for row in requests for name in json.loads(row["clients"])}
+    for what in ("updates", "statistics"):
+        held = {
+            file: {int(client) for client in json.loads(row["clients"])} for (file,), row in before.rows[what].items()
+        }
+        wanted = sorted(str(file) for file, clients in held.items() if clients & gone)
+        if sorted(event.content.get(f"dropped_{what}", [])) != wanted:
+            yield f"restored: event {event.seq} did not erase the {what} of the clients whose requests it brought back"
+    if any({int(client) for client in row["clients"]} & gone for row in event.content.get("updates", [])):
+        yield f"restored: event {event.seq} stores updates of clients whose requests it brought back"

@@ -5,7 +5,8 @@ behind, which the next one that opens the run for writing sweeps away before it 
 holds, beside the files of its tables, at most
 
     files of an event that was never recorded, some of them temporary;
-    files that the *last* event dropped, byte for byte as they were recorded.
+    files that the *last* event dropped, byte for byte as they were recorded;
+    an unfinished copy of the run, where a backup was being written or restored beside it.
 
 No certificate says anything about either. Everything else was put there by somebody: a file that an earlier event
 dropped, or the same bytes under another name, is a model that was erased and came back. And an event that erases
@@ -22,17 +23,25 @@ from pathlib import Path
 
 from sifu.record.run_view import RunView
 from sifu.store import files
+from sifu.store.events_check import ERASED
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
 from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.statistics import STATISTICS, STATISTICS_NAME
+from sifu.store.unfinished_copies import unfinished_copies
 from sifu.store.updates import FILE_NAME, UPDATES
 from sifu.store.writer import SCRUB_FILE
 
 MODELS = "models"
 STRAY = "should not be there: no record names it, or it was erased before. Find out where it comes from, and delete it"
 FINISH = "the next command that writes to the run finishes it: sifu purge, for example"
+
+LEFT_COPY = "an interrupted backup or restore left it: it holds a copy of the operator's key"
+OUT_OF_REACH = (
+    "an interrupted backup may have left it, with a copy of the operator's key; the folder it lay in is not there now. "
+    "Delete it where that disk is"
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,8 @@ def files_of_no_row(reader: RunReader) -> Iterator[Leftover | Stray]:
             name = path.relative_to(reader.folder).as_posix()
             if name not in record.live and not path.is_dir():
                 yield _judged(record, path, name)
+    for copy in unfinished_copies(reader.folder):
+        yield Leftover(str(copy.path), LEFT_COPY if copy.reachable else OUT_OF_REACH)
     if (reader.folder / SCRUB_FILE).exists():
         yield _unfinished_erasure(record)
 
@@ -144,8 +155,8 @@ class _Record:
         event = self.events[seq - 1]
         if event.kind == "rolled back":
             return event.content["request"] in self._strict
-        dropped = event.content.get("dropped_models") or event.content.get("dropped_statistics")
-        return event.kind == "purged" or (event.kind == "restored" and bool(dropped))
+        dropped = any(event.content.get(f"dropped_{what}") for what in ERASED)
+        return event.kind == "purged" or (event.kind == "restored" and dropped)
 
     @cached_property
     def _strict(self) -> set[str]:
@@ -160,7 +171,11 @@ class _Record:
             own = STATISTICS_NAME.fullmatch(path.name)
             return own is not None and int(own[1]) not in self._nodes
         named = FILE_NAME.fullmatch(path.name)
-        return named is not None and (int(named[1]) not in self._nodes or int(named[3]) == self._view.next_order)
+        return named is not None and (int(named[1]) not in self._nodes or self._is_rewritten(*map(int, named.groups())))
+
+    def _is_rewritten(self, node: int, part: int, order: int) -> bool:
+        """Whether a file of this name is the next one that takes the place of a stored file of updates."""
+        return _updates_name(f"{node}.{part}.{order - 1}.safetensors") in self.live
 
 
 def _model_name(node: int) -> str:

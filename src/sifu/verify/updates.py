@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from sifu.errors import RunDamagedError
-from sifu.methods.base import RoundUpdates
 from sifu.methods.stored_updates import KeptRound, initial_model, load, move, promises_broken, rounds_to_replay
 from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest, updates_to_erase
@@ -50,7 +49,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
     model = initial_model(view).astype(np.float64)
     for row in parts:
         clients = np.array(sorted(row.clients), dtype=np.int64)
-        model = move(view, model, RoundUpdates(clients, load(view, KeptRound(row, clients))))
+        model = move(view, model, load(view, KeptRound(row, clients)))
     recorded = reader.load_model(node).astype(np.float64)
     if np.linalg.norm(recorded - model) > 1e-6 * np.linalg.norm(recorded):
         yield f"updates: the model of node {node} is not the initial one moved by the updates stored with it"

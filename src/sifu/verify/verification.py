@@ -12,7 +12,7 @@ from sifu.errors import InputError
 from sifu.requests.approvals import check_approvals
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
-from sifu.store.checkpoints import check_checkpoints, check_covered, vouched_notes
+from sifu.store.checkpoints import check_checkpoints, check_covered, lost_key_notes, vouched_notes
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.head_file import signs_of_an_older_database
 from sifu.store.lock import is_locked
@@ -30,6 +30,7 @@ from sifu.verify.remainders import check_remainders
 from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
 from sifu.verify.statistics import check_kept_statistics
+from sifu.verify.timestamped import Authority, check_timestamps
 from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
 from sifu.verify.updates import check_updates
 from sifu.verify.witnessed import check_witnesses
@@ -63,11 +64,13 @@ def verify_run(
     public_key: str | None = None,
     anchor: str | None = None,
     witnesses: Sequence[str | Path] = (),
+    authority: str | Path | None = None,
 ) -> Verification:
     """Check a run folder. `public_key` (hex) is the operator's, if it is known from elsewhere.
 
     `anchor` is a head of the chain that was published or kept: a chain rewritten as a whole does not hold it.
-    `witnesses` are files of checkpoints that others kept, or public certificates.
+    `witnesses` are files of checkpoints that others kept, or public certificates. `authority` is a PEM file with the
+    certificates of the timestamp authority: every timestamp in the run must then be signed by it.
 
     Files change under a run that is being written to; those at work are then left out, and a note says so.
     """
@@ -75,6 +78,7 @@ def verify_run(
     check_public_key(public_key)
     if anchor is not None:
         parse_anchor(anchor)
+    signers = None if authority is None else Authority.read(authority)
     result = Verification(str(folder))
     if folder.is_dir():
         result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
@@ -112,6 +116,7 @@ def verify_run(
             ("approvals", check_approvals),
             ("purges", check_purges),
             ("restored", check_restored),
+            ("timestamps", lambda reader: check_timestamps(reader, signers, result.notes)),
         ):
             try:
                 result.problems.extend(check(reader))
@@ -144,6 +149,7 @@ def _check_against_outside(
         result.problems.extend(check_witnesses(reader, witnesses))
         result.checked.append("witnesses")
     result.notes.extend(vouched_notes(reader))
+    result.notes.extend(lost_key_notes(reader))
     result.notes.extend(restored_notes(reader))
     result.notes.extend(unwritten_notes(reader))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -85,3 +86,27 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
                     f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history "
                     "was rewritten after it was shown"
                 )
+
+
+def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
+    """Heads that several parties kept, without the run: signed, of one run, and one head for each event."""
+    first: tuple[Path, Checkpoint] | None = None
+    by_number: dict[int, tuple[Path, Checkpoint]] = {}
+    for path, checkpoint in heads:
+        if not checkpoint.holds:
+            yield f"witness: the checkpoint of event {checkpoint.seq} in {path} is not signed by the key it names"
+            continue
+        first = first or (path, checkpoint)
+        if checkpoint.run != first[1].run:
+            yield f"witness: {path} has a checkpoint of another run ({checkpoint.run[:40]}) than {first[0]}"
+            continue
+        where, other = by_number.setdefault(checkpoint.seq, (path, checkpoint))
+        if other.head != checkpoint.head:
+            yield (
+                f"fork: the operator signed two heads for event {checkpoint.seq}, {other.head[:16]}... ({where}) and "
+                f"{checkpoint.head[:16]}... ({path}): two histories were shown"
+            )
+    ordered = [by_number[number] for number in sorted(by_number)]
+    for (_, earlier), (path, later) in itertools.pairwise(ordered):
+        if later.time < earlier.time:
+            yield f"witness: event {later.seq} in {path} is dated before event {earlier.seq}: they are of two histories"

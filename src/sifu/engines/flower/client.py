@@ -16,6 +16,7 @@ from typing import Protocol
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from sifu.engines.flower.kept_checkpoints import guard
 from sifu.engines.flower.masked_client import add_masking
 from sifu.engines.flower.statistics_client import add_statistics
 from sifu.engines.flower.wire import (
@@ -61,7 +62,8 @@ MakeClient = Callable[[Context], LocalClient]
 def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientApp:
     """A ClientApp around `make_client`, which is called for every message: each may come to a new process.
 
-    It takes part in masked rounds too. With `masked_only` it never sends an update, or statistics, in the clear.
+    It takes part in masked rounds too. With `masked_only` it never sends an update, or statistics, in the clear. It keeps
+    the signed heads of the run's ledger that it is shown, and refuses to take part in a fork (`kept_checkpoints`).
     """
     app = ClientApp()
 
@@ -100,7 +102,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
         scores = [client.evaluate(model, instruction) for model in several_of(message)]
         return Message(RecordDict({METRICS: scores_record(scores)}), reply_to=message)
 
-    return app
+    return guard(app)
 
 
 def add_profile(
@@ -130,7 +132,7 @@ def add_profile(
         count = samples(context) if callable(samples) else samples
         return profile_reply(WireProfile(who, count, local_steps, smoothness, curvature), message)
 
-    return app
+    return guard(app)
 
 
 @dataclass(frozen=True)

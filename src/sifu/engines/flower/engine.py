@@ -30,6 +30,7 @@ from sifu.engines.flower.masked_rounds import OUTSIDE, MaskedRound
 from sifu.engines.flower.messenger import EVALUATION, NOWHERE, Answer, Incident, Messenger
 from sifu.engines.flower.roster import Roster
 from sifu.engines.flower.rounds import OpenRound
+from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
 from sifu.engines.flower.wire import EVALUATE, EVALUATE_SEVERAL, read_score, read_scores
 from sifu.errors import InputError, NobodyAnsweredError
 from sifu.theory.facts import ClientProfile, TrainingFacts
@@ -113,6 +114,10 @@ class FlowerFederation:
         if (blueprint.layout, blueprint.facts) != (old.layout, old.facts):
             raise InputError("the model, or what is known of the training, would be another one with this client")
         self._messenger.renew(blueprint)
+
+    def show_checkpoints(self, shown: ShownCheckpoint) -> None:
+        """From now on every message carries the latest signed head of the run's ledger."""
+        self._messenger.shown = shown
 
     def leave_out(self, clients: Iterable[int]) -> None:
         """From now on these clients' nodes are not spoken to, whatever is asked of them."""

@@ -18,7 +18,8 @@ from sifu.core.waiting import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.exchange import Exchange
 from sifu.engines.flower.roster import Roster
-from sifu.engines.flower.wire import TRAIN, Instruction, model_message, read_model
+from sifu.engines.flower.shown_checkpoint import ShownCheckpoint
+from sifu.engines.flower.wire import SHOW_EVENT, TRAIN, Instruction, model_message, read_model, with_config
 from sifu.theory.arrays import Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.participation import ClientIndices
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
 
 Answer = TypeVar("Answer")
+Answers = tuple[dict[int, Answer], dict[int, str]]
+"""Answers by client, and for everybody else why there is none."""
 NOWHERE = Position(0, 0)
 """The position of what belongs to no round, such as an evaluation."""
 EVALUATION = "evaluation: "
@@ -49,6 +52,10 @@ class Messenger:
         self._exchange, self._roster, self.patience = exchange, roster, patience
         self.left_out: frozenset[int] = frozenset()
         self.incidents: list[Incident] = []
+        self.shown: ShownCheckpoint | None = None
+        """What every message shows of the run's ledger."""
+        self._kept: dict[int, int] = {}
+        """The event that each client has kept, as far as it is known."""
         self.renew(blueprint)
 
     def renew(self, blueprint: Blueprint) -> None:
@@ -129,8 +136,28 @@ class Messenger:
     ) -> Message:
         """A message of a kind to a client, mostly with a model; `more` goes into its configuration."""
         instruction = Instruction(position, client, steps or self.clients[client].local_steps, self.blueprint.plan)
-        config = {**self.blueprint.config, **(more or {})}
+        shown = self.shown(self._kept.get(client)) if self.shown is not None else {}
+        config = {**self.blueprint.config, **shown, **(more or {})}
         return model_message(record, instruction, node, kind, self.patience.timeout, config)
+
+    def _exchange_links(
+        self, messages: Mapping[int, Message], send: Callable[[Mapping[int, Message]], Answers[Answer]]
+    ) -> Answers[Answer]:
+        """Send messages; a client that kept an event the server did not know of is sent the links from it, once."""
+        answers, failed = send(messages)
+        if self.shown is None:
+            return answers, failed
+        again: dict[int, Message] = {}
+        for client, why in failed.items():
+            wanted = SHOW_EVENT.search(why)
+            if wanted:
+                again[client] = with_config(messages[client], self.shown(int(wanted[1])), self.patience.timeout)
+        if again:
+            more, failed_again = send(again)
+            answers = {**answers, **more}
+            failed = {client: why for client, why in failed.items() if client not in again} | failed_again
+        self._kept |= dict.fromkeys(answers, self.shown.seq)
+        return answers, failed
 
     def ask(
         self,
@@ -149,12 +176,19 @@ class Messenger:
         if closing:
             patience = self.patience
             together = [list(messages)] if groups is None else [[*group] for group in groups]
-            answers, failed = self._exchange.ask(
+            answers, failed = self._exchange_links(
                 messages,
-                patience.round_timeout,
-                read,
-                expires=patience.timeout,
-                enough=[(clients, patience.wait.enough(len(clients))) for clients in together],
+                lambda sent: self._exchange.ask(
+                    sent,
+                    patience.round_timeout,
+                    read,
+                    expires=patience.timeout,
+                    enough=[
+                        (asked, patience.wait.enough(len(asked)))
+                        for asked in ([client for client in clients if client in sent] for clients in together)
+                        if asked
+                    ],
+                ),
             )
         else:
             answers, failed = self.try_to_ask(messages, read)
@@ -166,7 +200,7 @@ class Messenger:
         self, messages: Mapping[int, Message], read: Callable[[Message], Answer]
     ) -> tuple[dict[int, Answer], dict[int, str]]:
         """As `ask`; why a client gave no answer is handed back instead of noted."""
-        return self._exchange.ask(messages, self.patience.timeout, read)
+        return self._exchange_links(messages, lambda sent: self._exchange.ask(sent, self.patience.timeout, read))
 
     def train(
         self, start: Vector, position: Position, clients: Iterable[int] | ClientIndices, steps: int | None = None

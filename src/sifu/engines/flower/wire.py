@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -35,6 +36,12 @@ EVALUATE_SEVERAL = "evaluate.sifu_several"
 PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
 """The three messages of a masked round; a ClientApp that does not know them answers none of them in the clear."""
 KEY, MASKED, DRIFT = "key", "masked", "drift"
+CHECKPOINT, ROTATIONS = "checkpoint", "key-rotations"
+"""In `config` of every message of a run: the latest signed head of its ledger, and its changes of keys, as JSON."""
+LINKS, LINKS_FROM = "ledger-links", "ledger-links-from"
+"""How that head follows from event `ledger-links-from`: [time, kind, commitment] of every event since, as JSON."""
+SHOW_EVENT = re.compile(r"show event (\d{1,15}):")
+"""How a client says from which event on it wants to see the links."""
 LOSS_KEYS = ("loss", "eval_loss", "eval-loss")
 BOUNDS = ("smoothness", "curvature", "batch_ratio", "energy", "target_norm")
 """What a profile says of its client's loss, each a number or None."""
@@ -205,6 +212,14 @@ def model_message(
             content[f"{ARRAYS}-{number}"] = model
     place = instruction.position
     return Message(content, node, kind, ttl=timeout, group_id=f"{place.branch}.{place.round}")
+
+
+def with_config(message: Message, more: Mapping[str, Any], timeout: float) -> Message:
+    """The same message to be sent again, with more in its configuration."""
+    place = message.metadata
+    content = RecordDict(dict(message.content))
+    content[CONFIG] = ConfigRecord({**message.content[CONFIG], **more})  # type: ignore[dict-item]
+    return Message(content, place.dst_node_id, place.message_type, ttl=timeout, group_id=place.group_id)
 
 
 def profile_message(node: int, plan: str, timeout: float) -> Message:

@@ -26,7 +26,9 @@ from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Checkpoint, signed_events
 from sifu.store.files import write_atomically
 from sifu.store.reader import RunReader
+from sifu.store.regular_files import read_plain
 from sifu.store.table_rows import RequestRow
+from sifu.store.timestamps import timestamp_path
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.operator_keys import keys_of
 from sifu.verify.verification import verify_run
@@ -97,7 +99,8 @@ def _contents(reader: RunReader, row: RequestRow, verified: dict[str, Any]) -> d
     envelope = attest(reader, row.request)
     keys = _keys(reader)
     certificate_name = certificate_path(reader.folder, row.request, "public").name
-    return {
+    stamped = timestamp_path(reader.folder, certificate_name)
+    return ({stamped.name: read_plain(stamped)} if stamped.exists() else {}) | {
         certificate_name: text,
         "statement.dsse.json": _json(envelope),
         "checkpoints.jsonl": b"".join(canonical_json(entry.to_mapping()) + b"\n" for entry in checkpoints),

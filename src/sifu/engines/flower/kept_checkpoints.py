@@ -1,0 +1,190 @@
+"""A node keeps the latest signed head of the run, and takes no part in a fork.
+
+Every message of a run carries the latest checkpoint of its ledger. The node keeps it in `Context.state`, and, where its
+node config names a file (`checkpoints`), a line of it there, which outlives the node and which `sifu verify --witness`
+and `sifu client-audit --witness` read. The key that signed the first checkpoint is trusted from then on; another key
+must be signed for by it. A later head must follow from the kept one: the message shows the links between the two
+(time, kind and commitment of every event, no content), and the node computes the hashes. Signatures alone would not
+do, since an operator with two histories has signed the heads of both. A node that is shown anything else answers with
+an error instead of an update, so that nobody trains on with it and the server notes why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from sifu.core.ledger import canonical_json, chain
+from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
+from sifu.errors import InputError
+from sifu.store import keys
+from sifu.store.checkpoints import Checkpoint
+from sifu.store.files import append_line
+
+FILE_OPTION = "checkpoints"
+"""The key of a node's config that names the file in which it keeps every checkpoint it was shown."""
+STATE = "sifu-checkpoint"
+LATEST = "latest"
+LARGEST_TEXT = 1 << 20
+COMMITMENT = re.compile("[0-9a-f]{64}")
+Handler = Callable[[Message, Context], Message]
+
+
+def guard(app: ClientApp) -> ClientApp:
+    """Let every function of an app look at the checkpoint of a message before it does anything else."""
+    for name, function in list(app._registered_funcs.items()):
+        if name != PROFILE_QUERY:  # there may be no run yet
+            app._registered_funcs[name] = _guarded(function)
+    if app._call is not None:
+        app._call = _guarded(app._call)
+    return app
+
+
+def _guarded(function: Handler) -> Handler:
+    def checked(message: Message, context: Context) -> Message:
+        look_at_checkpoint(message, context)
+        return function(message, context)
+
+    return checked
+
+
+def look_at_checkpoint(message: Message, context: Context) -> None:
+    """Keep the checkpoint of a message, or refuse the message if it contradicts the one that is kept."""
+    config = message.content.get(CONFIG)
+    text = config.get(CHECKPOINT) if isinstance(config, ConfigRecord) else None
+    file = context.node_config.get(FILE_OPTION)
+    kept = _kept_in_state(context)
+    if text is None:
+        if kept is not None:
+            raise InputError(
+                f"the server showed event {kept.seq} of run {kept.run} before and shows no checkpoint now: this node "
+                "takes no part without one"
+            )
+        return
+    if not isinstance(text, str) or len(text) > LARGEST_TEXT or not isinstance(config, ConfigRecord):
+        raise InputError("the message holds no readable checkpoint")
+    shown = Checkpoint.from_json(text)
+    in_file = _kept_in_file(Path(str(file)), shown.run) if file else {}
+    if kept is None and in_file:
+        kept = in_file[max(in_file)]
+    if kept == shown:
+        return
+    follow(kept, shown, _rotations(config), _links(config))
+    if file and shown.seq not in in_file:
+        append_line(Path(str(file)), canonical_json(shown.to_mapping()))
+    context.state[STATE] = ConfigRecord({LATEST: text})
+
+
+def follow(
+    kept: Checkpoint | None, shown: Checkpoint, rotations: list[dict[str, Any]], links: tuple[int, list[Any]] = (0, [])
+) -> None:
+    """Refuse a checkpoint that is not signed, or that does not follow from the one that was kept.
+
+    A head at the same number must be the same, none comes before it, and a later one is computed from the kept one by
+    the `links`: the number of the event they begin after, and time, kind and commitment of each.
+    """
+    if not shown.holds:
+        raise InputError(f"the checkpoint of event {shown.seq} is not signed by the key it names")
+    if kept is None:
+        return
+    if shown.run != kept.run:
+        raise InputError(f"this node takes part in run {kept.run[:40]}, the message is of run {shown.run[:40]}")
+    trusted = {kept.public_key}
+    for rotation in rotations:
+        if rotation.get("old") in trusted and _signed_by_both(kept.run, rotation):
+            trusted.add(str(rotation["new"]))
+    if shown.public_key not in trusted:
+        raise InputError(
+            f"the checkpoint of event {shown.seq} is signed with the key {shown.public_key[:16]}..., which the key "
+            f"known here, {kept.public_key[:16]}..., did not sign for"
+        )
+    if shown.seq == kept.seq and shown.head != kept.head:
+        raise InputError(fork(kept, shown))
+    if shown.seq < kept.seq:
+        raise InputError(
+            f"fork: the server shows event {shown.seq} after it had shown event {kept.seq} ({kept.time}): an older "
+            "state of the run was put back. This node takes no part. If the operator restored a backup and you accept "
+            "that, remove what this node kept"
+        )
+    if shown.time < kept.time:
+        raise InputError(f"the checkpoint of event {shown.seq} is dated before that of event {kept.seq}")
+    if shown.seq == kept.seq:
+        return
+    if links[0] != kept.seq or len(links[1]) != shown.seq - kept.seq:
+        raise InputError(f"show event {kept.seq}: this node kept it, and takes part only in a history that has it")
+    head = bytes.fromhex(kept.head)
+    for seq, (time, kind, commitment) in enumerate(links[1], start=kept.seq + 1):
+        head = chain(head, seq, time, kind, bytes.fromhex(commitment))
+    if head.hex() != shown.head:
+        raise InputError(
+            f"fork: event {shown.seq} does not follow from event {kept.seq} ({kept.head[:16]}...), which this node was "
+            "shown before: the operator has two histories. This node takes no part. If the operator restored a backup "
+            "and you accept that, remove what this node kept"
+        )
+
+
+def fork(kept: Checkpoint, shown: Checkpoint) -> str:
+    """A sentence about two heads of one event."""
+    return (
+        f"fork: the operator signed two heads for event {kept.seq} of run {kept.run}, {kept.head[:16]}... (kept here) "
+        f"and {shown.head[:16]}... (shown now): two histories exist. This node takes no part"
+    )
+
+
+def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
+    try:
+        rotations = json.loads(str(config.get(ROTATIONS, "[]"))[:LARGEST_TEXT])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the message's changes of keys cannot be read: {error}") from error
+    return [rotation for rotation in rotations if isinstance(rotation, dict)] if isinstance(rotations, list) else []
+
+
+def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
+    """Where the links of a message begin, and the links; what is not one gives none."""
+    try:
+        first, links = int(config.get(LINKS_FROM, 0)), json.loads(str(config.get(LINKS, "[]")))  # type: ignore[arg-type]
+        sound = isinstance(links, list) and all(
+            isinstance(link, list)
+            and len(link) == 3
+            and all(isinstance(part, str) for part in link)
+            and COMMITMENT.fullmatch(link[2])
+            for link in links
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"the message's links of the ledger cannot be read: {error}") from error
+    return (first, links) if sound else (0, [])
+
+
+def _signed_by_both(run: str, rotation: dict[str, Any]) -> bool:
+    old, new = str(rotation.get("old")), str(rotation.get("new"))
+    body = keys.rotation_statement(run, old, new)
+    signed = ((old, rotation.get("signature_by_old")), (new, rotation.get("signature_by_new")))
+    return all(keys.signature_holds({"body": body, "public_key": key, "signature": text}) for key, text in signed)
+
+
+def _kept_in_state(context: Context) -> Checkpoint | None:
+    record = context.state.get(STATE)
+    return Checkpoint.from_json(str(record[LATEST])) if isinstance(record, ConfigRecord) else None
+
+
+def _kept_in_file(path: Path, run: str) -> dict[int, Checkpoint]:
+    """What the file has of a run, by number; a line that a kill cut short is passed over."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InputError(f"this node cannot read the checkpoints it kept in {path}: {error.strerror}") from error
+    checkpoints = []
+    for line in lines:
+        try:
+            checkpoints.append(Checkpoint.from_json(line))
+        except InputError:
+            continue
+    return {checkpoint.seq: checkpoint for checkpoint in checkpoints if checkpoint.run == run and checkpoint.holds}

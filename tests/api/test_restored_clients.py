@@ -1,0 +1,91 @@
+"""A restore never brings back what a forgotten client had stored: updates, statistics, the model of its group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sifu
+from forged_runs import rebuild_chain
+from independent_verifier import verify
+from run_tools import query, spec_for
+from sifu.api import restore
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "updates": (spec_for("sifu"), {"sigma": 0.5}),
+    "statistics": (spec_for("closed_form"), {"method": "closed_form"}),
+    "group_models": (spec_for("groups", stop={"target": 0.0, "max_rounds": 4}), {"method": "groups"}),
+}
+
+
+def holding(folder: Path, what: str, client: int) -> list[str]:
+    """Files that hold something of a client."""
+    if what == "group_models":
+        rows = query(folder, "SELECT m.node, g.members FROM models m JOIN group_models g ON m.node = g.node")
+        return [str(node) for node, members in rows if client in json.loads(members)]
+    rows = query(folder, f"SELECT file, clients FROM {what}")
+    return [file for file, clients in rows if client in {int(number) for number in json.loads(clients)}]
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, what: str) -> None:
+    spec, terms = CASES[what]
+    run = sifu.train(spec, run=tmp_path / "run")
+    assert holding(run.folder, what, 3)
+    run.backup(tmp_path / "old.zip")
+    run.forget(["client-003"], "since", min_level="none", **terms)
+    certificate = run.folder / "certificates" / "since.public.json"
+    back = tmp_path / "back"
+    restore(tmp_path / "old.zip", back, certificates=[certificate])
+    assert holding(back, what, 3) == []
+    names = {path.name for path in (back / ("models" if what == "group_models" else what)).iterdir()}
+    tracked = query(back, "SELECT node FROM models" if what == "group_models" else f"SELECT file FROM {what}")
+    ending = ".safetensors" if what == "group_models" else ""
+    assert names == {f"{name}{ending}" for (name,) in tracked}
+    again = sifu.open_run(back)
+    assert again.verify().problems == []
+    assert verify(back) == []
+    # Nothing of the others was lost: the request can be carried out again, and others after it.
+    (outcome,) = again.forget()
+    assert outcome.request == "since"
+    again.forget(["client-005"], min_level="none", **terms)
+    assert again.verify().problems == []
+    assert verify(back) == []
+
+
+def test_updates_of_the_others_stay_and_can_be_replayed(tmp_path: Path) -> None:
+    run = sifu.train(spec_for("fed_eraser", privacy={"noise": "seeded"}), run=tmp_path / "run")
+    run.backup(tmp_path / "old.zip")
+    run.forget(["client-003"], "since", method="fed_accum", min_level="none")
+    back = tmp_path / "back"
+    restore(tmp_path / "old.zip", back, certificates=[run.folder / "certificates" / "since.public.json"])
+    rows = query(back, "SELECT clients FROM updates")
+    assert rows
+    assert all(len(json.loads(clients)) == 11 for (clients,) in rows)
+    again = sifu.open_run(back)
+    # Another request comes first: it rewrites the files that the restoration had rewritten.
+    again.forget(["client-004"], "other", sigma=0.5, min_level="none")
+    again.forget(["client-003"], "since", method="fed_accum", min_level="none")
+    assert again.verify().problems == []
+    assert verify(back) == []
+
+
+def test_a_restoration_that_erased_too_little_is_found(tmp_path: Path) -> None:
+    """The control: with the operator's key, the event is made to say that nothing was erased."""
+    spec, terms = CASES["statistics"]
+    run = sifu.train(spec, run=tmp_path / "run")
+    run.backup(tmp_path / "old.zip")
+    run.forget(["client-003"], "since", **terms)
+    back = tmp_path / "back"
+    restore(tmp_path / "old.zip", back, certificates=[run.folder / "certificates" / "since.public.json"])
+
+    def erase_less(kind: str, content: dict[str, Any]) -> None:
+        if kind == "restored":
+            content["dropped_statistics"] = content["dropped_statistics"][:1]
+
+    rebuild_chain(back, erase_less)
+    assert any("did not erase the statistics" in problem for problem in sifu.open_run(back).verify().problems)
+    assert any("statistics erased" in problem for problem in verify(back))
