@@ -15,7 +15,7 @@ from run_tools import query, spec_for
 from sifu.api import restore
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "updates": (spec_for("sifu"), {"sigma": 0.5}),
+    "updates": (spec_for("sifu"), {"method": "sifu", "sigma": 0.5}),
     "statistics": (spec_for("closed_form"), {"method": "closed_form"}),
     "group_models": (spec_for("groups", stop={"target": 0.0, "max_rounds": 4}), {"method": "groups"}),
 }
@@ -67,7 +67,7 @@ def test_updates_of_the_others_stay_and_can_be_replayed(tmp_path: Path) -> None:
     assert all(len(json.loads(clients)) == 11 for (clients,) in rows)
     again = sifu.open_run(back)
     # Another request comes first: it rewrites the files that the restoration had rewritten.
-    again.forget(["client-004"], "other", sigma=0.5, min_level="none")
+    again.forget(["client-004"], "other", method="sifu", sigma=0.5, min_level="none")
     again.forget(["client-003"], "since", method="fed_accum", min_level="none")
     assert again.verify().problems == []
     assert verify(back) == []

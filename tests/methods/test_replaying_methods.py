@@ -443,7 +443,7 @@ def test_the_digest_of_an_erased_update_tells_nothing_of_a_guess(tmp_path: Path)
     update, salt = stored.values[3].tobytes(), stored.salts[3].tobytes()
     assert hashlib.sha256(salt + update).hexdigest() == row.clients[3]
     assert len({kept.tobytes() for kept in stored.salts.values()}) == len(stored.salts)
-    run.forget(["client-003"], sigma=0.5, retention="strict")
+    run.forget(["client-003"], method="sifu", sigma=0.5, retention="strict")
     recorded = [payload for (payload,) in query(run.folder, "SELECT payload FROM events")]
     assert any(row.clients[3] in payload for payload in recorded)  # it stays, for the auditor
     assert not any(hashlib.sha256(update).hexdigest() in payload for payload in recorded)
