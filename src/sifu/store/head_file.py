@@ -45,8 +45,11 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
             "sifu sign writes the file again"
         )
         return
-    except (OSError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         content = ""
+    except OSError as error:
+        yield f"the file {HEAD_FILE} cannot be read: {error.strerror}"
+        return
     lines = content.splitlines()
     if not _CONTENT.fullmatch(content):
         yield f"the file {HEAD_FILE} cannot be read: it holds no SEQ:HASH of an event"

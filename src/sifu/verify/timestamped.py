@@ -116,10 +116,10 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
         if not problems:
             latest.append((time, name))
     notes.extend(_note(name, time, authority) for time, name in sorted(latest)[-3:])
-    asked = [name for event in reader.events() if event.kind == MISSING for name in event.content["missing"]]
+    wanted = [name for event in reader.events() if event.kind == MISSING for name in event.content["missing"]]
     # A later head covers an earlier one; a certificate has a timestamp of its own.
     still = [
-        name for name in asked if name.endswith(".public.json") and not timestamp_path(reader.folder, name).exists()
+        name for name in wanted if name.endswith(".public.json") and not timestamp_path(reader.folder, name).exists()
     ]
     if still:
         notes.append(

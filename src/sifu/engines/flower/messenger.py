@@ -184,9 +184,9 @@ class Messenger:
                     read,
                     expires=patience.timeout,
                     enough=[
-                        (asked, patience.wait.enough(len(asked)))
-                        for asked in ([client for client in clients if client in sent] for clients in together)
-                        if asked
+                        (group, patience.wait.enough(len(group)))
+                        for group in ([client for client in clients if client in sent] for clients in together)
+                        if group
                     ],
                 ),
             )
