@@ -35,8 +35,9 @@ def work(folder: Path, job: dict[str, Any]) -> None:
     if job.get("timestamps"):
         os.environ[timestamps.AUTHORITY] = NOWHERE
     run = train_and_join(folder, job) if job.get("joining") else sifu.train(job["spec"], run=folder)
+    usual = "closed_form" if job["spec"].get("model", {}).get("kind") == "ridge" else "sifu"
     for request in job["requests"]:
-        run.forget(request["clients"], request["id"], min_level="none", **{"method": "sifu"} | request["terms"])
+        run.forget(request["clients"], request["id"], min_level="none", **{"method": usual} | request["terms"])
     if job.get("rebuild"):
         run.rebuild()
     if job.get("purge", True) and not query(folder, "SELECT 1 FROM events WHERE kind = 'purged'"):

@@ -36,7 +36,7 @@ class Authority:
     address: str = ""
     down: bool = False
     spoilt: bool = False
-    asked: list[bytes] = field(default_factory=list)
+    questions: list[bytes] = field(default_factory=list)
 
     @property
     def roots(self) -> Path:
@@ -44,7 +44,7 @@ class Authority:
 
     def answer(self, question: bytes) -> bytes:
         """What `openssl ts -reply` makes of a question."""
-        self.asked.append(question)
+        self.questions.append(question)
         return b"nonsense" if self.spoilt else answer(self.folder, question)
 
 
@@ -142,9 +142,9 @@ def test_an_authority_that_is_down_holds_nothing_up(
     assert fetched.code == 0, fetched.err
     assert "mine.public.json" in fetched.json["timestamps"]
     assert len(fetched.json["timestamps"]) == 2
-    asked = len(authority.asked)
+    count = len(authority.questions)
     assert cli("timestamp", own_trained, "--format", "json").json == {"timestamps": []}
-    assert len(authority.asked) == asked
+    assert len(authority.questions) == count
     result = run.verify(authority=authority.roots)
     assert result.problems == []
     assert not any("did not come" in note for note in result.notes)
@@ -152,10 +152,10 @@ def test_an_authority_that_is_down_holds_nothing_up(
 
 def test_nobody_is_asked_unless_somebody_is_named(own_trained: Path, authority: Authority, cli: Command) -> None:
     sifu.open_run(own_trained).request(["client-000"], "mine")
-    assert authority.asked == []
+    assert authority.questions == []
     assert cli("timestamp", own_trained).code == 2
     assert cli("--timestamp", authority.address, "request", own_trained, "--clients", "client-001").code == 0
-    assert len(authority.asked) == 1
+    assert len(authority.questions) == 1
 
 
 @pytest.fixture
