@@ -116,10 +116,10 @@ def follow(
         raise InputError(f"the checkpoint of event {shown.seq} is dated before that of event {kept.seq}")
     if shown.seq == kept.seq:
         return
-    if links[0] != kept.seq or len(links[1]) != shown.seq - kept.seq:
+    if links[0] > kept.seq or links[0] + len(links[1]) != shown.seq:
         raise InputError(f"show event {kept.seq}: this node kept it, and takes part only in a history that has it")
     head = bytes.fromhex(kept.head)
-    for seq, (time, kind, commitment) in enumerate(links[1], start=kept.seq + 1):
+    for seq, (time, kind, commitment) in enumerate(links[1][kept.seq - links[0] :], start=kept.seq + 1):
         head = chain(head, seq, time, kind, bytes.fromhex(commitment))
     if head.hex() != shown.head:
         raise InputError(
