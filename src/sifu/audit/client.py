@@ -170,7 +170,7 @@ def _promise(body: dict[str, Any]) -> str:
         return "The certificate promises nothing (level none)."
     words = attacker_words(body["level"], rate, body["scope"])
     if body["level"] == "exact":
-        return f"The certificate says: {exact_words('you')}. {words}"
+        return f"The certificate says: {exact_words('these records' if body.get('records') else 'you')}. {words}"
     return f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}). {words}"
 
 

@@ -145,7 +145,9 @@ def _print_requests(run: Run, status: RunStatus) -> None:
                 request.request,
                 request.status,
                 request.deadline[:10] + (" [bold red]overdue[/]" if request.overdue else ""),
-                names_text(request.clients, 2),
+                names_text(request.clients, 2)
+                if request.records is None
+                else escape(forgotten_words(request.clients, request.records)),
                 number(request.epsilon),
                 request.sigma if isinstance(request.sigma, str) else number(request.sigma),
                 level_text(request.level or "-"),

@@ -52,9 +52,19 @@ def forgotten_words(clients: Sequence[str], records: int | None) -> str:
     return names if records is None else f"{records} record{'s' if records > 1 else ''} of {names}"
 
 
-def what_was_done(start: Start, sigma: float, many: bool) -> str:
-    """What was done for the clients, in one sentence."""
-    whom = "these participants" if many else "this participant"
+def whom_words(clients: int, records: int | None) -> str:
+    """Those without whom training went on; of a client that stays, its records.
+
+    >>> whom_words(1, None), whom_words(2, None), whom_words(1, 3)
+    ('this participant', 'these participants', 'these records')
+    """
+    if records is not None:
+        return "these records"
+    return "these participants" if clients > 1 else "this participant"
+
+
+def what_was_done(start: Start, sigma: float, whom: str) -> str:
+    """What was done for the clients (`whom_words`), in one sentence."""
     if start == "fresh":
         noise = ", random noise was added to it," if sigma > 0.0 else ""
         return f"A new model was made{noise} and trained without {whom}."

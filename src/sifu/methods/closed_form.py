@@ -31,7 +31,7 @@ class ClosedForm(Scratch):
             super().plan(view, terms),
             predicted_rounds=self._rounds(view),
             scratch_rounds=1,
-            notes=(self._note(view, len(terms.clients)),),
+            notes=(self._note(view, 0 if terms.records else len(terms.clients)),),
         )
 
     def _rounds(self, view: RunView) -> int:

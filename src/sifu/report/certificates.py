@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sifu.core.wording import forgotten_words
 from sifu.plots.run_data import Request
 from sifu.plots.style import counted
 from sifu.report.words import LEVEL_WORDS, attacker_words, percent, promise, rounds_words, status_words
@@ -23,7 +24,9 @@ def certificate_article(request: Request) -> dict[str, Any]:
         "name": request.request,
         "state": level or STATES.get(request.status, "waiting"),
         "received": request.received,
-        "who": f"{counted(len(request.clients), 'client')}: {names(request.clients)}",
+        "who": f"{counted(len(request.clients), 'client')}: {names(request.clients)}"
+        if not (body or {}).get("records")
+        else forgotten_words(request.clients, (body or {})["records"]),
         "certified": body is not None,
         "status": status_words(request),
     }

@@ -87,7 +87,9 @@ def promise(request: Request) -> str:
             "hold, so nobody can say how much of them the model still shows."
         )
     if request.level == "exact":
-        return f"{exact_words('the clients' if len(request.clients) > 1 else 'the client')}; {EXACT_LIMIT}."
+        whom = "the clients" if len(request.clients) > 1 else "the client"
+        records = (request.certificate or {}).get("records")
+        return f"{exact_words(whom if records is None else 'these records')}; {EXACT_LIMIT}."
     seen = "every model released after this request" if request.scope == "all" else "the latest released model"
     whom = "the group as a whole" if request.unit == "joint" else "each of these clients by itself"
     if len(request.clients) == 1:

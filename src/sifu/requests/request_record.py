@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from sifu.choices import Decision
 from sifu.core.method_info import method_info
-from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done
+from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
 from sifu.requests.approvals import APPROVED, approvals_of, same_person
@@ -190,12 +190,15 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
     lines = [
         f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, "
         f"was carried out on {body['carried_out'][:10]}.",
-        what_was_done(start, sigma, many),
+        what_was_done(start, sigma, whom_words(len(body["clients"]), records)),
     ]
     if records is not None:
-        lines.append("It joined again with the records it has left, under another name.")
+        lines.append(
+            "All that the participant had contributed before was forgotten with them; it joined again, under another "
+            "name, with the records it has left."
+        )
     if level == "exact":
-        lines.append(f"{exact_words('these participants' if many else 'this participant')}.")
+        lines.append(f"{exact_words(whom_words(len(body['clients']), records))}.")
     if level == "none":
         whose = "these participants'" if many else "this participant's"
         lines.append(

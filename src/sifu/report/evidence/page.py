@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sifu.core.method_info import method_info
-from sifu.core.wording import attacker_words, exact_words, start_of, what_was_done
+from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.report.words import LEVEL_WORDS
 from sifu.store.checkpoints import Checkpoint
 from sifu.version import __version__
@@ -36,11 +36,11 @@ def render_evidence(
     )
     return environment.get_template("evidence.html").render(
         body=body,
-        clients=", ".join(body["clients"]),
+        clients=forgotten_words(body["clients"], body["records"]),
         done=what_was_done(
             start_of(body["protection"], method_info(body["method"]).starts_from, float(body["sigma"])),
             float(body["sigma"]),
-            len(body["clients"]) > 1,
+            whom_words(len(body["clients"]), body["records"]),
         ),
         level=LEVEL_WORDS[body["level"]],
         promise=_promise(body),
@@ -63,6 +63,5 @@ def _promise(body: Mapping[str, Any]) -> str:
         return "Nothing is guaranteed: nobody can say how much of the data is still in the model."
     words = attacker_words(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"])
     if body["level"] == "exact":
-        whom = "these participants" if len(body["clients"]) > 1 else "this participant"
-        return f"{exact_words(whom)}. {words}"
+        return f"{exact_words(whom_words(len(body['clients']), body['records']))}. {words}"
     return words
