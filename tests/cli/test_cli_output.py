@@ -101,6 +101,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
         "audit": [own_run, "--no-attacks", "--replays", 2000],
         "client-audit": ["--client", "client-000", "--certificate", own_run / "certificates/to-the-middle.public.json"],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
+        "predict": [tmp_path / "model.safetensors", tmp_path / "rows.npz"],
         "doctor": [],
         "methods": [],
         "anchor": [own_run],
@@ -111,6 +112,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
         "restore": [tmp_path / "backup.zip", tmp_path / "restored"],
         "report": [own_run],  # after purge, which erases it
     }  # fmt: skip
+    np.savez(tmp_path / "rows.npz", x=np.zeros((2, 64)))
     grouped = tmp_path / "grouped"
     sifu.train(spec_for("groups", stop={"max_rounds": 4}), run=grouped)
     commands["rebuild"] = [grouped]

@@ -2,6 +2,7 @@
 
 from sifu.api.advice import Advice, advise
 from sifu.api.backups import Restoration, restore
+from sifu.api.exported_models import LoadedModel, load_model
 from sifu.api.finding_runs import find_runs, pending_requests
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, RequestRecord
@@ -20,6 +21,7 @@ __all__ = [
     "Advice",
     "Certificate",
     "ClientStatus",
+    "LoadedModel",
     "NamedKey",
     "OperatorKeys",
     "Outcome",
@@ -36,6 +38,7 @@ __all__ = [
     "Verification",
     "advise",
     "find_runs",
+    "load_model",
     "load_spec",
     "open_run",
     "pending_requests",

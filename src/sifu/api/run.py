@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.backups import back_up
+from sifu.api.exported_models import description_bytes, description_path
 from sifu.api.key_rotation import rotate_key, vouch
 from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
@@ -147,7 +148,7 @@ class Run(RunRequests):
         return came
 
     def export(self, path: str | Path) -> Path:
-        """Write the current released model as safetensors."""
+        """Write the current released model as safetensors, and beside it, with .json added, what it is."""
         target = Path(path)
         if target.is_dir():
             raise InputError(
@@ -164,7 +165,9 @@ class Run(RunRequests):
             if not target.parent.is_dir():
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
             with blaming_damage(reader):
-                write_atomically(target, model_bytes(reader.layout, reader.load_model(reader.tip)))
+                content = model_bytes(reader.layout, reader.load_model(reader.tip))
+                write_atomically(target, content)
+                write_atomically(description_path(target), description_bytes(reader, content))
         return target
 
     def anchor(self) -> str:

@@ -17,6 +17,7 @@ from sifu.cli.custody import anchor, backup, key, purge, restore, sign, timestam
 from sifu.cli.evidence import evidence
 from sifu.cli.flower import flower
 from sifu.cli.options import runs_at_work
+from sifu.cli.predict import predict
 from sifu.cli.proof import audit, client_audit, verify
 from sifu.cli.requests import certificate, requests
 from sifu.cli.runs import demo, doctor, export, init, join, methods, rebuild, report, status, train
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
-    "Start here": (demo, init, advise, train, join, status, report, export),
+    "Start here": (demo, init, advise, train, join, status, report, export, predict),
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),

@@ -162,7 +162,7 @@ def export(
     model: Annotated[Path, typer.Option("--model", "--output", help="The safetensors file to write.", metavar="FILE")],
     format: FormatOption = Format.text,
 ) -> None:
-    """Write the current released model as safetensors."""
+    """Write the current released model as safetensors, and beside it what it is: kind, parameters, features, coding."""
     from sifu.api import Run
     from sifu.cli.output import tell
 

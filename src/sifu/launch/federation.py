@@ -13,7 +13,7 @@ from sifu.core.closed_form import solved_once, targets_of
 from sifu.core.engine import Engine
 from sifu.core.randomness import keyed_generator
 from sifu.core.replies import ReplyRules
-from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
+from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
 from sifu.core.waiting import ALL
 from sifu.errors import InputError
 from sifu.launch.features import map_of, with_features
@@ -25,6 +25,9 @@ PYTHON = "python"
 """`data.name` of a run whose clients were handed over from Python."""
 FLOWER = "flower"
 """`data.name` of a run whose clients are nodes of Flower and keep their data."""
+NPZ, TABLE = "npz", "table"
+OWN_FILES = (NPZ, TABLE)
+"""`data.name` of runs on a user's own files."""
 REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds without one output a class."""
 
@@ -64,10 +67,8 @@ def clients_from_spec(
         )
     if dataset is not None:
         pass
-    elif data.name == "npz":
-        if not data.file:
-            raise InputError('data.name = "npz" needs data.file, the path of the file')
-        dataset = load("npz", Path(data.file))
+    elif data.name in OWN_FILES:
+        dataset = _own_dataset(data)
     else:
         dataset = load(data.name, data_folder or data.folder or None, download, progress)
     given = dataset.client_train
@@ -95,6 +96,25 @@ def clients_from_spec(
     return with_features(spec, clients)
 
 
+def _own_dataset(data: DataSpec) -> Any:
+    """A data set from the user's own files."""
+    from sifu.data import load
+    from sifu.data.table import TableCoding, parse_categories, parse_words, read_table
+
+    if not data.file:
+        raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
+    if data.name == NPZ:
+        return load(NPZ, Path(data.file))
+    if data.partition != "given":
+        raise InputError(
+            f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
+        )
+    classes = parse_words(data.classes, "data.classes") if data.classes else ()
+    return read_table(
+        Path(data.file).expanduser(), TableCoding(data.label, data.client, classes, parse_categories(data.categories))
+    )
+
+
 def takes_rows(spec: Spec) -> bool:
     """Whether samples are handed over as rows of numbers, not as images."""
     return spec.model.kind in (*LINEAR_KINDS, RIDGE, "mlp") and spec.features.kind not in IMAGE_FEATURES
@@ -113,8 +133,8 @@ def held_out_from_spec(
     if data.name == PYTHON:
         return None
     if dataset is None:
-        own = data.name == "npz"
-        dataset = load(data.name, Path(data.file) if own else data_folder or data.folder or None)
+        own = data.name in OWN_FILES
+        dataset = _own_dataset(data) if own else load(data.name, data_folder or data.folder or None)
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)
@@ -130,14 +150,18 @@ CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar
 
 def preprocessing_of(spec: Spec) -> str:
     """What is known of the preprocessing: everything for the named data sets, what the operator says for others."""
-    if spec.data.name not in ("npz", PYTHON, FLOWER):
+    if spec.data.name not in (*OWN_FILES, PYTHON, FLOWER):
         return FIXED_CONSTANTS
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 
 
 def known_outputs(spec: Spec) -> int:
     """The number of outputs that a spec or its data set says; 0 where it has to be counted from the labels."""
-    return spec.model.outputs or (0 if spec.model.kind in REAL_OUTPUTS else CLASSES.get(spec.data.name, 0))
+    if spec.model.outputs or spec.model.kind in REAL_OUTPUTS:
+        return spec.model.outputs
+    if spec.data.name == TABLE and spec.data.classes:
+        return spec.data.classes.count(",") + 1
+    return CLASSES.get(spec.data.name, 0)
 
 
 def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:

@@ -28,18 +28,22 @@ def key(default: Any, comment: str) -> Any:
 class DataSpec:
     """Which data, and how it is spread over clients."""
 
-    name: str = key("digits", "digits, mnist, fashion_mnist, cifar10, cifar100, celeba, hospitals, npz")
+    name: str = key("digits", "digits, mnist, fashion_mnist, cifar10, cifar100, celeba, hospitals, npz, table")
     clients: int = key(160, "how many clients the data is spread over")
     samples_per_client: int = key(10, "samples of each client; 0 spreads everything evenly")
     partition: Literal["iid", "one_class", "dirichlet", "identity", "given"] = key(
-        "iid", "iid, one_class, dirichlet (see alpha), identity (whole people), given (client ids in an npz)"
+        "iid", "iid, one_class, dirichlet (see alpha), identity (whole people), given (client ids of your own data)"
     )
     alpha: float = key(0.1, "concentration of the dirichlet partition; small is unequal")
     normalise: Literal["unit", "standard", "authors"] = key(
         "unit", "unit scales to [0, 1]; standard also centres, by published constants; authors by those of their code"
     )
     folder: str = key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
-    file: str = key("", "the file of name = npz")
+    file: str = key("", "the file of npz; of table a .csv or .parquet file, or a folder with one file a client")
+    label: str = key("label", "table: the column of the label")
+    client: str = key("", "table: the column that says whose a row is; empty with one file a client")
+    classes: str = key("", "table: the words of the label in their order, A,B,C; empty where labels are numbers")
+    categories: str = key("", "table: the words of columns of words, COLUMN=A,B; COLUMN=C,D, one feature a word")
     watermark: int = key(0, "pixels of every image of a client set to the maximum, at places of the client's own")
     preprocessing: Literal["unknown", "fixed"] = key(
         "unknown", "own data only: fixed declares that no client's data shaped it (no mean or scale of the data)"

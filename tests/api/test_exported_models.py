@@ -1,0 +1,97 @@
+"""A released model outside its run: what it is, and what it says of new rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import sifu
+from run_tools import Command, small_spec
+from sifu.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table")
+    rng = np.random.default_rng(0)
+    lines = [
+        f"shop-{shop},{value},{rng.choice(['red', 'blue'])},{'yes' if value > 0.5 else 'no'}"
+        for shop in range(6)
+        for value in rng.random(6)
+    ]
+    (folder / "sales.csv").write_text("shop,price,colour,bought\n" + "\n".join(lines) + "\n")
+    data = {
+        "name": "table", "file": str(folder / "sales.csv"), "label": "bought", "client": "shop", "classes": "no,yes",
+        "categories": "colour=red,blue", "partition": "given", "preprocessing": "fixed",
+    }  # fmt: skip
+    sifu.train(small_spec(stop={"max_rounds": 40}) | {"data": data}, run=folder / "run").export(
+        folder / "m.safetensors"
+    )
+    return folder
+
+
+def test_the_description_says_what_the_model_is_and_nothing_of_clients(table_run: Path) -> None:
+    text = (table_run / "m.safetensors.json").read_text()
+    description = json.loads(text)
+    assert description["model"] == "softmax"
+    assert description["classes"] == ["no", "yes"]
+    assert description["columns"] == ["price", "colour"]
+    assert description["categories"] == {"colour": ["red", "blue"]}
+    assert description["parameters"] == {"weight": [3, 2], "bias": [2]}
+    assert "shop-" not in text
+    assert str(table_run) not in text
+
+
+def test_predictions_are_those_of_the_parameters(table_run: Path, cli: Command) -> None:
+    model = sifu.load_model(table_run / "m.safetensors")
+    tensors = load_file(table_run / "m.safetensors")
+    x = np.array([[0.9, 1.0, 0.0], [0.1, 0.0, 1.0]])
+    np.testing.assert_array_equal(model.scores(x), x @ tensors["weight"] + tensors["bias"])
+    wanted = ["no" if index == 0 else "yes" for index in (x @ tensors["weight"] + tensors["bias"]).argmax(axis=1)]
+    # Columns in another order, without label and client, and one more that is not a feature's.
+    (table_run / "new.csv").write_text("colour,note,price\nred,a,0.9\nblue,b,0.1\n")
+    assert model.predict_file(table_run / "new.csv") == wanted
+    answer = cli("predict", table_run / "m.safetensors", table_run / "new.csv", "--out", table_run / "out.csv")
+    assert answer.code == 0, answer.err
+    assert (table_run / "out.csv").read_text().split() == ["prediction", *wanted]
+    assert cli("predict", table_run / "m.safetensors", table_run / "new.csv").out.split() == wanted
+
+
+@pytest.mark.parametrize("kind", ["logistic", "least_squares"])
+def test_other_linear_models(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.random((30, 4))
+    y = (x[:, 0] > 0.5).astype(int) if kind == "logistic" else x[:, 0] + 0.25
+    np.savez(tmp_path / "own.npz", x=x, y=y, client=np.repeat(np.arange(6), 5))
+    data = {"name": "npz", "file": str(tmp_path / "own.npz"), "partition": "given"}
+    run = sifu.train(small_spec(model={"kind": kind}) | {"data": data}, run=tmp_path / "run")
+    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
+    tensors = load_file(tmp_path / "m.safetensors")
+    scores = (x @ tensors["weight"] + tensors["bias"])[:, 0]
+    np.testing.assert_array_equal(model.predict(x), (scores > 0).astype(int) if kind == "logistic" else scores)
+    assert len(model.predict_file(tmp_path / "own.npz")) == 30
+
+
+def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> None:
+    model = sifu.load_model(table_run / "m.safetensors")
+    with pytest.raises(InputError, match="rows of 3 features"):
+        model.predict(np.zeros((2, 5)))
+    (tmp_path / "few.csv").write_text("price\n1\n")
+    with pytest.raises(InputError, match="no column 'colour'"):
+        model.predict_file(tmp_path / "few.csv")
+    (tmp_path / "m.safetensors").write_bytes((table_run / "m.safetensors").read_bytes() + b" ")
+    description = json.loads((table_run / "m.safetensors.json").read_text())
+    (tmp_path / "m.safetensors.json").write_text(json.dumps(description))
+    with pytest.raises(InputError, match="is not the file that"):
+        sifu.load_model(tmp_path / "m.safetensors")
+    (tmp_path / "m.safetensors").write_bytes((table_run / "m.safetensors").read_bytes())
+    for change, words in (({"model": "cnn"}, "kind 'cnn'"), ({"format": "other"}, "does not describe")):
+        (tmp_path / "m.safetensors.json").write_text(json.dumps(description | change))
+        with pytest.raises(InputError, match=words):
+            sifu.load_model(tmp_path / "m.safetensors")
+    with pytest.raises(InputError, match="not a file that sifu export wrote"):
+        sifu.load_model(tmp_path / "nothing.safetensors")
