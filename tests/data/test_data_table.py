@@ -129,9 +129,9 @@ def test_a_run_on_a_table_forgets_and_verifies(tmp_path: Path) -> None:
         "name": "table", "file": str(file), "label": "bought", "client": "shop", "classes": "no,yes",
         "categories": "colour=red,blue", "partition": "given", "preprocessing": "fixed",
     }  # fmt: skip
-    run = sifu.train(small_spec() | {"data": data}, run=tmp_path / "run")
+    run = sifu.train(small_spec(local={"rate": 0.1}) | {"data": data}, run=tmp_path / "run")
     assert [client.name for client in run.status().clients][:2] == ["shop-0", "shop-1"]
-    (outcome,) = run.forget(["shop-3"], sigma=0.5)
+    (outcome,) = run.forget(["shop-3"], sigma=0.5, method="sifu")
     assert outcome.level == "proven"  # two declared classes, fixed coding: no label was counted
     assert run.verify().problems == []
     with pytest.raises(InputError, match="given"):
