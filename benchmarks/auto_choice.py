@@ -27,9 +27,7 @@ from sifu.api import Run, train
 from sifu.choices import LEVELS
 from sifu.core.engine import Engine
 from sifu.core.method_info import CLOSED_FORM
-from sifu.core.spec import Spec
 from sifu.experiments.provenance import commit
-from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.registry import method_named
 from sifu.methods.ways import plan_request
 from sifu.planning.plan import Plan
@@ -145,9 +143,8 @@ def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
 
 def measure(case: Case, folder: Path, draws: int) -> dict[str, Any]:
     """What every method takes on one run, and which one `auto` takes."""
-    spec = Spec.from_mapping(case.spec)
-    engine, _ = engine_from_spec(spec, clients_from_spec(spec))
-    run: Run = train(case.spec, run=folder, engine=engine)
+    run: Run = train(case.spec, run=folder)
+    engine = run.engine()
     names = [client.name for client in run.status().clients][: case.leaving]
     with run.reader() as reader:
         view = RunView(reader)

@@ -77,7 +77,7 @@ class RunRequests(RunFolder):
         """
         with self.view() as view:
             wanted = make_terms(view, clients, terms)
-            return plan_request(view, wanted)
+            return plan_request(view, wanted, controls=True)
 
     def most_expensive(self) -> str:
         """The name of the active client that is most expensive to forget now."""

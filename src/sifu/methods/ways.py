@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,15 +28,16 @@ CONTROLS = ("noisy_scratch",)
 """Controls of experiments: shown, never chosen."""
 
 
-def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
+def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None, *, controls: bool = False) -> Plan:
     """What the request would do: by its method, or by the way that `auto` takes at the least level accepted.
 
-    Where no way reaches that level the plan is that of the strongest one, and says so.
+    Where no way reaches that level the plan is that of the strongest one, and says so. With `controls`, what is never
+    chosen is planned beside the others, to be shown.
     """
     if terms.method != AUTO:
         return method_for(view, terms.method).plan(view, terms)
     view.new_subjects(terms, view.next_order)
-    plans, ways = _plans_and_ways(view, terms)
+    plans, ways = _plans_and_ways(view, terms, [name for name in METHODS if controls or name not in CONTROLS])
     least = least_level(terms, floor)
     allowed = [way for way in ways if not way.refused]
     if not allowed:
@@ -56,11 +58,11 @@ def check_method(view: RunView, terms: RequestTerms) -> Method | None:
     return method
 
 
-def _plans_and_ways(view: RunView, terms: RequestTerms) -> tuple[dict[str, Plan], list[Way]]:
+def _plans_and_ways(view: RunView, terms: RequestTerms, methods: Sequence[str]) -> tuple[dict[str, Plan], list[Way]]:
     """The plan of every method that the run allows, and every method as a way; certified ones first."""
     plans: dict[str, Plan] = {}
     ways = []
-    for name in METHODS:
+    for name in methods:
         info = METHOD_INFOS[name]
         try:
             method = method_for(view, name)

@@ -105,7 +105,13 @@ class Forecast:
     def times(self, depth: int, noise_std: float) -> Floats:
         """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
-        return self._times_after(self.view.path.rounds_until(depth), [*self.edges(depth), *new])
+        return self._times_after(self._rounds_done(depth), [*self.edges(depth), *new])
+
+    def _rounds_done(self, depth: int) -> int:
+        """Rounds behind the model at `depth`; those apart count where groups were merged on the way."""
+        path, groups = self.view.path, self.view.spec.groups
+        merged = groups.count > 0 and any(node.kind == "merge" for node in path.nodes[: depth + 1])
+        return path.rounds_until(depth) + (groups.rounds if merged else 0)
 
     def expected(self, depth: int, noise_std: float) -> float:
         """The expectation behind `predict`, also where no target was reached: for comparing noises."""
