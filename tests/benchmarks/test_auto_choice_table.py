@@ -1,0 +1,39 @@
+"""The table of `--method auto` against every single method: the committed one, and a run of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from auto_choice import CASES, LARGEST_RATIO, RESULTS, measure, ratio_of, table
+
+from sifu.choices import LEVELS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
+
+
+def test_auto_is_rarely_far_from_the_best_and_never_below_the_level() -> None:
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    assert len(rows) >= 20
+    assert set(rows) == {case.name for case in CASES}
+    beyond = [name for name, row in rows.items() if ratio_of(row) > LARGEST_RATIO]
+    assert len(beyond) <= len(rows) // 10, beyond
+    for name, row in rows.items():
+        assert LEVELS.index(row["level"]) >= LEVELS.index(row["least_level"]), name
+    ordered = [rows[case.name] for case in CASES]
+    assert list(table(ordered))[-1] in PAGE.read_text(encoding="utf-8")
+
+
+def test_control_the_slowest_way_is_seen() -> None:
+    row = {"auto": "scratch", "rounds": {"scratch": [99], "sifu": [4, 4]}}
+    assert ratio_of(row) == pytest.approx(20.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax 50x30 iid", "mlp 40x40, five groups", "ridge 40x40"])
+def test_a_run_of_the_table_anew(tmp_path: Path, name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    row = measure(case, tmp_path / "run", draws=3)
+    assert ratio_of(row) <= 1.5
+    assert LEVELS.index(row["level"]) >= LEVELS.index(row["least_level"])
