@@ -136,7 +136,13 @@ def test_a_fork_shown_to_two_clients_is_found_by_either(federation: Federation, 
         assert any(problem.startswith("fork: ") for problem in sifu.open_run(run).verify(witnesses=[theirs]).problems)
     heads = [(path, head) for path in (shown_to_first, shown_to_second) for head in read_witness(path)]
     assert any("the operator signed two heads" in problem for problem in check_heads(heads))
-    sifu.open_run(federation.run).forget(["client-000"], "leaves", min_level="none", method="scratch")
+    # A client that was shown the first branch leaves, with a certificate of it.
+    sifu.open_run(federation.run).request(["client-000"], "leaves", method="scratch")
+    federation.settings = replace(federation.settings, run=str(federation.run))
+    federation.grid.contexts.clear()
+    for node, file in federation.files.items():
+        federation.grid.configs[node] = {"checkpoints": str(file)}
+    federation.serve()
     certificate = federation.run / "certificates" / "leaves.public.json"
     arguments = ("client-audit", "--client", "client-000", "--certificate", certificate, "--format", "json")
     honest = cli(*arguments, "--witness", shown_to_first)
