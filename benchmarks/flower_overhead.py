@@ -1,109 +1,117 @@
-"""What tracking costs a server on Flower: the mean of a round's replies alone, and with every client's drift beside it.
+"""What tracking costs a server on Flower: our work on a round's replies beside that of Flower's own FedAvg.
 
-    python benchmarks/flower_overhead.py [--parameters 25000000] [--clients 20] [--repeats 5]
+    python benchmarks/flower_overhead.py [--parameters 2000000 8000000 25000000] [--clients 20] [--repeats 5]
 
-Both run in this process on the same replies, in turns; figures are medians. "One pass" reads every reply once and sums
-its squares: the least that reading the updates once more can cost. The mean alone is the same pass with the work of an
-aggregation. Times are those of the processor, so that other work on the machine disturbs them less.
+Both sides get the same replies as they come off the wire, in Flower's records, and decoding counts on both. Flower's
+aggregation decodes them and adds up the mean in float32. Ours decodes, checks every reply (finite, not beyond any
+measure), and adds up the mean and every client's drift in float64. They run in this process in turns, on one thread;
+times are those of the processor, so that other work on the machine disturbs them less, and figures are medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-from sifu.engines.flower.averaging import BLOCK_WORDS, average_replies
+from sifu.core.engine import Position
+from sifu.core.layout import ModelLayout
+from sifu.core.replies import Reply, ReplyGate, ReplyRules
+from sifu.engines.flower.averaging import average_replies
+from sifu.engines.flower.wire import ARRAYS, METRICS, SAMPLES, read_model
+from sifu.theory.facts import ClientProfile
 
-Rows = list[np.ndarray]
-
-
-def mean_only(rows: Rows, start: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """FedAvg as the engine does it, block by block in float64, without drifts."""
-    weights, width = samples / samples.sum(), BLOCK_WORDS // len(rows)
-    mean, held = np.empty(start.size), np.empty((len(rows), width))
-    for first in range(0, start.size, width):
-        block = held[:, : min(width, start.size - first)]
-        for place, row in enumerate(rows):
-            block[place] = row[first : first + width]
-        mean[first : first + width] = weights @ block
-    return mean - start
+PLACE = Position(0, 0)
+SHARES = (0.001, 0.009, 0.04, 0.15, 0.3)
+"""Parameters of a network lie in arrays of very different sizes; the last array has the rest."""
 
 
-def tracked(rows: Rows, start: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """The same with drifts, as `FlowerFederation.run_round` calls it."""
-    return average_replies(rows, start, samples, False).step
+class Problem:
+    """A model in several arrays, and the replies of clients that trained it."""
+
+    def __init__(self, parameters: int, clients: int) -> None:
+        random = np.random.default_rng(1)
+        sizes = [max(1, int(share * parameters)) for share in SHARES]
+        sizes.append(parameters - sum(sizes))
+        names = tuple(f"array-{number}" for number in range(len(sizes)))
+        self.layout = ModelLayout(names, tuple((size,) for size in sizes), "float32")
+        self.start = random.standard_normal(parameters, dtype=np.float32)
+        self.samples = random.integers(50, 500, size=clients)
+        self.clients = tuple(ClientProfile(f"client-{k}", int(n), 1) for k, n in enumerate(self.samples))
+        self.replies = [self._reply(random, int(n)) for n in self.samples]
+
+    def _reply(self, random: np.random.Generator, samples: int) -> RecordDict:
+        moved = self.start + np.float32(0.01) * random.standard_normal(self.start.size, dtype=np.float32)
+        arrays = {name: Array(np.ascontiguousarray(part)) for name, part in self.layout.unflatten(moved).items()}
+        return RecordDict({ARRAYS: ArrayRecord(arrays), METRICS: MetricRecord({SAMPLES: samples})})
+
+    def flower(self) -> ArrayRecord:
+        """What Flower's FedAvg does."""
+        return aggregate_arrayrecords(self.replies, SAMPLES)
+
+    def received(self) -> list[Any]:
+        """Decode and check, as a round does."""
+        rules = ReplyRules()
+        gate = ReplyGate(self.start, PLACE, range(len(self.clients)), self.layout, self.clients, rules)
+        for client, content in enumerate(self.replies):
+            vector, samples = read_model(SimpleNamespace(content=content), self.layout)  # type: ignore[arg-type]
+            gate.take(Reply(client, PLACE, samples, vector, owned=True))
+        assert len(gate.accepted) == len(self.clients)
+        return list(gate.accepted.values())
+
+    def tracked(self) -> np.ndarray:
+        """Decode, check, and the mean with every drift."""
+        return average_replies(self.received(), self.start.astype(np.float64), self.samples, False).step
 
 
-def one_pass(rows: Rows, start: np.ndarray, samples: np.ndarray) -> float:
-    """Every reply read once."""
-    return sum(float(row @ row) for row in rows)
-
-
-def flower_fedavg(rows: Rows, start: np.ndarray, samples: np.ndarray) -> object:
-    """What Flower's own FedAvg does with the same replies (float32, from its records)."""
-    from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-    from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
-
-    records = [
-        RecordDict({"arrays": ArrayRecord({"w": Array(row)}), "metrics": MetricRecord({"num-examples": int(n)})})
-        for row, n in zip(rows, samples, strict=True)
-    ]
+def seconds(work: Callable[[], object]) -> float:
+    """Processor time of one call."""
     began = time.process_time()
-    aggregate_arrayrecords(records, "num-examples")
+    work()
     return time.process_time() - began
 
 
-def seconds(work: Callable[[Rows, np.ndarray, np.ndarray], object], *given: object) -> float:
-    """How long it took; what the work measured itself, where it did."""
-    began = time.process_time()
-    result = work(*given)  # type: ignore[arg-type]
-    return result if isinstance(result, float) and work is flower_fedavg else time.process_time() - began
+def measure(parameters: int, clients: int, repeats: int) -> dict[str, Any]:
+    """Medians of both sides, in turns, and what ours adds to Flower's."""
+    problem = Problem(parameters, clients)
+    mean = np.concatenate([array.numpy() for array in problem.flower().values()]).astype(np.float64)
+    np.testing.assert_allclose(problem.start + problem.tracked(), mean, atol=1e-4)
+    works = {"flower": problem.flower, "sifu": problem.tracked, "sifu, decoding and checks": problem.received}
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    medians = {name: statistics.median(spent) for name, spent in times.items()}
+    shares = [ours / theirs - 1.0 for ours, theirs in zip(times["sifu"], times["flower"], strict=True)]
+    return {
+        "parameters": parameters,
+        "clients": clients,
+        "seconds": {name: round(spent, 3) for name, spent in medians.items()},
+        "added": round(statistics.median(shares), 2),
+    }
 
 
-def main() -> None:
-    """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parameters", type=int, default=25_000_000)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each size and print one JSON object a line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=int, nargs="+", default=[2_000_000, 8_000_000, 25_000_000])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
-    chosen = parser.parse_args()
-    random = np.random.default_rng(1)
-    start = random.standard_normal(chosen.parameters, dtype=np.float32).astype(chosen.dtype)
-    rows = [
-        start + 0.01 * random.standard_normal(chosen.parameters, dtype=np.float32).astype(chosen.dtype)
-        for _ in range(chosen.clients)
-    ]
-    samples = random.integers(50, 500, size=chosen.clients)
-    exact = start.astype(np.float64)
-    works = {"mean_only": mean_only, "tracked": tracked, "one_pass": one_pass, "flower_fedavg": flower_fedavg}
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(chosen.repeats):
-        for name, work in works.items():
-            times[name].append(seconds(work, rows, exact, samples))
-    np.testing.assert_allclose(mean_only(rows, exact, samples), tracked(rows, exact, samples), atol=1e-12)
-    medians = {name: statistics.median(many) for name, many in times.items()}
-    extra = [b - a for a, b in zip(times["mean_only"], times["tracked"], strict=True)]
-    print(
-        json.dumps(
-            {
-                "parameters": chosen.parameters,
-                "clients": chosen.clients,
-                "dtype": chosen.dtype,
-                "repeats": chosen.repeats,
-                "seconds": {name: round(value, 3) for name, value in medians.items()},
-                "tracking_seconds": round(statistics.median(extra), 3),
-                "tracking_over_mean": round(statistics.median(extra) / medians["mean_only"], 3),
-                "tracking_over_one_pass": round(statistics.median(extra) / medians["one_pass"], 3),
-            },
-            indent=1,
-        )
-    )
+    chosen = parser.parse_args(arguments)
+    for parameters in chosen.parameters:
+        print(json.dumps(measure(parameters, chosen.clients, chosen.repeats)), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from sifu.theory.rounding import norm_up, up
 OnRejection = Literal["stop", "reply", "round"]
 """What a rejected reply does: stop training with a sentence, leave out that reply, or drop the whole round."""
 
+LOOKED_AT = 2**15
+"""Entries that are looked at together."""
 LARGEST_UPDATE = 1e12
 """No model that means anything moves further in a round; beyond it norms lose their meaning before they overflow."""
 
@@ -43,6 +45,8 @@ class Reply:
     position: object
     samples: object
     vector: object
+    owned: bool = False
+    """Nobody else holds the array, so it need not be copied before it is checked."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class ReplyGate:
         forgotten: Collection[int] = (),
     ) -> None:
         self._start, self._position, self._layout, self._clients = start, position, layout, clients
+        self._start_norm = norm_up(start)
         self._asked, self._forgotten, self._rules = set(asked), set(forgotten), rules
         self._index: Mapping[str, int] = {client.name: index for index, client in enumerate(clients)}
         self.accepted: dict[int, Vector] = {}
@@ -95,7 +100,7 @@ class ReplyGate:
         reason = self._refusal(client, reply)
         if reason is None and client is not None:
             # A copy: the array's owner may change it after the check.
-            self.accepted[client] = np.array(reply.vector, dtype=self._layout.dtype)
+            self.accepted[client] = reply.vector if reply.owned else np.array(reply.vector, dtype=self._layout.dtype)  # type: ignore[assignment]
             return None
         name = self._clients[client].name if client is not None else _printable(reply.client)
         rejection = Rejection(self._position, name, reason or "unknown client", False)
@@ -141,17 +146,28 @@ class ReplyGate:
             return "wrong samples"
         if samples != self._clients[client].samples:
             return "wrong samples"
-        return vector_refusal(reply.vector, self._start, self._layout, self._rules.limit)
+        return vector_refusal(reply.vector, self._start, self._layout, self._rules.limit, self._start_norm)
 
 
-def vector_refusal(vector: object, start: Vector, layout: ModelLayout, limit: float = LARGEST_UPDATE) -> Reason | None:
-    """Why a returned model cannot be used, or None; nothing is converted, so no code of its sender can run."""
+def vector_refusal(
+    vector: object,
+    start: Vector,
+    layout: ModelLayout,
+    limit: float = LARGEST_UPDATE,
+    start_norm: float = math.inf,
+) -> Reason | None:
+    """Why a returned model cannot be used, or None; nothing is converted, so no code of its sender can run.
+
+    With an upper bound of ||start|| most models are looked at once, in their own type.
+    """
     if type(vector) is not np.ndarray:
         return "not an array"
     if vector.dtype != np.dtype(layout.dtype):
         return "wrong dtype"
     if vector.shape != (layout.size,):
         return "wrong shape"
+    if _length_at_most(vector) + start_norm <= limit:
+        return None
     if not bool(np.isfinite(vector).all()):
         return "not finite"
     with np.errstate(over="ignore", invalid="ignore"):
@@ -160,6 +176,16 @@ def vector_refusal(vector: object, start: Vector, layout: ModelLayout, limit: fl
         # Squares overflow long before entries do.
         length = norm_up(moved) if largest < 1e100 else math.inf
     return None if length <= limit else "too large"
+
+
+def _length_at_most(vector: Vector) -> float:
+    """An upper bound of the norm, generous by a hundredth; NaN or infinite if an entry is, or where squares overflow.
+
+    A sum of 2^15 squares in float32 is off by at most a share of 2^15 / 2^24, and squares below 1e-38 are lost.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        pieces = (vector[first : first + LOOKED_AT] for first in range(0, vector.size, LOOKED_AT))
+        return 1.01 * math.sqrt(sum(float(piece @ piece) for piece in pieces) + 1e-37 * vector.size)
 
 
 def _printable(named: object) -> str:

@@ -71,7 +71,8 @@ class _AnsweredRound(OpenRound):
         """The answers of those who were drawn."""
         answered = [client for client in drawn.tolist() if client in self._answers]
         return [
-            Reply(client, setup.position, self._answers[client][1], self._answers[client][0]) for client in answered
+            Reply(client, setup.position, self._answers[client][1], self._answers[client][0], owned=True)
+            for client in answered
         ]
 
 

@@ -56,7 +56,7 @@ class OpenRound(FlowerRound):
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> list[Reply]:
         """What those answered whose node is there."""
         answers = self._messenger.train(setup.start, setup.position, drawn)
-        return [Reply(client, setup.position, count, vector) for client, (vector, count) in answers.items()]
+        return [Reply(client, setup.position, count, vector, owned=True) for client, (vector, count) in answers.items()]
 
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: list[Reply]

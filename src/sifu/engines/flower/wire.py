@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 
 from sifu.core.engine import Position
@@ -242,13 +244,26 @@ def read_profile(reply: Message) -> WireProfile:
         raise InputError(f"a node's answer holds no profile ({error})") from error
 
 
-def read_arrays(reply: Message) -> tuple[Arrays, int]:
+def in_place(array: Array) -> NDArray[Any]:
+    """What `array.numpy()` gives, read where it lies in the message: not writable, and no copy."""
+    stream = BytesIO(array.data)
+    read_header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(stream))
+    if array.stype != "numpy.ndarray" or read_header is None:
+        return array.numpy()
+    shape, by_columns, dtype = read_header(stream)
+    if dtype.hasobject or by_columns:
+        return array.numpy()
+    return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+
+
+def read_arrays(reply: Message, decode: Callable[[Array], NDArray[Any]] = Array.numpy) -> tuple[Arrays, int]:
     """The named arrays and the number of samples in a reply to `TRAIN`."""
     records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise InputError(f"the answer holds {len(records)} array records, one was expected")
     try:
-        return arrays_of(records[0]), int(_number(_metrics(reply), SAMPLES))
+        arrays = {name: decode(array) for name, array in records[0].items()}
+        return arrays, int(_number(_metrics(reply), SAMPLES))
     except (ValueError, TypeError) as error:
         raise InputError(f"the answer's arrays cannot be read ({error})") from error
 
@@ -258,7 +273,7 @@ def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
 
     Nothing is cast: an array of another type gives a model of that type, which is then refused for it.
     """
-    arrays, samples = read_arrays(reply)
+    arrays, samples = read_arrays(reply, decode=in_place)
     ours = [array.dtype for name, array in arrays.items() if name in layout.names]
     other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
     if other is not None:
