@@ -210,7 +210,6 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 @pytest.fixture
 def hostile_desk(tmp_path: Path) -> Any:
     """A run whose clients have hostile names; so have its folder, its people, reasons and ids where they can."""
-    from conftest import PEOPLE, DeskForTests
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 
