@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from desk_for_tests import PEOPLE, DeskForTests
 
 import sifu
 from run_tools import small_spec, state
