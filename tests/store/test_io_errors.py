@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import sifu
 from run_tools import Command, query
 from sifu.api import verify_run
 from sifu.store import connection, database
@@ -137,4 +136,3 @@ def test_a_model_that_cannot_be_read_is_named_and_kept(
         assert cli("forget", own_trained, "--clients", "client-000", "--method", "last").code == 5
     assert sorted(path.name for path in (own_trained / "models").iterdir()) == names
     assert verify_run(own_trained).problems == []
-    sifu.open_run(own_trained).forget(["client-000"], sigma=0.5)
