@@ -53,18 +53,18 @@ class Broadcast:
         try:
             yield sent
             while console.tokens.still_works(who):
-                changed = self._changed[key]
-                try:
-                    await asyncio.wait_for(changed.wait(), STILL_HERE)
-                except TimeoutError:
-                    yield b": still here\n\n"
-                    continue
-                if self._latest.get(key, sent) != sent:
+                if self._latest.get(key, sent) != sent:  # also what changed while this viewer was slow
                     sent = self._latest[key]
                     yield sent
+                    continue
+                try:
+                    await asyncio.wait_for(self._changed[key].wait(), STILL_HERE)
+                except TimeoutError:
+                    yield b": still here\n\n"
         finally:
             self._watching[key] -= 1
             if self._watching[key] == 0:
+                self._latest.pop(key, None)
                 reader = self._readers.pop(key, None)
                 if reader is not None:
                     reader.cancel()
