@@ -35,6 +35,7 @@ def test_every_error_has_an_exit_code() -> None:
         "RunDamagedError": 5,
         "RunBusyError": 5,
         "NobodyAnsweredError": 1,
+        "DiskError": 5,
     }
 
 
