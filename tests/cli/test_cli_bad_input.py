@@ -384,7 +384,7 @@ def test_training_never_deletes_what_it_did_not_make(cli: Command, tmp_path: Pat
     answer = cli("train", spec_file, "--run", folder)
     assert precious.exists(), "a file that sifu did not make was deleted"
     assert precious.read_bytes() == b"years of work"
-    assert answer.code == 2
+    assert answer.code == (5 if name == "operator.key" else 2)  # a key without a run is a run that lost its database
 
 
 def test_exporting_to_a_place_that_is_not_there(cli: Command, own_run: Path, tmp_path: Path) -> None:

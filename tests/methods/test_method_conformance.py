@@ -163,7 +163,8 @@ class TestEveryMethod:
             sifu.train(spec, run=tmp_path / "run", progress=stop)
         run = sifu.open_run(tmp_path / "run")
         (outcome,) = run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1))
-        assert outcome.rounds == rounds_of(method)
+        # A head was interrupted while its clients computed features: nothing was sent yet, so all who stay send now.
+        assert outcome.rounds == (1 if method == "closed_form" else rounds_of(method))
         assert run.verify().problems == []
         check_nobody_comes_back(tmp_path / "run")
         before = state(tmp_path / "run")

@@ -16,8 +16,8 @@ from sifu.core.round import Average
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, up
 
-BLOCK_WORDS = 2**18
-"""Numbers of all replies together in a block: two megabytes."""
+BLOCK_WORDS = 2**17
+"""Numbers of all replies together in a block: a megabyte."""
 
 
 def average_replies(rows: Sequence[Vector], start: Floats, samples: Integers, want_gram: bool) -> Average:
@@ -36,7 +36,8 @@ def average_replies(rows: Sequence[Vector], start: Floats, samples: Integers, wa
             here = weights @ block
             mean[first : first + width] = here
             block -= here
-            squares += np.einsum("ij,ij->i", block, block)
+            for place, difference in enumerate(block):
+                squares[place] += difference @ difference
             if gram is not None:
                 gram += block @ block.T
         norms = np.sqrt(squares) * enlargement(size)
