@@ -20,7 +20,7 @@ import sifu
 from run_tools import query
 from sifu.api import verify_run
 from sifu.api.status import InboxLetter
-from sifu.errors import InputError, NoSpaceError, RunDamagedError
+from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError
 from sifu.requests.opening_letters import take_in
 from sifu.store import writer as writer_module
 from sifu.store.database import transaction
@@ -191,7 +191,7 @@ def test_strict_retention_cannot_be_had_by_letter_either(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("trouble", "expected"),
-    [("database or disk is full", NoSpaceError), ("disk I/O error", RunDamagedError)],
+    [("database or disk is full", NoSpaceError), ("disk I/O error", DiskError)],
 )
 def test_trouble_with_the_disk_does_not_refuse_a_letter(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, expected: type[Exception]

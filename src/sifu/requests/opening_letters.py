@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sifu.core.request_terms import TERMS, RequestTerms
-from sifu.errors import InputError, NoSpaceError, RunDamagedError, SifuError
+from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
 from sifu.requests.client_list import change_clients
@@ -36,8 +36,8 @@ def take_in(writer: RunWriter) -> list[str]:
             continue  # it may be somebody's request: it stays until its file can be opened
         try:
             _open(writer, letter)
-        except (NoSpaceError, RunDamagedError):
-            raise  # the letter is not to blame: it stays, to be taken in when there is room
+        except (NoSpaceError, DiskError, RunDamagedError):
+            raise  # the letter is not to blame: it stays, to be taken in when the disk is well
         except SifuError as error:
             refused.append(f"{letter.kind} {letter.id}: {error}")
             payload = {"letter": letter.id, "kind": letter.kind, "content": letter.content, "reason": str(error)}
