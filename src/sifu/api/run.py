@@ -109,8 +109,9 @@ class Run(RunRequests):
                     writer.record(JOINED, {"client": profile.name} | source, joined=profile)
             self._newcomers = ()
             solve = RecordedSolve(engine, writer, RunView(writer))
-            solve.run("joining", progress)
-            solve.note_standing()
+            if solve.missing():  # not for those who asked to be forgotten: their request solves without them
+                solve.run("joining", progress)
+                solve.note_standing()
         return [profile.name for profile in new]
 
     def status(self) -> RunStatus:
