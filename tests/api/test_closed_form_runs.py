@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import independent_verifier
 import sifu
 from forged_runs import rebuild_chain
-from run_tools import copy_run, query, run_cli, spec_for, state
+from run_tools import Command, copy_run, query, spec_for, state
 from sifu.core.closed_form import recorded_fixed_point
 from sifu.core.layout import ModelLayout
 from sifu.data import ClientData
@@ -179,7 +179,7 @@ def test_counted_outputs_are_only_conditional(tmp_path: Path) -> None:
     assert run.verify().problems == []
 
 
-def test_what_the_certificate_says(trained: Path, tmp_path: Path) -> None:
+def test_what_the_certificate_says(trained: Path, tmp_path: Path, cli: Command) -> None:
     folder = copy_run(trained, tmp_path / "run")
     run = sifu.open_run(folder)
     run.forget(["client-003"])
@@ -193,7 +193,7 @@ def test_what_the_certificate_says(trained: Path, tmp_path: Path) -> None:
     status = {premise["name"]: premise["status"] for premise in public["premises"]}
     assert status == {"preprocessing": "met", "features": "met", "hyper-parameters": "met", "statistics": "trusted"}
     for form in ("public", "auditor"):
-        answer = run_cli("verify", folder / "certificates" / f"r1.{form}.json")
+        answer = cli("verify", folder / "certificates" / f"r1.{form}.json")
         assert answer.code == 0, answer.err
 
 
@@ -332,27 +332,27 @@ def test_backups_hold_statistics(trained: Path, tmp_path: Path) -> None:
     assert any("backup.zip" in what for what in remaining)
 
 
-def test_from_the_command_line(tmp_path: Path) -> None:
+def test_from_the_command_line(tmp_path: Path, cli: Command) -> None:
     """Everything a user does with other methods works, and says what it is."""
     spec = tmp_path / "spec.toml"
-    assert run_cli("init", spec).code == 0
+    assert cli("init", spec).code == 0
     assert "[ridge]" in spec.read_text()
     settings_ = ("--set", "model.kind=ridge", "--set", "features.kind=random_fourier", "--set", "features.count=64",
                  "--set", "data.clients=12")  # fmt: skip
     folder = tmp_path / "run"
-    trained = run_cli("train", spec, "--run", folder, *settings_)
+    trained = cli("train", spec, "--run", folder, *settings_)
     assert trained.code == 0, trained.err
-    plan = run_cli("plan", folder, "--clients", "client-003")
+    plan = cli("plan", folder, "--clients", "client-003")
     assert plan.code == 0, plan.err
     assert "nobody is asked" in plan.out
-    assert run_cli("request", folder, "--clients", "client-003").code == 0
-    forgotten = run_cli("forget", folder, "--format", "json")
+    assert cli("request", folder, "--clients", "client-003").code == 0
+    forgotten = cli("forget", folder, "--format", "json")
     assert forgotten.code == 0, forgotten.err
     assert json.loads(forgotten.out)["requests"][0]["level"] == "exact"
     for command in (["verify"], ["status"], ["report"], ["requests", "list"]):
-        answer = run_cli(*command, folder)
+        answer = cli(*command, folder)
         assert answer.code == 0, (command, answer.err)
-    exported = run_cli("export", folder, "--model", tmp_path / "head.safetensors")
+    exported = cli("export", folder, "--model", tmp_path / "head.safetensors")
     assert exported.code == 0, exported.err
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import independent_verifier
 import sifu
-from run_tools import query, run_cli, state
+from run_tools import Command, query, state
 from sifu.core.closed_form import recorded_fixed_point
 from sifu.data import ClientData
 from sifu.engines.sim.closed_form import ClosedFormFederation
@@ -44,7 +44,7 @@ def kept_sum(folder: Path) -> Statistics:
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
-def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str) -> None:
+def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str, cli: Command) -> None:
     """The run remembers the file: a later request of a run that keeps only the sum asks the newcomer again."""
     clients = table_clients(5)
     founders = tmp_path / "founders.npz"
@@ -61,19 +61,19 @@ def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str) -> N
         f'[keep]\nstatistics = "{keep}"\n'
     )
     folder = tmp_path / "run"
-    assert run_cli("train", spec, "--run", folder).code == 0
+    assert cli("train", spec, "--run", folder).code == 0
     np.savez(tmp_path / "c3.npz", x=clients[3].x, y=clients[3].y)
-    answer = run_cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json")
+    answer = cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json")
     assert json.loads(answer.out)["joined"] == ["c3"], answer.err
     assert (
-        json.loads(run_cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json").out)[
+        json.loads(cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json").out)[
             "joined"
         ]
         == []
     )
     np.savez(tmp_path / "c4.npz", x=clients[4].x, y=clients[4].y, client=np.repeat("c4", clients[4].samples))
-    assert run_cli("join", folder, "--file", tmp_path / "c4.npz").code == 0
-    assert run_cli("forget", folder, "--client", "c1").code == 0
+    assert cli("join", folder, "--file", tmp_path / "c4.npz").code == 0
+    assert cli("forget", folder, "--client", "c1").code == 0
     sifu.train(TABLE, run=tmp_path / "never", clients=[clients[number] for number in (0, 2, 3, 4)])
     assert kept_sum(folder) == kept_sum(tmp_path / "never")
     assert sifu.Run(folder).verify().problems == []
@@ -86,7 +86,7 @@ def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str) -> N
         (("--client", "c9", "--file", tmp_path / "c4.npz"), "leave --client out"),
         (("--client", "c9", "--file", tmp_path / "none.npz"), "none.npz"),
     ):
-        refused = run_cli("join", folder, *arguments)
+        refused = cli("join", folder, *arguments)
         assert refused.code == 2, arguments
         assert why in refused.err
         assert refused.err.count("\n") == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import independent_verifier
 import sifu
 from forged_runs import rebuild_chain
-from run_tools import query, run_cli, state
+from run_tools import Command, query, state
 from sifu.api import restore
 from sifu.core.closed_form import recorded_fixed_point
 from sifu.data import ClientData
@@ -235,7 +235,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         sifu.open_run(tmp_path / "run", clients=fewer).forget(["c0"])
 
 
-def test_the_certificate_says_how_many_and_nothing_that_identifies_them(tmp_path: Path) -> None:
+def test_the_certificate_says_how_many_and_nothing_that_identifies_them(tmp_path: Path, cli: Command) -> None:
     runs = []
     for number, rows in enumerate(([1, 3], [0, 2])):
         clients = table_clients(4)
@@ -246,14 +246,14 @@ def test_the_certificate_says_how_many_and_nothing_that_identifies_them(tmp_path
             body = run.certificate("r1", form).body  # type: ignore[arg-type]
             assert (body["records"], body["clients"]) == (2, ["c2"])
             assert body["guarantee"].startswith("This is about records of a client that stays.")
-            answer = run_cli("verify", run.folder / "certificates" / f"r1.{form}.json")
+            answer = cli("verify", run.folder / "certificates" / f"r1.{form}.json")
             assert answer.code == 0, answer.err
     private = {"commitments", "issued", "ledger", "run", "received", "carried_out"}
     first, second = (
         {name: value for name, value in run.certificate("r1").body.items() if name not in private} for run in runs
     )
     assert first == second
-    told = run_cli("certificate", "show", runs[0].folder, "r1", "--public").out
+    told = cli("certificate", "show", runs[0].folder, "r1", "--public").out
     assert "to forget 2 records of c2" in " ".join(told.split())
 
 
@@ -278,29 +278,29 @@ def test_a_forged_list_of_rows_is_noticed(tmp_path: Path, what: str, edit: Any) 
     assert independent_verifier.verify(run.folder), what
 
 
-def test_on_the_command_line(tmp_path: Path) -> None:
+def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     folder, spec = tmp_path / "run", tmp_path / "spec.toml"
     spec.write_text('[data]\nname = "digits"\nclients = 6\n[model]\nkind = "ridge"\n[features]\nkind = "none"\n')
-    assert run_cli("train", spec, "--run", folder).code == 0
+    assert cli("train", spec, "--run", folder).code == 0
     rows = tmp_path / "rows.txt"
     rows.write_text("4 # asked on Monday\n\n0\n")
-    plan = run_cli("plan", folder, "--client", "client-002", "--records", rows)
+    plan = cli("plan", folder, "--client", "client-002", "--records", rows)
     assert "2 records of client-002" in plan.out
     assert "joins again" in plan.out
-    request = run_cli("request", folder, "--client", "client-002", "--records", rows, "--format", "json")
+    request = cli("request", folder, "--client", "client-002", "--records", rows, "--format", "json")
     assert json.loads(request.out)["records"] == 2
-    done = run_cli("forget", folder, "--format", "json")
+    done = cli("forget", folder, "--format", "json")
     assert json.loads(done.out)["requests"][0]["records"] == 2
-    assert run_cli("verify", folder).code == 0
-    again = run_cli("forget", folder, "--client", "client-002", "--records", rows)
+    assert cli("verify", folder).code == 0
+    again = cli("forget", folder, "--client", "client-002", "--records", rows)
     assert again.code == 2
     assert "was forgotten already" in again.err
     for text, why in (("x\n", "line 1"), ("", "names no record"), ("-3", "line 1")):
         rows.write_text(text)
-        answer = run_cli("forget", folder, "--client", "client-002", "--records", rows)
+        answer = cli("forget", folder, "--client", "client-002", "--records", rows)
         assert answer.code == 2
         assert why in answer.err
-    assert "name it with --client" in run_cli("forget", folder, "--records", rows).err
+    assert "name it with --client" in cli("forget", folder, "--records", rows).err
 
 
 def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> None:
