@@ -111,14 +111,14 @@ def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path) -> No
     assert check_all_equal(tmp_path) == 3
 
 
-@pytest.mark.parametrize("every", [523, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [1009, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_kill_anywhere_in_a_run_in_groups(tmp_path: Path, every: int) -> None:
     result = kill_repeatedly(tmp_path, spec=APART, requests=MERGES, every_call=every, first_call=150, seed=6)
     assert result["kills"] >= 3
     check_all_equal(tmp_path)
 
 
-@pytest.mark.parametrize("every", [523, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [1009, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int) -> None:
     result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, every_call=every, first_call=150, seed=5)
     assert result["kills"] >= 3
@@ -126,7 +126,7 @@ def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
-@pytest.mark.parametrize("every", [211, pytest.param(29, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [523, pytest.param(29, marks=pytest.mark.slow)])
 def test_killed_closed_form_runs_end_like_uninterrupted_ones(tmp_path: Path, keep: str, every: int) -> None:
     """Clients join; statistics are written, subtracted and erased.
 
