@@ -292,20 +292,21 @@ def _back_to_request(request: Request, fields: dict[str, str]) -> str:
 @page
 async def verify(request: Request) -> Response:
     """Start a verification."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    await read_form(request, visitor)
-    await work(desk.verify, visitor.token, key)
-    _note(visitor, "The run is being verified.")
-    return RedirectResponse(_way_back(request), 303)
+    return await _start(request, console_of(request).desk.verify, "The run is being verified.")
 
 
 @page
 async def write_report(request: Request) -> Response:
     """Start to write the report."""
-    visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
+    return await _start(request, console_of(request).desk.write_report, "The report is being written.")
+
+
+async def _start(request: Request, action: Callable[[Token, str], object], sentence: str) -> Response:
+    """Begin something that a run is asked to do, and say so on its page."""
+    visitor = visitor_of(request)
     await read_form(request, visitor)
-    await work(desk.write_report, visitor.token, key)
-    _note(visitor, "The report is being written.")
+    await work(action, visitor.token, request.path_params["run"])
+    _note(visitor, sentence)
     return RedirectResponse(_way_back(request), 303)
 
 

@@ -256,6 +256,9 @@ class _ClientRegistry:
             )
         if reported:
             profiles = [WireProfile.of_mapping(values) for values in json.loads(reported)]
+            if self._hooks.first_message is not None:  # counted before: nobody trains once more to be counted
+                numbers = {profile.name.removeprefix("node-"): profile for profile in profiles}
+                self._counted |= {int(number): profile for number, profile in numbers.items() if number.isdecimal()}
         else:  # it was killed between its first event and its second
             profiles = self._collect()
             with RunWriter.open(folder) as writer:
