@@ -1,13 +1,13 @@
 """Random runs against the truth, and the product's own audit against random runs and operators who cheat.
 
-    python benchmarks/random_audits.py --requests 1000 --seed 0 --result FILE    requests of random journeys
+    python benchmarks/random_audits.py --requests 1000 --jobs 4 --log FILE.jsonl [--result FILE.json]
     python benchmarks/random_audits.py --control all          operators who cheat; each must be caught
     python benchmarks/random_audits.py --audits 20 [--page docs/audit.md]         `sifu audit` on random certified runs
 
 The first makes journeys (`tests/random_journeys.py`) until so many requests were carried out, and holds every claim
 against the truth (`tests/claims_against_truth.py`): true distances against Psi, the delta of all releases together
-against what certificates state, `exact` bit for bit, levels against premises, both verifiers. With --result it saves
-after every run and goes on from there when it is called again, after Ctrl-C too. Exit code 3 if a statement is
+against what certificates state, `exact` bit for bit, levels against premises, both verifiers. Each run is a line of
+--log as soon as it ends, and the next call goes on from there (`journey_log.py`). Exit code 3 if a statement is
 untrue, or a cheat is not caught. The last one makes the figures of docs/audit.md: noise from the operating system, the
 full number of replays.
 """
@@ -19,22 +19,20 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from journey_log import EVERY_FAMILY, Log, make_journeys
+
 from broken_promises import CONTROLS, Control
 from claims_against_truth import Findings, audit_journey
-from random_journeys import FAMILIES, MASKED
 from random_runs import random_run
 from sifu.audit import AuditOptions, AuditReport, audit_run, run_controls
 from sifu.audit.controls import Control as AuditControl
-from sifu.experiments.provenance import provenance
 
 FIRST_SEED = 500
 BEGIN, END = "<!-- random audits: begin -->", "<!-- random audits: end -->"
@@ -43,64 +41,16 @@ BEGIN, END = "<!-- random audits: begin -->", "<!-- random audits: end -->"
 # -- requests against the truth --------------------------------------------------------------------------------
 
 
-@dataclass
-class Progress:
-    """What was done so far, in a file that another call goes on from."""
-
-    first_seed: int
-    next_seed: int
-    seconds: float
-    sessions: list[dict[str, Any]]
-    """Date, command, commit, hardware and versions of each call."""
-    findings: Findings
-
-    @staticmethod
-    def of(file: Path | None, seed: int) -> Progress:
-        """What the file says; a beginning if there is none, or if it began with another seed."""
-        if file is not None and file.exists():
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if content["first_seed"] == seed:
-                return Progress(**content | {"findings": Findings(**content["findings"])})
-        return Progress(seed, seed, 0.0, [], Findings())
-
-    def save(self, file: Path | None) -> None:
-        """Write it down, whole or not at all."""
-        if file is None:
-            return
-        temporary = file.with_suffix(".part")
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
-
-
-def audit_requests(wanted: int, seed: int, file: Path | None, families: Sequence[str]) -> Findings:
-    """Journeys until `wanted` requests were carried out."""
-    progress = Progress.of(file, seed)
-    findings = progress.findings
-    if findings.requests < wanted:
-        progress.sessions.append(provenance("cpu", ["python", "benchmarks/random_audits.py", *sys.argv[1:]]))
-    while findings.requests < wanted:
-        started, before = time.monotonic(), len(findings.violations)
-        with tempfile.TemporaryDirectory(prefix="sifu-journey-") as folder:
-            journey = audit_journey(progress.next_seed, Path(folder), findings, families)
-        taken = time.monotonic() - started
-        progress.next_seed, progress.seconds = progress.next_seed + 1, progress.seconds + taken
-        progress.save(file)
-        print(
-            f"{findings.requests:5d} of {wanted} requests; journey {journey.seed} ({journey.family}): "
-            f"{len(journey.steps)} steps in {taken:.1f} s, {len(findings.violations) - before} violations",
-            flush=True,
-        )
-    return findings
-
-
 def summary(findings: Findings) -> list[str]:
     """What is to be said of them."""
     levels = ", ".join(f"{count} {level}" for level, count in sorted(findings.by_level.items()))
     methods = ", ".join(f"{count} {method}" for method, count in sorted(findings.by_method.items()))
     between = ", ".join(f"{count} {step}" for step, count in sorted(findings.by_step.items()))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(findings.by_kind.items()))
     return [
         f"{findings.runs} runs, {findings.requests} requests carried out ({levels}; {methods}), {findings.refused} "
         f"refused; between them {between}",
+        f"of the requests: {kinds}",
         f"{findings.distances} distances within Psi, up to {findings.closest:.6f} of it; "
         f"{findings.assumed_distances} more where B is assumed, {findings.assumed_exceeded} of them beyond it",
         f"{findings.exact_models} exact models made again bit for bit; {findings.deltas} deltas within what was "
@@ -203,8 +153,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=0, help="hold so many requests against the truth")
     parser.add_argument("--seed", type=int, default=0, help="of the first journey")
-    parser.add_argument("--families", nargs="+", choices=[*dict.fromkeys(FAMILIES), MASKED], default=list(FAMILIES))
-    parser.add_argument("--result", type=Path, help="a JSON file to save to, and to go on from")
+    parser.add_argument("--families", nargs="+", choices=[*dict.fromkeys(EVERY_FAMILY)], default=EVERY_FAMILY)
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after so many seconds")
+    parser.add_argument("--log", type=Path, help="a file of JSON lines to add to, and to go on from")
+    parser.add_argument("--result", type=Path, help="save what the log says together, as JSON")
     parser.add_argument("--control", choices=["all", *CONTROLS], help="a cheat that must be caught")
     parser.add_argument("--audits", type=int, default=0, help="put so many random runs to sifu audit")
     parser.add_argument("--page", type=Path, help="write what --audits found between the marks of this page")
@@ -217,9 +170,12 @@ def main() -> int:
         for control in chosen:
             good &= control_is_caught(control, options.seed)
     if options.requests:
-        findings = audit_requests(options.requests, options.seed, options.result, options.families)
-        print("\n".join(summary(findings)))
-        good &= not findings.violations
+        log = Log(options.log)
+        make_journeys(log, options.requests, options.seed, options.families, options.jobs, options.seconds)
+        print("\n".join(summary(log.findings)))
+        if options.result:
+            options.result.write_text(json.dumps(log.summary(), indent=1) + "\n", encoding="utf-8")
+        good &= not log.findings.violations
     if options.audits:
         good &= audit_runs(options.audits, options.page)
     return 0 if good else 3

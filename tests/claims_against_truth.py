@@ -46,6 +46,8 @@ class Findings:
     by_method: dict[str, int] = field(default_factory=dict)
     by_level: dict[str, int] = field(default_factory=dict)
     by_step: dict[str, int] = field(default_factory=dict)
+    by_kind: dict[str, int] = field(default_factory=dict)
+    """Requests of each kind that `kinds_of` names."""
     distances: int = 0
     """Pairs of a client or set and a node whose distance was held against a Psi that is a theorem."""
     closest: float = 0.0
@@ -61,8 +63,21 @@ class Findings:
     folders_verified: int = 0
     violations: list[dict[str, Any]] = field(default_factory=list)
 
-    def count(self, table: dict[str, int], key: str) -> None:
-        table[key] = table.get(key, 0) + 1
+    def count(self, table: dict[str, int], key: str, times: int = 1) -> None:
+        table[key] = table.get(key, 0) + times
+
+    def add(self, other: Findings) -> None:
+        """Add what another journey found."""
+        for name, value in vars(other).items():
+            if name in ("closest", "largest_share_of_delta"):
+                setattr(self, name, max(getattr(self, name), value))
+            elif name == "violations":
+                self.violations += value
+            elif isinstance(value, dict):
+                for key, times in value.items():
+                    self.count(getattr(self, name), key, times)
+            elif name != "psi_scale":
+                setattr(self, name, getattr(self, name) + value)
 
 
 def delta_at(ratio: float, epsilon: float) -> float:
@@ -474,6 +489,26 @@ def _group(row: dict[str, Any]) -> int:
     return int(row["grp"])
 
 
+def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
+    """What a thousand requests are to hold enough of: how the run was trained, opened, and what was asked before."""
+    journey, earlier = truth.journey, [row for row in truth.done if row["request_order"] < request["request_order"]]
+    several = len(json.loads(request["clients"])) > 1
+    restored = any(event["kind"] == "restored" for event in truth.record.tables["events"])
+    kinds = {
+        "sampling": journey.spec.get("server", {}).get("participation", "all") != "all",
+        "sets": several,
+        "joint sets": several and request["unit"] == "joint",
+        f"scope {request['scope']}": True,
+        "changing budgets": any(row["epsilon"] != request["epsilon"] for row in earlier),
+        "methods in sequence": any(row["method"] != request["method"] for row in earlier),
+        "user modules": callable(journey.model),
+        "engines handed over": journey.hands_engine_over,
+        "after a restore": restored,
+        "masks": journey.family == MASKED,
+    }
+    return [kind for kind, applies in kinds.items() if applies]
+
+
 class Auditor:
     """Looks at a journey while it goes on: at every request, and at every folder before it is left."""
 
@@ -488,6 +523,8 @@ class Auditor:
                 findings.requests += 1
                 findings.count(findings.by_method, request["method"])
                 findings.count(findings.by_level, request["level"])
+                for kind in kinds_of(truth, request):
+                    findings.count(findings.by_kind, kind)
         truth.check_exact(requests)
 
     def left(self, journey: Journey) -> None:

@@ -32,8 +32,8 @@ from sifu.engines.sim.clipping import Clipping
 from sifu.errors import SifuError
 from sifu.launch.federation import engine_from_spec
 
-FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 2, "network", "training noise")
-"""As often as they occur; networks take the longest."""
+FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
+"""As often as they occur."""
 MASKED = "masked"
 """Rounds in which the server sees no single update, over Flower's messages: a family of its own, where it is there."""
 INPUTS, CLASSES = 5, 3
@@ -79,11 +79,15 @@ class Journey:
     refused: int = 0
     flower: Any = None
     """The engine of masked rounds."""
+    hands_engine_over: bool = False
+    """Whether the run is opened with an engine of the caller's."""
 
     def open(self) -> Run:
         """The run with its engine."""
         if self.flower is not None:
             return sifu.open_run(self.folder, engine=self.flower)
+        if self.hands_engine_over:
+            return sifu.open_run(self.folder, engine=self.engine(sifu.open_run(self.folder).spec))
         return sifu.open_run(self.folder, model=self.model, clients=self.clients)
 
     def engine(self, spec: sifu.Spec, clients: list[ClientData] | None = None) -> Engine:
@@ -221,13 +225,13 @@ def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any
     }
     if journey.family == "closed form":
         return terms
-    methods = ["sifu"] * 8 + ["scratch", "noisy_scratch", "last", "fine_tuning"]
+    methods = ["sifu"] * 8 + ["auto"] * 2 + ["scratch", "noisy_scratch", "last", "fine_tuning"]
     if spec["keep"]["updates_every"]:
         methods += ["fed_eraser", "fed_accum"]
     if journey.family == "groups":
-        methods += ["groups"] * 8
+        methods += ["groups"] * 12
     if journey.family == "training noise":
-        methods += ["dp"] * 8
+        methods += ["dp"] * 20
     terms["method"] = dice.choice(methods)
     if terms["method"] == "last":
         terms["sigma"] = "auto"
@@ -247,6 +251,7 @@ def start_journey(seed: int, folder: Path, families: Sequence[str] = FAMILIES) -
         client.y[0] = number % outputs
     newcomers = tables(generator, 2, count, outputs, shape)
     journey = Journey(seed, family, spec, clients, newcomers, model, folder / "run")
+    journey.hands_engine_over = family not in (MASKED, "closed form") and dice.random() < 0.2
     if family == MASKED:
         journey.flower = masked_engine(sifu.Spec.from_mapping(spec), clients)
         sifu.train(spec, run=journey.folder, engine=journey.flower)
