@@ -13,7 +13,6 @@ import typer
 
 from sifu.cli.bench import bench
 from sifu.cli.clients import clients
-from sifu.cli.custody import anchor, backup, key, purge, restore, sign, timestamp
 from sifu.cli.evidence import evidence
 from sifu.cli.flower import flower
 from sifu.cli.options import runs_at_work
@@ -24,6 +23,7 @@ from sifu.cli.runs import demo, doctor, export, init, join, methods, rebuild, re
 from sifu.cli.serve import serve
 from sifu.cli.tokens import token
 from sifu.cli.unlearning import advise, forget, plan, request
+from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
 from sifu.errors import SifuError
 from sifu.version import __version__
 

@@ -20,7 +20,7 @@ from sifu.errors import InputError
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-Reply = TypeVar("Reply")
+Answer = TypeVar("Answer")
 LONGEST_REASON = 200
 
 
@@ -56,18 +56,18 @@ class Exchange:
         self,
         messages: Mapping[int, Message],
         timeout: float,
-        read: Callable[[Message], Reply],
+        read: Callable[[Message], Answer],
         *,
         expires: float = 0.0,
         enough: Sequence[tuple[Collection[int], int]] = (),
-    ) -> tuple[dict[int, Reply], dict[int, str]]:
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
         """Replies by client, as `read` makes them out, and for everybody else the reason why there is none.
 
         After `timeout` seconds the exchange closes. It closes earlier for clients that `enough` names together, once
         so many of them have sent what could be read: the others of them are late, whatever those of another set do.
         Messages expire `expires` seconds after they are sent; until then whoever has not answered is busy with it.
         """
-        answers: dict[int, Reply] = {}
+        answers: dict[int, Answer] = {}
         failed: dict[int, str] = {}
         pushed = set(self._grid.push_messages(list(messages.values()))) if messages else set()
         waiting: dict[str, int] = {}
