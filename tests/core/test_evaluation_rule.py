@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 import sifu
 from run_tools import small_spec
-from sifu.core.engine import Position
 from sifu.core.spec import Spec, StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated, may_be_evaluated, stream_rounds
+from sifu.core.streaming import is_evaluated
 from sifu.errors import InputError
 from sifu.record.progress import Progress
 from sifu.store.reader import RunReader
 
 AUTHORS = StopSpec(target=0.9, max_rounds=60, evaluation="authors")
-
-
-def due(accuracies: list[float]) -> list[int]:
-    """The rounds looked at by hand, where accuracies[n] is that after n rounds."""
-    looked, latest = [], None
-    for rounds, accuracy in enumerate(accuracies):
-        missing = 1.0 if latest is None else 0.9 - latest
-        every = 20
-        for within, shorter in ((0.05, 10), (0.025, 5), (0.01, 2), (0.005, 1)):
-            if missing <= within + 1e-9:
-                every = shorter
-        if rounds % every == 0 or rounds == 60:
-            looked.append(rounds)
-            latest = accuracy
-    return looked
 
 
 @pytest.mark.parametrize(
@@ -70,38 +50,6 @@ def test_the_fixed_rule_does_not_look_at_accuracy() -> None:
     for accuracy in (None, 0.1, 0.899):
         looked = [rounds for rounds in range(61) if is_evaluated(rule, rounds, accuracy)]
         assert looked == [0, 7, 14, 21, 28, 35, 42, 49, 56, 60]
-    assert [rounds for rounds in range(61) if may_be_evaluated(rule, rounds)] == looked
-    assert all(may_be_evaluated(AUTHORS, rounds) for rounds in range(61))
-
-
-class RunsAhead:
-    """An engine that evaluates every round that the stop rule might look at, as lanes on a GPU do."""
-
-    def __init__(self, accuracies: list[float]) -> None:
-        self.accuracies = accuracies
-
-    def run_rounds(self, model: Any, position: Position, active: Any, wanted: RoundsWanted) -> Iterator[StreamedRound]:
-        nobody = np.zeros(0)
-        for rounds in range(position.round + 1, wanted.stop.max_rounds + 1):
-            evaluation: Any = SimpleNamespace(accuracy=self.accuracies[rounds])
-            seen = evaluation if may_be_evaluated(wanted.stop, rounds) else None
-            yield StreamedRound(
-                nobody.astype(int), nobody.astype(int), nobody, 0.0, 0.0, 0.0, lambda: model, evaluation=seen
-            )
-
-
-@pytest.mark.parametrize("start", [0, 21, 40])
-def test_an_engine_that_runs_ahead_is_looked_at_when_it_is_due(start: int) -> None:
-    accuracies = [0.9 - 0.3 * 0.93**rounds - 0.0006 * (rounds % 3) for rounds in range(61)]
-    expected = due(accuracies)
-    assert 20 in expected
-    assert len(expected) > 8
-    before = [rounds for rounds in expected if rounds <= start]
-    wanted = RoundsWanted(AUTHORS, np.zeros(1), accuracy=accuracies[before[-1]])
-    engine: Any = RunsAhead(accuracies)
-    stream = stream_rounds(engine, np.zeros(1), Position(0, start), np.arange(1), wanted)
-    looked = [start + number for number, done in enumerate(stream, 1) if done.evaluation is not None]
-    assert looked == [rounds for rounds in expected if rounds > start]
 
 
 def evaluated_rounds(folder: Path) -> tuple[list[int], list[float]]:

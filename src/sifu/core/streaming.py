@@ -55,11 +55,6 @@ def is_evaluated(stop: StopSpec, rounds: int, accuracy: float | None = None) -> 
     return rounds % evaluation_interval(stop, accuracy) == 0 or rounds >= stop.max_rounds
 
 
-def may_be_evaluated(stop: StopSpec, rounds: int) -> bool:
-    """Whether the model after `rounds` rounds is evaluated for some accuracy: what an engine that runs ahead needs."""
-    return stop.evaluation != "fixed" or is_evaluated(stop, rounds)
-
-
 @dataclass(frozen=True)
 class RoundsWanted:
     """What a stream brings along.
@@ -111,7 +106,10 @@ class StreamingEngine(Protocol):
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
-        """Rounds from `model` until `wanted.stop.max_rounds`, or until nobody takes them any more."""
+        """Rounds from `model` until `wanted.stop.max_rounds`, or until nobody takes them any more.
+
+        They bring an evaluation exactly where `is_evaluated` says so.
+        """
         ...
 
 
@@ -134,8 +132,7 @@ def stream_rounds(
 ) -> Iterator[StreamedRound]:
     """Rounds of any engine from `model`, each checked to be finite."""
     if isinstance(engine, StreamingEngine):
-        rounds = engine.run_rounds(model, position, active, wanted)
-        return rounds if wanted.stop.evaluation == "fixed" else _evaluated_as_due(rounds, position.round, wanted)
+        return engine.run_rounds(model, position, active, wanted)
     return rounds_one_by_one(engine, model, position, active, wanted, engine.evaluate)
 
 
@@ -211,19 +208,6 @@ def _streamed(
         result.rejections,
         lost,
     )
-
-
-def _evaluated_as_due(rounds: Iterator[StreamedRound], start: int, wanted: RoundsWanted) -> Iterator[StreamedRound]:
-    """Rounds of an engine that ran ahead, without the evaluations that the stop rule turned out not to look at."""
-    accuracy = wanted.accuracy
-    for number, streamed in enumerate(rounds, start + 1):
-        if streamed.evaluation is None:
-            yield streamed
-        elif is_evaluated(wanted.stop, number, accuracy):
-            accuracy = streamed.evaluation.accuracy
-            yield streamed
-        else:
-            yield replace(streamed, evaluation=None)
 
 
 def rounds_one_by_one(

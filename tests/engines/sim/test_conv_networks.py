@@ -185,15 +185,6 @@ def test_celebas_last_layer_has_2048_inputs():
     assert CONV_NETS["authors_celeba"]((3, 64, 64), 2).linear_layers[0].features_in == 2048
 
 
-def test_lanes_refuse_networks_without_relu():
-    from sifu.engines.sim.lanes import lane_engines
-
-    clients = images((3, 16, 16))
-    engine = federation("authors_celeba", clients, "auto", "float32")
-    with pytest.raises(InputError, match="ReLU after every convolution, which the authors' networks do not have"):
-        lane_engines([engine], [clients], "cpu")
-
-
 def test_initial_weights_are_torchs_own():
     """The same draws as layers made one after the other, whatever the description does around them."""
     model = make_model("cnn_celeba", (3, 16, 16), 2)

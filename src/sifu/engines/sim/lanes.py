@@ -2,8 +2,8 @@
 
 Groups of a run that train apart are lanes, too: they share everything but their model and who is in them.
 
-Lanes share the model, the local training and the way clients are sampled; seeds, data, budgets, stop rules and
-clipping are each lane's own.
+Lanes share the model, the local training (with the clipping of its steps) and the way clients are sampled; seeds,
+data, budgets, stop rules and the clipping of whole updates are each lane's own.
 """
 
 from __future__ import annotations
@@ -53,10 +53,6 @@ def lane_engines(
 
     if any(federation.reply_rules != ReplyRules() for federation in federations):
         raise InputError("lanes look at no client's reply by itself: leave server.rejected and server.update_bound out")
-    if any(federation.training.clip for federation in federations):
-        raise InputError(
-            "lanes on a GPU do not clip the gradients of local steps: set local.clip = 0, or use device cpu"
-        )
     first = federations[0]
     for other in federations[1:]:
         if (other.model, other.training, other.facts.participation, other.facts.server_rate) != (
@@ -199,11 +195,6 @@ def _linear_source(
 def _network(federation: SimulatedFederation) -> ConvNet:
     model = federation.model
     if isinstance(model, ModuleModel) and isinstance(model.factory, ConvNet):
-        if not all(layer.relu for layer in model.factory.convolutions):
-            raise InputError(
-                "lanes on a GPU train networks with a ReLU after every convolution, which the authors' networks do not "
-                "have: use device cpu, or the paper's networks (cnn_cifar10, cnn_cifar100, cnn_celeba)"
-            )
         return model.factory
     raise InputError(
         "lanes on a GPU train linear models and the convolutional networks a spec can name; use device cpu for others"

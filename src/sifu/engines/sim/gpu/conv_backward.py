@@ -15,6 +15,9 @@ from sifu.engines.sim.gpu.conv_plan import ConvPlan, power_of_two
 from sifu.engines.sim.gpu.device_layout import ConvolutionPlace
 from sifu.engines.sim.local_training import LocalTraining
 
+_BLOCK = 1024
+"""Parameters that one program of a clipped step looks at."""
+
 
 class ConvBackward:
     """The way back from a batch's `activations`; `params` (slots, size) are changed in place."""
@@ -46,6 +49,12 @@ class ConvBackward:
             self._zeros(form.stored, self._groups, _length(layer)) if form.stored else None
             for form, layer in zip(plan.forms, convolutions, strict=True)
         ]
+        # Where kernels store what they make of a gradient: the velocity of the step they take, or the gradient itself.
+        self._stored = torch.zeros_like(params) if training.clip else self._velocities
+        blocks = -(-params.shape[1] // _BLOCK)
+        self._squares = torch.zeros((self._groups, blocks), dtype=torch.float64, device=self._device)
+        self._factors = self._zeros(self._groups)
+        self._clip = torch.tensor(training.clip, dtype=torch.float64, device=self._device)
         on_gpu = self._device.type == "cuda"
         self._side = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
 
@@ -54,7 +63,8 @@ class ConvBackward:
 
     def step(self, rows: Tensor, first: bool) -> None:
         """One step by the batch of `rows` (slots, samples); the `first` of a round begins without velocity."""
-        flags = {"FIRST": first, "NESTEROV": self._training.nesterov}
+        clipped = bool(self._training.clip)
+        flags = {"FIRST": first or clipped, "NESTEROV": self._training.nesterov, "CLIPPED": clipped}
         self._classify(rows, flags)
         for number in reversed(range(len(self._layout.hidden))):
             self._hidden(number, flags)
@@ -69,6 +79,8 @@ class ConvBackward:
             with self._beside():
                 self._weight_step(number, source, rows, flags)
         self._together()
+        if clipped:
+            self._clipped_step(first)
 
     @property
     def _sgd(self) -> tuple[float, float, float]:
@@ -83,7 +95,7 @@ class ConvBackward:
     def _classify(self, rows: Tensor, flags: dict[str, Any]) -> None:
         last, batch, behind = self._layout.last, self._batch, len(self._layout.hidden)
         linear_kernels.classify[(self._groups,)](
-            self._activations.before_hidden(behind), self._labels, rows, self._params, self._velocities,
+            self._activations.before_hidden(behind), self._labels, rows, self._params, self._stored,
             self._before_hidden(behind), batch, self._layout.size, batch, last.weight_at, last.bias_at, *self._sgd,
             IN=last.inputs, OUT=last.outputs, BM=power_of_two(batch), BN=power_of_two(last.outputs),
             BK=min(128, power_of_two(last.inputs)) if last.outputs <= 64 else 32, PRECISION=self._plan.precision,
@@ -94,7 +106,7 @@ class ConvBackward:
         place, activations = self._layout.hidden[number], self._activations
         linear_kernels.hidden_layer_backward[(-(-place.inputs // 32), self._groups)](
             activations.before_hidden(number), activations.hidden[number], self._hidden_gradients[number],
-            self._params, self._velocities, self._before_hidden(number),
+            self._params, self._stored, self._before_hidden(number),
             self._layout.size, self._batch, place.weight_at, place.bias_at, self._plan.keep_scale, *self._sgd,
             IN=place.inputs, OUT=place.outputs, BM=power_of_two(self._batch), BF=32,
             BO=min(64, power_of_two(place.outputs)), PRECISION=self._plan.precision, num_warps=4, num_stages=2, **flags,
@@ -162,13 +174,25 @@ class ConvBackward:
         if partial is None:
             weight_gradient_kernels.descend_by_weight_gradient[(-(-9 * layer.channels_in // 64), groups)](
                 source, rows, self._gradients[number], self._activations.winners[number], self._params,
-                self._velocities, rows.stride(0), size, layer.weight_at, layer.bias_at, *self._sgd,
+                self._stored, rows.stride(0), size, layer.weight_at, layer.bias_at, *self._sgd,
                 BKW=64, BR=32, num_warps=4, num_stages=1, **flags, **self._weight_shape(number),
             )  # fmt: skip
             return
         descent_kernels.descend_convolution[(-(-length // 256), groups)](
-            partial, self._params, self._velocities, groups, size, length, layer.weight_at, *self._sgd,
+            partial, self._params, self._stored, groups, size, length, layer.weight_at, *self._sgd,
             PARTS=self._plan.forms[number].stored, BLOCK=256, num_warps=2, **flags,
+        )  # fmt: skip
+
+    # -- clipping ------------------------------------------------------------------------------------------------
+
+    def _clipped_step(self, first: bool) -> None:
+        """One step of all weights by the gradient that lies in `_stored`, clipped by its norm."""
+        size, (groups, blocks) = self._layout.size, self._squares.shape
+        descent_kernels.gradient_squares[(blocks, groups)](self._stored, self._squares, size, BLOCK=_BLOCK)
+        descent_kernels.clip_factors[(groups,)](self._squares, self._factors, self._clip, BLOCKS=blocks, BLOCK=128)
+        descent_kernels.clipped_step[(blocks, groups)](
+            self._stored, self._factors, self._params, self._velocities, size, *self._sgd,
+            FIRST=first, NESTEROV=self._training.nesterov, BLOCK=_BLOCK,
         )  # fmt: skip
 
     # -- two streams ---------------------------------------------------------------------------------------------

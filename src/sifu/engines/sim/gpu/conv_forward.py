@@ -122,8 +122,9 @@ class ConvForward:
         flags = {
             "H": layer.height + 2 * layer.padding, "W": layer.width + 2 * layer.padding, "CI": layer.channels_in,
             "CO": layer.channels_out, "PH": layer.out_height, "PW": layer.out_width,
-            "BORDER": self._plan.border(number), "GATHER": number == 0, "KEEP_WINNER": winner is not None,
-            "BN": power_of_two(layer.channels_out), "PRECISION": self._plan.precision,
+            "BORDER": self._plan.border(number), "RELU": layer.relu, "GATHER": number == 0,
+            "KEEP_WINNER": winner is not None, "BN": power_of_two(layer.channels_out),
+            "PRECISION": self._plan.precision,
         }  # fmt: skip
         if self._plan.forms[number].kind == "block":
             tall = 64

@@ -3,8 +3,8 @@
 They are for many small convolutional classifiers at once, each with weights of its own. One *slot* is one client of one
 run. Parameters of slot g lie at models[g, :], in device order (`gpu.device_layout`): every layer is a matrix
 [inputs, outputs] and then its bias. A convolution is an implicit product of patches with that matrix, with bias, ReLU
-and 2x2 max-pooling fused behind it: `winner` remembers which of the four positions won (DEAD where ReLU cut it off),
-which is all the backward pass needs.
+(if RELU: some layers have none) and 2x2 max-pooling fused behind it: `winner` remembers which of the four positions won
+(DEAD where ReLU cut it off), which is all the backward pass needs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ def _best_of_four(value0, value1, value2, value3):
 @triton.jit
 def _store_output(
     out, winner, best, won, g, m, real, n, py, px, co,
-    BATCH, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, KEEP_WINNER: tl.constexpr,
+    BATCH, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, RELU: tl.constexpr,
+    KEEP_WINNER: tl.constexpr,
 ):  # fmt: skip
     """ReLU, and store out[g, n, py, px, co] behind its border; and which position won."""
     inside = real[:, None] & (co[None, :] < CO)
     row = ((g * BATCH + n) * (PH + 2 * BORDER) + py + BORDER) * (PW + 2 * BORDER) + px + BORDER
-    tl.store(out + row[:, None] * CO + co[None, :], tl.maximum(best, 0.0), mask=inside)
+    if RELU:
+        won = tl.where(best > 0.0, won, DEAD)
+        best = tl.maximum(best, 0.0)
+    tl.store(out + row[:, None] * CO + co[None, :], best, mask=inside)
     if KEEP_WINNER:
         spot = (g * BATCH * PH * PW + m)[:, None] * CO + co[None, :]
-        tl.store(winner + spot, tl.where(best > 0.0, won, DEAD).to(tl.int8), mask=inside)
+        tl.store(winner + spot, won.to(tl.int8), mask=inside)
 
 
 @triton.jit
@@ -45,7 +49,8 @@ def convolve(
     images, rows, models, out, winner,
     row_stride, size, BATCH, weight_at, bias_at,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, POOL: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, GATHER: tl.constexpr, KEEP_WINNER: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, RELU: tl.constexpr, GATHER: tl.constexpr,
+    KEEP_WINNER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """3x3 convolution, bias, ReLU and (POOL) 2x2 max-pooling: out[g, n, py, px, co] and which position won.
@@ -81,7 +86,7 @@ def convolve(
         best, won = acc0, tl.zeros((BM, BN), dtype=tl.int32)
     bias = tl.load(models + g * size + bias_at + co, mask=co < CO, other=0.0)
     best += bias[None, :]
-    _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, KEEP_WINNER)
+    _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, RELU, KEEP_WINNER)
 
 
 @triton.jit
@@ -89,7 +94,8 @@ def convolve_block(
     images, rows, models, out, winner,
     row_stride, size, BATCH, weight_at, bias_at,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, GATHER: tl.constexpr, KEEP_WINNER: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, RELU: tl.constexpr, GATHER: tl.constexpr,
+    KEEP_WINNER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`convolve` with pooling of a few channels: the 4 x 4 pixels that a pooled output sees are one row of a product.
@@ -126,7 +132,7 @@ def convolve_block(
         acc3 = tl.dot(x, w3, zero, input_precision=PRECISION)
         best, won = _best_of_four(acc0, acc1, acc2, acc3)
         best += bias[None, :]
-        _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, KEEP_WINNER)
+        _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, RELU, KEEP_WINNER)
 
 
 @triton.jit

@@ -35,6 +35,7 @@ class ConvolutionPlace:
     channels_out: int
     padding: int
     pool: bool
+    relu: bool
     out_height: int
     out_width: int
     weight_at: int
@@ -89,7 +90,7 @@ class DeviceLayout:
             convolutions.append(
                 ConvolutionPlace(
                     convolution.height_in, convolution.width_in, channels, convolution.channels_out,
-                    convolution.padding, convolution.pool,
+                    convolution.padding, convolution.pool, convolution.relu,
                     convolution.height_out, convolution.width_out, *spot,
                 )
             )  # fmt: skip

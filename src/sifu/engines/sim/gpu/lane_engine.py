@@ -14,7 +14,7 @@ from torch import Tensor
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.spec import StopSpec
-from sifu.core.streaming import RoundsWanted, StreamedRound
+from sifu.core.streaming import RoundsWanted, StreamedRound, is_evaluated
 from sifu.engines.sim.engine import SimulatedFederation
 from sifu.engines.sim.gpu.lane_group import LaneGroup
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream
@@ -79,7 +79,7 @@ class LaneEngine:
         try:
             chunks = self._group.take(streams)
             assert chunks is not None
-            (done,) = self._rounds(chunks[0], active, wanted)
+            (done,) = self._rounds(streams[0], chunks[0], active, wanted)
             return RoundResult(
                 done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding,
                 None, done.updates,
@@ -123,7 +123,10 @@ class LaneEngine:
         self._group.open(streams)
         try:
             while (chunks := self._group.take(streams)) is not None:
-                together = [self._rounds(chunk, members, wanted) for chunk, members in zip(chunks, groups, strict=True)]
+                together = [
+                    self._rounds(stream, chunk, members, wanted)
+                    for stream, chunk, members in zip(streams, chunks, groups, strict=True)
+                ]
                 yield from map(list, zip(*together, strict=True))
         finally:
             self._group.end(streams)
@@ -173,6 +176,7 @@ class LaneEngine:
                 single,
                 models_stay,
                 None if wanted.evaluated is None else np.asarray(wanted.evaluated, dtype=np.int64),
+                None if models_stay else wanted.accuracy,
             )
 
     def local_updates(
@@ -193,7 +197,9 @@ class LaneEngine:
     def _evaluation(self, evaluated: Evaluated, clients: ClientIndices) -> Evaluation:
         return Evaluation(clients, self._samples[clients], evaluated[0][clients], evaluated[1][clients])
 
-    def _rounds(self, chunk: Chunk, active: ClientIndices, wanted: RoundsWanted) -> Iterator[StreamedRound]:
+    def _rounds(
+        self, stream: LaneStream, chunk: Chunk, active: ClientIndices, wanted: RoundsWanted
+    ) -> Iterator[StreamedRound]:
         """The rounds of a chunk one by one, norms rounded up; what all of them need is worked out at once."""
         slots, size = chunk.participants.shape[1], self.layout.size
         real = chunk.participants >= 0
@@ -219,8 +225,10 @@ class LaneEngine:
             mine = slice(None) if whole else real[ahead]
             participants = chunk.participants[ahead, mine]
             evaluation = None
-            if ahead + 1 in chunk.evaluated and len(looked_at):
-                evaluation = self._evaluation(chunk.evaluated[ahead + 1], np.asarray(looked_at))
+            if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
+                evaluation = self._look(chunk, ahead, np.asarray(looked_at))
+                if not stream.models_stay:  # groups are looked at as if nothing were known (`stream_group_rounds`)
+                    stream.accuracy = evaluation.accuracy
             updates = None
             if chunk.updates is not None and ahead + 1 == chunk.rounds:
                 with self._queue.here():
@@ -237,6 +245,12 @@ class LaneEngine:
                 None,
                 updates,
             )
+
+    def _look(self, chunk: Chunk, ahead: int, clients: ClientIndices) -> Evaluation:
+        """The evaluation after a round of a chunk, now if the device did not know that it would be wanted."""
+        if ahead + 1 in chunk.evaluated:
+            return self._evaluation(chunk.evaluated[ahead + 1], clients)
+        return self.evaluate(self._model_of(chunk, ahead), clients)
 
     def _model_of(self, chunk: Chunk, ahead: int) -> Vector:
         """The model after a round of a chunk."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.engine import Position
-from sifu.core.streaming import may_be_evaluated
+from sifu.core.streaming import is_evaluated
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneSource, LaneStream, Program
 from sifu.engines.sim.gpu.packing import rounded_up
 from sifu.engines.sim.gpu.queue import DeviceQueue
@@ -312,7 +312,7 @@ class LaneGroup:
                 place
                 for place, stream in enumerate(streams)
                 if ahead <= own[place]
-                and may_be_evaluated(stream.stop, stream.position.round + ahead)
+                and is_evaluated(stream.stop, stream.position.round + ahead, stream.accuracy)
                 and (stream.looked_at is None or stream.looked_at.size)
             ]
             if looked:

@@ -63,8 +63,8 @@ class Chunk:
     ||next - origin|| and ||theta||. `drawn` is how many clients each round drew; more than slots were not all trained.
     `models` is (rounds, parameters), in the model's own order: on the host, or on the device for a stream whose models
     are seldom fetched. `tip`, the last of them, stays on the device, in its order; so do `updates`, those of the last
-    round's participants if they are wanted. `evaluated` holds correct
-    predictions and losses of every client after some of the rounds, counted from 1.
+    round's participants if they are wanted. `evaluated` holds correct predictions and losses of every client after some
+    of the rounds, counted from 1: those that the stop rule looks at, as far as accuracy was known when they were run.
     """
 
     start: int
@@ -106,6 +106,8 @@ class LaneStream:
     """Models stay on the device until they are fetched; otherwise all of them come to the host beside the rounds."""
     looked_at: NDArray[np.int64] | None = None
     """Clients that models are evaluated on; None for all."""
+    accuracy: float | None = None
+    """The latest that whoever takes the rounds has found: by it the device chooses which models to evaluate ahead."""
     chunks: deque[Chunk] = field(default_factory=deque)
     held: bool = False
     error: BaseException | None = None

@@ -75,7 +75,7 @@ def hidden_layer(
 def hidden_layer_backward(
     inputs, outputs, upstream, models, velocities, input_gradient,
     size, BATCH, weight_at, bias_at, keep_scale, rate, momentum, decay,
-    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
     BM: tl.constexpr, BF: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a hidden layer's input, and one step of its weights, reading them once.
@@ -101,11 +101,13 @@ def hidden_layer_backward(
         weight = tl.load(models + spot, mask=real, other=0.0)
         acc += tl.dot(gradient, tl.trans(weight), input_precision=PRECISION)
         own = tl.dot(tl.trans(x), gradient, input_precision=PRECISION)
-        take_step(models, velocities, spot, real, weight, own, rate, momentum, decay, FIRST, NESTEROV)
+        take_step(models, velocities, spot, real, weight, own, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
         if tl.program_id(0) == 0:
             spot_b = g * size + bias_at + o
             bias = tl.load(models + spot_b, mask=o < OUT, other=0.0)
-            take_step(models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST, NESTEROV)
+            take_step(
+                models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST, NESTEROV, CLIPPED
+            )
     tl.store(
         input_gradient + (g * BATCH + n)[:, None] * IN + f[None, :],
         acc,
@@ -117,7 +119,7 @@ def hidden_layer_backward(
 def classify(
     inputs, labels, rows, models, velocities, input_gradient,
     row_stride, size, BATCH, weight_at, bias_at, rate, momentum, decay,
-    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The last layer, softmax cross-entropy over the real rows of the batch, its gradient, and one step, per slot."""
@@ -144,8 +146,8 @@ def classify(
         w = tl.load(models + spot, mask=real, other=0.0)
         tl.store(input_gradient + at, tl.dot(gradient, tl.trans(w), input_precision=PRECISION), mask=inside)
         own = tl.dot(tl.trans(x), gradient, input_precision=PRECISION)
-        take_step(models, velocities, spot, real, w, own, rate, momentum, decay, FIRST, NESTEROV)
-    take_step(models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST, NESTEROV)
+        take_step(models, velocities, spot, real, w, own, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
+    take_step(models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
 
 
 @triton.jit

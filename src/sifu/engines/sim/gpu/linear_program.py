@@ -3,7 +3,7 @@
 The arithmetic is that of `engines.sim.linear`: steps between samples where clients have few of them (W_k = a_k W_0 +
 X'V_k, so a step needs only G = XX'), between features otherwise. Local models are then built and measured directly: on
 a GPU their bytes cost less than the care that drifts without them need. `engines.sim.float_rounding` bounds any order
-of sums.
+of sums. Clipped steps are those of `engines.sim.linear`, too: in float64 between features only.
 """
 
 from __future__ import annotations
@@ -86,8 +86,10 @@ class LinearProgram:
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
-        """XX' of each client where steps between samples are cheaper."""
+        """XX' of each client where steps between samples are cheaper, and norms found there exact enough."""
         _, rows, width = samples.shape
+        if training.clip and samples.dtype == torch.float64:
+            return None
         return torch.bmm(samples, samples.transpose(1, 2)) if cheaper_between_samples(rows, width, training) else None
 
     def load(self, schedule: Schedule) -> None:
@@ -184,6 +186,9 @@ class LinearProgram:
             shares = row_weights[min(step, self._steps_apart - 1)]
             residual = self.objective.residual(torch.bmm(samples, weights), targets).mul_(shares)
             gradient = torch.bmm(samples.transpose(1, 2), residual)
+            if self.training.clip:
+                norms = torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=torch.float64)
+                gradient.mul_(self.training.clip_factor(norms).to(gradient.dtype)[:, None, None])
             weights, velocity = self.training.descend(weights, gradient, velocity)
         return weights
 
@@ -197,6 +202,10 @@ class LinearProgram:
             shares = row_weights[min(step, self._steps_apart - 1)]
             scores = torch.baddbmm(first, gram, dual, beta=share)
             residual = self.objective.residual(scores, targets).mul_(shares)
+            if self.training.clip:
+                squares = torch.bmm(gram, residual).mul_(residual).sum(dim=(1, 2), dtype=torch.float64)
+                factors = self.training.clip_factor(squares.clamp_min_(0.0).sqrt_())
+                residual.mul_(factors.to(residual.dtype)[:, None, None])
             share, share_velocity = self.training.descend(share, 0.0, share_velocity)
             dual, dual_velocity = self.training.descend(dual, residual, dual_velocity)
         return torch.baddbmm(start, samples.transpose(1, 2), dual, beta=share)

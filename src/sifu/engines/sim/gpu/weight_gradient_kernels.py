@@ -181,7 +181,8 @@ def descend_by_weight_gradient(
     images, rows, upstream, winner, models, velocities,
     row_stride, size, weight_at, bias_at, rate, momentum, decay,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr,
+    FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
     BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The whole weight gradient of an unpooled convolution of few outputs, and the step it makes."""
@@ -204,8 +205,8 @@ def descend_by_weight_gradient(
     real = in_k[:, None] & (co[None, :] < CO)
     at = g * size + weight_at + k[:, None] * CO + co[None, :]
     weight = tl.load(models + at, mask=real, other=0.0)
-    take_step(models, velocities, at, real, weight, acc, rate, momentum, decay, FIRST, NESTEROV)
+    take_step(models, velocities, at, real, weight, acc, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
     if tl.program_id(0) == 0:
         at_b = g * size + bias_at + co
         bias = tl.load(models + at_b, mask=co < CO, other=0.0)
-        take_step(models, velocities, at_b, co < CO, bias, biases, rate, momentum, decay, FIRST, NESTEROV)
+        take_step(models, velocities, at_b, co < CO, bias, biases, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
