@@ -557,7 +557,7 @@ class Verifier:
                 self.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")
 
     def check_merged_model(self, node: int, vectors: dict[int, Any], number: str) -> None:
-        """Section 1b: while the groups' models are at hand, the merge is their mean to the last bit."""
+        """Section 1b: while the groups' models are at hand, the merge is their mean, moved on, to the last bit."""
         parts = sorted((row for row in self.tables["merges"] if row["node"] == node), key=lambda row: row["grp"])
         if all(part["source_node"] in vectors for part in parts):
             weights = [float(part["samples"]) for part in parts]
@@ -565,8 +565,15 @@ class Verifier:
             total = np.zeros_like(vectors[node])
             for part, weight in zip(parts, weights, strict=True):
                 total = total + weight * vectors[part["source_node"]]
-            mean = (total / sum(weights)).astype(number).astype(float)
-            self.check(np.array_equal(mean, vectors[node]), f"node {node}: it is not the mean of the groups' models")
+            mean = total / sum(weights)
+            if (stretch := self.spec["groups"].get("stretch", 1.0)) != 1.0:
+                if not self.check(0 in vectors, f"node {node}: the fresh model that it was moved on from is missing"):
+                    return
+                moved = vectors[0] + stretch * (mean - vectors[0])
+                below = (moved < 0) & (mean >= 0) & (vectors[0] >= 0)
+                mean = np.array([m if stays else v for m, v, stays in zip(mean, moved, below, strict=True)])
+            mean = mean.astype(number).astype(float)
+            self.check(np.array_equal(mean, vectors[node]), f"node {node}: it is not the merge of the groups' models")
 
     def check_groups(self) -> None:
         """Section 1b: who is in which group, and what every merge is made of."""
@@ -900,8 +907,10 @@ class Verifier:
         strict = request["retention"] == "strict"
         held = {n for i, h in hidden.items() for n in h if strict and self.owner[i] is request and h[n] > 0}
         hit = {n for n, row in self.groups.items() if set(forgotten) & set(row["members"])}
-        erased = [n for n in at_hand
-                  if n in hit or (n not in self.groups and (source is None or n > source or n in held))]  # fmt: skip
+        groups = self.spec.get("groups", {"count": 0})
+        fresh = {0} if groups["count"] and groups.get("stretch", 1.0) != 1.0 else set()
+        erased = [n for n in at_hand if n in hit or (n not in self.groups and n not in fresh
+                  and (source is None or n > source or n in held))]  # fmt: skip
         remaining = [n for n in at_hand if n not in erased]
         self.agree(f"{at}: models erased", sorted(moment["payload"].get("dropped_models", [])), erased)
         self.agree(f"{at}: models that remain", sorted(moment["payload"]["remaining_models"]), remaining)

@@ -11,13 +11,14 @@ import pytest
 
 import independent_verifier
 import sifu
+from forged_runs import execute
 from run_tools import copy_run, query, small_spec, spec_for
 from sifu.core.engine import Engine, Position
 from sifu.errors import InputError
 from sifu.record.progress import Progress
 from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
-from sifu.theory.groups import members_by_group, merge
+from sifu.theory.groups import members_by_group, merge, move_on
 
 COUNT, APART, COMMON = 4, 3, 5
 SPEC = small_spec(
@@ -79,6 +80,7 @@ PASSES: dict[str, dict[str, Any]] = {
         "local": {"steps": 3, "rate": 0.05, "momentum": 0.9},
         "model": {"kind": "softmax", "outputs": 3, "dtype": "float32"},
     },
+    "linear, plain mean": {"groups": {"count": COUNT, "rounds": APART, "stretch": 1.0}},
     "network": {
         "model": {"kind": "mlp", "outputs": 3, "dtype": "float32"},
         "regularity": {"kind": "assumed"},
@@ -121,7 +123,8 @@ def never_had_them(run: sifu.Run, spec: dict[str, Any], clients: Clients, leavin
         members = np.array([k for k, name in enumerate(rest) if group[name] == number])
         models.append(rounds(engine, engine.initial_model(0), members, 0, APART).astype(np.float64))
         samples.append(sum(len(rest[names[k]][1]) for k in members))
-    merged = merge(models, samples).astype(engine.layout.dtype)
+    mean, fresh = merge(models, samples), engine.initial_model(0).astype(np.float64)
+    merged = move_on(mean, fresh, run.spec.groups.stretch).astype(engine.layout.dtype)
     return rounds(engine, merged, np.arange(len(rest)), 1, COMMON)
 
 
@@ -285,11 +288,40 @@ def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) ->
         ({"count": 2, "rounds": 2}, {"server": {"participation": "fixed(3)"}}, "poisson"),
         ({"count": 2, "rounds": 2}, {"server": {"clip": 1.0, "noise": 1.0}}, "cannot be combined with groups"),
         ({"count": 2, "rounds": 2, "rebuild": "soon"}, {}, "groups.rebuild must be one of"),
+        ({"count": 2, "rounds": 2, "stretch": 2.5}, {}, "groups.stretch must be in 1 to 2"),
     ],
 )
 def test_specs_that_cannot_be_are_refused(groups: dict[str, Any], more: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         sifu.Spec.from_mapping(small_spec(groups=groups, **more))
+
+
+def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: Path) -> None:
+    """Groups begin with it, and merges are moved on from it, also after the history began anew."""
+    own.forget(["client-002"], method="scratch")
+    own.purge()
+    assert 0 in [model.node for model in own.status().models]
+    plan = own.plan(["client-004"], method="groups")
+    assert "moved on from the fresh model by 1.25" in plan.notes[0]
+    own.forget(["client-004"], method="groups", retention="strict")
+    assert own.verify().problems == []
+    assert independent_verifier.verify(own.folder) == []
+    own.backup(tmp_path / "backup.tar")
+    (certificate,) = [c for c in own.folder.glob("certificates/*.public.json") if "moved on" in c.read_text()]
+    assert "factor of 1.25, fixed before training" in certificate.read_text()
+
+
+def test_runs_from_before_the_stretch_merged_by_the_plain_mean(trained: Path, tmp_path: Path) -> None:
+    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": APART, "stretch": 1.0}}, run=tmp_path / "run")
+    with run.reader() as reader:
+        old = {**reader.spec, "groups": {k: v for k, v in reader.spec["groups"].items() if k != "stretch"}}
+        rows = reader.group_models().values()
+        mean = merge([reader.load_model(row.node) for row in rows], [row.samples for row in rows])
+        merged = reader.load_model(reader.merges()[0].node)
+    assert np.array_equal(merged, mean)
+    execute(run.folder, f"UPDATE run SET value = '{json.dumps(old)}' WHERE key = 'spec'")
+    with sifu.open_run(run.folder).reader() as reader:
+        assert reader.spec["groups"]["stretch"] == 1.0
 
 
 def test_a_run_without_groups_refuses_the_method(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.theory.groups import KEY_BYTES, expected_groups_left, group_of, members_by_group, merge
+from sifu.theory.groups import KEY_BYTES, expected_groups_left, group_of, members_by_group, merge, move_on
 
 NAMES = [f"client-{number:04d}" for number in range(2000)]
 KEY = bytes(range(KEY_BYTES))
@@ -41,6 +41,24 @@ def test_a_merge_is_the_weighted_mean(seed: int, samples: list[int]) -> None:
         )
         largest = max(abs(model[column]) for model in models)
         assert abs(Fraction(float(value)) - exact) <= Fraction(8 * len(samples) * largest * 2**-52)
+
+
+@given(st.integers(0, 2**32), st.floats(1.0, 2.0))
+def test_a_moved_merge_is_the_line_through_fresh_and_mean(seed: int, stretch: float) -> None:
+    mean, fresh = np.random.default_rng(seed).normal(size=(2, 5))
+    moved = move_on(mean, fresh, stretch)
+    for value, start, end in zip(moved.tolist(), fresh.tolist(), mean.tolist(), strict=True):
+        exact = Fraction(start) + Fraction(stretch) * (Fraction(end) - Fraction(start))
+        if exact >= 0 or min(start, end) < 0:
+            assert abs(Fraction(value) - exact) <= Fraction(16 * max(abs(start), abs(end)) * 2**-52)
+        else:
+            assert value == end
+    assert move_on(mean, fresh, 1.0) is mean, "a stretch of one changes no bit"
+
+
+def test_variances_stay_variances() -> None:
+    """BatchNorm begins with variances of one; a mean of small ones would be moved below zero."""
+    assert move_on(np.array([0.05, 0.5, -0.1]), np.array([1.0, 1.0, 1.0]), 1.25).tolist() == [0.05, 0.375, -0.375]
 
 
 def test_groups_without_samples_count_alike() -> None:

@@ -134,6 +134,10 @@ def forge_the_merged_model(folder: Path) -> None:
     merge = request_merge(folder)
     with RunReader(folder) as reader:
         content = model_bytes(reader.layout, reader.load_model(merge) + np.asarray(1e-9, dtype=reader.layout.dtype))
+    forge_model(folder, merge, content)
+
+
+def forge_model(folder: Path, merge: int, content: bytes) -> None:
     digest = hashlib.sha256(content).hexdigest()
     model_path(folder, merge).write_bytes(content)
     execute(folder, f"UPDATE models SET digest = '{digest}' WHERE node = {merge}")
@@ -142,6 +146,31 @@ def forge_the_merged_model(folder: Path) -> None:
         for row in [*payload.get("models", []), *payload.get("certified_models", {}).values()]:
             if row["node"] == merge:
                 row["digest"] = digest
+
+    rebuild_chain(folder, edit)
+
+
+def merge_with_another_stretch(folder: Path) -> None:
+    """The merge as a stretch of 1.5 would make it, or one chosen after a look at the leavers' data."""
+    merge = request_merge(folder)
+    with RunReader(folder) as reader:
+        fresh, moved = (reader.load_model(node).astype(np.float64) for node in (0, merge))
+        other = fresh + 1.5 / reader.spec["groups"]["stretch"] * (moved - fresh)
+        content = model_bytes(reader.layout, other.astype(reader.layout.dtype))
+    forge_model(folder, merge, content)
+
+
+def another_stretch_in_the_spec(folder: Path) -> None:
+    """The spec says what was not done."""
+
+    (text,) = query(folder, "SELECT value FROM run WHERE key = 'spec'")[0]
+    forged = text.replace('"stretch":1.25', '"stretch":1.5')
+    assert forged != text
+    execute(folder, f"UPDATE run SET value = '{forged}' WHERE key = 'spec'")
+
+    def edit(kind: str, content: Content) -> None:
+        if kind == "run created":
+            content["run"]["spec"] = json.loads(forged)
 
     rebuild_chain(folder, edit)
 
@@ -168,6 +197,8 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a group weighs more": (on_the_first_models(weigh_more), "not the sum of its members"),
     "the forgotten client is in the group built again": (put_the_forgotten_back, "forgotten before"),
     "another model takes the place of the merge": (forge_the_merged_model, "is not the merge"),
+    "a merge made with another stretch": (merge_with_another_stretch, "is not the merge"),
+    "a spec with another stretch": (another_stretch_in_the_spec, "is not the merge"),
     "a merge with a known drift": (know_a_drift, "its participants are not the members"),
     "another key of the hash": (another_key, "into another group"),
 }

@@ -1,8 +1,9 @@
 """Groups: merge the models of the groups that never held the client, go on with everyone who stays. Exact.
 
 Clients trained apart in groups at first, and the groups' models were kept (docs/theory.md, section 15). The mean of
-those that never held anyone forgotten is a function of the data of those who stay, whatever the loss and the optimiser:
-common rounds from there are exact without any noise. Where every group held somebody, a fresh model is all there is.
+those that never held anyone forgotten, moved on by a fixed factor, is a function of the data of those who stay,
+whatever the loss and the optimiser: common rounds from there are exact without any noise. Where every group held
+somebody, a fresh model is all there is.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Groups(Method):
         groups = view.spec.groups
         return (
             *groups_record_premises(view.record_history),
-            *group_premises(groups.count, groups.rounds),
+            *group_premises(groups.count, groups.rounds, groups.stretch),
             *before_training_premises(view.facts, view.rate_source(clients)),
         )
 
@@ -109,7 +110,7 @@ class Groups(Method):
         return sum(on_disk[row.node].bytes for row in models_at_hand(view.reader).values())
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The mean of the groups' models, weighted by samples; a fresh model where every group was hit."""
+        """The merge of the groups that were not hit; a fresh model where every one was."""
         leaving = {client for subject in plan.subjects for client in subject.clients}
         parts = parts_without(models_at_hand(view.reader), view.spec.groups.rounds, leaving)
         if not parts:
@@ -119,12 +120,15 @@ class Groups(Method):
 
 
 def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str]:
-    count, rebuild = view.spec.groups.count, view.spec.groups.rebuild
+    count, rebuild, stretch = view.spec.groups.count, view.spec.groups.rebuild, view.spec.groups.stretch
     notes = []
     if are_apart(view):
         notes.append("the groups still train apart: the request is carried out when they are done")
     if merged:
-        notes.append(f"the models of {_listed(merged)} of {count} are merged; they never held anyone forgotten")
+        moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
+        notes.append(
+            f"the models of {_listed(merged)} of {count} are merged{moved}; they never held anyone forgotten"
+        )
     else:
         notes.append("every group held somebody who is forgotten: nothing is left to merge, this is Scratch")
     if hit:

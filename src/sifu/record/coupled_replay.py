@@ -20,7 +20,7 @@ from sifu.core.spec import Spec
 from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
-from sifu.theory.groups import merge
+from sifu.theory.groups import merge, move_on
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
 
@@ -98,13 +98,14 @@ class ReplayedGroups:
         self._engine, self._worlds, self._dtype = engine, worlds, reader.layout.dtype
         self._rows, self._merges = reader.group_models(), reader.merges()
         self._samples = [client.samples for client in reader.clients()]
+        self._stretch, self._fresh = float(reader.spec["groups"]["stretch"]), engine.initial_model(0)
         self._replayed: dict[int, ReplayedNode] = {}
 
     def replay(self, node: PathNode) -> ReplayedNode:
         """The rounds apart that led from a group's earlier model, or from the fresh one, to this one."""
         row, before = self._rows[node.node], self._replayed.get(node.parent or 0)
         begun = 0 if before is None else self._rows[before.node.node].rounds
-        fresh = self._engine.initial_model(0)
+        fresh = self._fresh
 
         def rounds(model: Vector, gone: Collection[int]) -> Vector:
             members = np.setdiff1d(np.array(row.members, dtype=np.int64), np.array(sorted(gone), dtype=np.int64))
@@ -123,7 +124,7 @@ class ReplayedGroups:
         return self._replayed[node.node]
 
     def merge(self, node: PathNode) -> ReplayedNode | None:
-        """The mean of the groups' models in each world, weighted by the samples that the world has."""
+        """The merge of the groups' models in each world, weighted by the samples that the world has."""
         sources = [row.source_node for row in self._merges if row.node == node.node]
         parts = [(self._replayed[source], self._rows[source].members) for source in sources]
 
@@ -137,7 +138,8 @@ class ReplayedGroups:
             if not there:
                 return None
             models = [model.astype(np.float64) for model, _ in there]
-            return merge(models, [count for _, count in there]).astype(self._dtype)
+            merged = merge(models, [count for _, count in there])
+            return move_on(merged, self._fresh.astype(np.float64), self._stretch).astype(self._dtype)
 
         model = mean(None, ())
         if model is None:
@@ -146,7 +148,7 @@ class ReplayedGroups:
         without = {}
         for key, gone in self._worlds.items():
             other = mean(key, gone) if key in hit else model
-            without[key] = self._engine.initial_model(0) if other is None else other
+            without[key] = self._fresh if other is None else other
         return ReplayedNode(node, model, without)
 
 

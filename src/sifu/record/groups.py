@@ -15,7 +15,7 @@ from sifu.record.run_view import RunView
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import GROUP_KEY, RunReader
 from sifu.store.table_rows import GroupModelRow
-from sifu.theory.groups import members_by_group, merge
+from sifu.theory.groups import members_by_group, merge, move_on
 from sifu.theory.history import PathNode
 from sifu.theory.regularity import RoundRegularity
 
@@ -89,10 +89,22 @@ def groups_to_build(view: RunView) -> list[int]:
     ]
 
 
+FRESH_NODE = 0
+"""The node whose model every group begins with. It holds nobody's data, and is kept as long as merges need it."""
+
+
+def nodes_always_kept(reader: RunReader) -> frozenset[int]:
+    """Models that no request erases: the fresh one, where merges are moved on from it."""
+    groups = reader.spec["groups"]
+    return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 else ())
+
+
 def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
-    """The weighted mean of group models at hand, in float64, as the run's number format has it."""
+    """The weighted mean of group models at hand, moved on, in float64, then as the run's number format has it."""
     models = [reader.load_model(part.node).astype(np.float64) for part in parts]
-    mean = merge(models, [part.samples for part in parts])
+    mean, stretch = merge(models, [part.samples for part in parts]), float(reader.spec["groups"]["stretch"])
+    if stretch != 1.0:
+        mean = move_on(mean, reader.load_model(FRESH_NODE).astype(np.float64), stretch)
     return Merged(mean.astype(reader.layout.dtype), tuple(parts))
 
 

@@ -19,7 +19,7 @@ from sifu.core.premises import Premise, level_of
 from sifu.core.protection import delta_of_budget, delta_of_charges
 from sifu.errors import InputError
 from sifu.methods.registry import method_named
-from sifu.record.groups import is_hit
+from sifu.record.groups import is_hit, nodes_always_kept
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
@@ -62,7 +62,7 @@ def nodes_to_erase(
     leaving = {client for exposure in exposures for client in exposure.subject.clients}
     groups = view.reader.group_models()
     beside = {node for node in at_hand - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
-    return {view.path.nodes[depth].node for depth in depths} | beside
+    return ({view.path.nodes[depth].node for depth in depths} | beside) - nodes_always_kept(view.reader)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ def forgetting_models(view: RunView, clients: Sequence[int], at_hand: set[int]) 
     def holds(node: int) -> bool:
         if node in groups:
             return is_hit(groups[node], clients)
-        return any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
+        # A fresh model that is kept for the groups lies on no path, and holds nobody.
+        return node in depth_of and any(exposure.psi_to_hide(depth_of[node]) > 0.0 for exposure in exposures)
 
     return tuple(node for node in sorted(at_hand) if node != view.path.nodes[-1].node and holds(node))
 
@@ -142,10 +143,12 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     of_groups = sum(1 for node in reader.models() if node in groups)
     if of_groups:
         yield f"{of_groups} models of groups", "nobody forgotten was ever in them; later requests merge them"
+    depth_of = view.path.depth_of
     clean = [
         row
         for row in kept
-        if not any(exposure.psi_to_hide(view.path.depth_of[row.node]) > 0.0 for exposure in forgotten)
+        if row.node not in depth_of  # the fresh model of groups
+        or not any(exposure.psi_to_hide(depth_of[row.node]) > 0.0 for exposure in forgotten)
     ]
     if clean:
         yield f"{len(clean)} kept models", "nobody forgotten touched them, or noise covers it; later requests need them"

@@ -82,6 +82,8 @@ class RunReader(HistoryReader):
     def spec(self) -> dict[str, Any]:
         """The merged spec the run was made with."""
         result: dict[str, Any] = json.loads(self.value("spec"))
+        # Runs made before there was this key merged by the plain mean, whatever is the default today.
+        result.setdefault("groups", {"count": 0}).setdefault("stretch", 1.0)
         return result
 
     @property

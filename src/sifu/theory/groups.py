@@ -1,7 +1,8 @@
 """Groups that train apart and merge: who is in which, what their models make together (docs/theory.md, section 15).
 
 A keyed hash of a client's name, and nothing else, puts it into one of S groups, so nobody's group depends on data or
-on who else is there. A merge is the mean of group models, weighted by the samples of their members.
+on who else is there. A merge is the mean of group models, weighted by the samples of their members, moved on from the
+fresh model by a factor that is fixed before training.
 """
 
 from __future__ import annotations
@@ -53,6 +54,22 @@ def merge(models: Sequence[Floats], samples: Sequence[int]) -> Floats:
     for model, weight in zip(models, weights, strict=True):
         total += weight * model.astype(np.float64)
     return total / sum(weights)
+
+
+def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
+    """A mean of group models moved away from the fresh model: theta_0 + s (mean - theta_0), section 15.4.
+
+    `mean` and `fresh` (theta_0) are in float64, `stretch` is s. Each entry is computed as it is written, one operation
+    after the other, so the same numbers give the same bits anywhere; s = 1 leaves the mean as it is. An entry that
+    would fall below zero though neither model has it there, such as a variance, stays at the mean.
+
+    >>> move_on(np.array([3.0, -1.0, 0.1]), np.array([1.0, 1.0, 1.0]), 1.25)
+    array([ 3.5, -1.5,  0.1])
+    """
+    if stretch == 1.0:
+        return mean
+    moved = fresh + stretch * (mean - fresh)
+    return np.where((moved < 0.0) & (mean >= 0.0) & (fresh >= 0.0), mean, moved)
 
 
 def expected_groups_left(count: int, requests: int) -> float:

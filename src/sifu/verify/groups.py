@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.ledger import Event
-from sifu.record.groups import latest_models, merged_model, parts_without
+from sifu.record.groups import latest_models, merged_model, nodes_always_kept, parts_without
 from sifu.record.run_view import RunView
 from sifu.store.events_check import GROUP_ROUNDS
 from sifu.store.lock import is_locked
@@ -140,13 +140,16 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:
-    """A merged model is the weighted mean of its groups' models, to the last bit, while all of them are at hand."""
+    """A merged model is the moved mean of its groups' models, to the last bit, while all that it needs is at hand."""
     at_hand, groups = reader.models(), reader.group_models()
+    fresh = nodes_always_kept(reader)
+    if not fresh <= at_hand.keys():
+        yield "groups: the fresh model, which merges are moved on from, is missing"
     by_node: dict[int, list[GroupModelRow]] = {}
     for row in reader.merges():
         by_node.setdefault(row.node, []).append(groups[row.source_node])
     for node, parts in by_node.items():
-        if {node, *(part.node for part in parts)} <= at_hand.keys() and not np.array_equal(
+        if {node, *fresh, *(part.node for part in parts)} <= at_hand.keys() and not np.array_equal(
             reader.load_model(node), merged_model(reader, parts).model
         ):
             yield f"groups: the model of node {node} is not the merge of the groups' models it is made of"

@@ -39,7 +39,7 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
     )
 
 
-def group_premises(count: int, rounds: int) -> tuple[Premise, ...]:
+def group_premises(count: int, rounds: int, stretch: float) -> tuple[Premise, ...]:
     """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
     return (
         Premise(
@@ -52,9 +52,15 @@ def group_premises(count: int, rounds: int) -> tuple[Premise, ...]:
             "rounds apart",
             "met",
             f"Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw a "
-            "common round.",
+            f"common round.{_moved_on(stretch)}",
         ),
     )
+
+
+def _moved_on(stretch: float) -> str:
+    if stretch == 1.0:
+        return ""
+    return f" The mean was moved on from the fresh model by a factor of {stretch:g}, fixed before training, too."
 
 
 def heuristic_premise(method: str) -> Premise:

@@ -150,6 +150,7 @@ def check_groups(groups: GroupsSpec, model: ModelSpec, server: ServerSpec, stop:
             f"groups.rounds must be at least 1 (0: by rule) and below stop.max_rounds = {stop.max_rounds}, found "
             f"{groups.rounds}: it is fixed before training, and common rounds follow"
         )
+    demand(1 <= groups.stretch <= 2, "groups.stretch", groups.stretch, "in 1 to 2, and fixed before training")
     if not Participation.parse(server.participation).independent:
         raise InputError(
             f"server.participation = {server.participation} cannot be combined with groups, which would each draw "

@@ -167,6 +167,7 @@ class GroupsSpec:
     rebuild: Literal["now", "later", "never"] = key(
         "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"
     )
+    stretch: float = key(1.25, "a merge is moved on from the fresh model by this factor; 1: the plain mean")
 
 
 @dataclass(frozen=True)
