@@ -124,7 +124,7 @@ def _groups(dataset: str, seed: int, generator: np.random.Generator) -> list[dic
 
     for partition in ("iid", "dirichlet-0.3"):
         task = f"partition={partition} participation=all clients=100"
-        groups = "groups=10 apart=80"
+        groups = "groups=10 apart=80 stretch=1.25"
         add("plain", task, "", 0, 0, accuracy=0.8, rounds=120)
         add("groups", task, groups, 0, 0, accuracy=0.795, rounds=120, groups_left=10, bytes_kept=1_000_000)
         for leavers, rounds in ((1, 20), (5, 25)):

@@ -38,10 +38,10 @@ def test_a_trial_measures_scratch_plain_groups_and_sequences(finished: Path) -> 
     assert (methods.count("plain"), methods.count("scratch")) == (1, 2)
     cases = cases_of(rows)
     assert {(case.groups, case.apart, case.leavers, case.stretch) for case in cases} == {
-        (4, 2, 1, 1.0), (4, 2, 2, 1.0), (4, 4, 1, 1.0), (4, 4, 2, 1.0), (4, 4, 1, 1.25), (4, 4, 2, 1.25),
+        (4, 2, 1, 1.25), (4, 2, 2, 1.25), (4, 4, 1, 1.0), (4, 4, 2, 1.0), (4, 4, 1, 1.25), (4, 4, 2, 1.25),
     }  # fmt: skip
-    (first,) = first_trainings_of(rows)
-    assert (first.groups, first.apart) == (4, 4)
+    firsts = [(first.groups, first.apart, first.stretch) for first in first_trainings_of(rows)]
+    assert firsts == [(4, 4, 1.25), (4, 4, 1.0), (4, 2, 1.25)]
     assert {sequence.rebuild for sequence in sequences_of(rows)} == {"now", "never"}
     for row in rows:
         if row["method"] == "scratch":

@@ -23,7 +23,7 @@ from sifu.core.streaming import RoundsWanted, stream_group_rounds
 from sifu.experiments.group_trials import TEST_CLIENT, GroupTrial, grouping_key
 from sifu.experiments.table import Row
 from sifu.experiments.work import variant_text
-from sifu.theory.groups import members_by_group, merge
+from sifu.theory.groups import members_by_group, merge, move_on
 from sifu.theory.participation import ClientIndices
 
 LAST_LOOKS = 5
@@ -90,12 +90,12 @@ class GroupMeasurement:
         sizes = sorted({*trial.leavers, *(k for k in MEASURED_AFTER if k <= trial.requests)})
         yardsticks = self._train_without_groups(sizes)
         for count in trial.groups:
-            for rounds, models in self._apart(count).items():
-                self._with_groups(count, rounds, models, yardsticks)
-        if trial.requests:
-            count, rounds = trial.groups[0], trial.rounds[-1]
-            for rebuild in trial.rebuild:
-                self._sequence(count, rounds, rebuild, yardsticks)
+            models = self._apart(count)
+            for rounds in trial.rounds:
+                self._with_groups(count, rounds, models[rounds], yardsticks)
+            if trial.requests and count == trial.groups[0]:
+                for rebuild in trial.rebuild:
+                    self._sequence(count, trial.rounds[0], models[trial.rounds[0]], rebuild, yardsticks)
 
     # -- without groups ------------------------------------------------------------------------------------------
 
@@ -131,48 +131,49 @@ class GroupMeasurement:
         return kept
 
     def _with_groups(self, count: int, rounds: int, models: list[Vector], yardsticks: Mapping[int, Yardstick]) -> None:
+        """The first training and single requests after so many rounds apart, with every stretch side by side."""
         trial, members = self.trial, self._members(count, self._everyone)
-        everyone = self._merged(models, members, range(count))
-        setting = {"groups": count, "apart": rounds}
-        apart_client_rounds = self._expected_client_rounds(rounds, self._everyone)
+        stretches = _stretches(trial, rounds)
         own = self._own_training_accuracy(models, members)
-        main = rounds == max(trial.rounds)
-        if main:
-            (first,) = self._trained([everyone], Position(0, rounds), [self._everyone], trial.length)
+        everyone = [self._merged(models, members, range(count), stretch) for stretch in stretches]
+        common = self._trained(everyone, Position(0, rounds), [self._everyone] * len(everyone), trial.length)
+        apart_client_rounds = self._expected_client_rounds(rounds, self._everyone)
+        for stretch, start, first in zip(stretches, everyone, common, strict=True):
             self._row(
-                "groups", 0, 0, setting, accuracy=first.end, accuracy_merged=self._test_accuracy(everyone),
-                accuracy_apart=own, rounds=trial.length, client_rounds=apart_client_rounds + _last(first),
-                groups_left=count, bytes_kept=count * self._bytes,
+                "groups", 0, 0, _setting(count, rounds, stretch), accuracy=first.end,
+                accuracy_merged=self._test_accuracy(start), accuracy_apart=own, rounds=trial.length,
+                client_rounds=apart_client_rounds + _last(first), groups_left=count, bytes_kept=count * self._bytes,
             )  # fmt: skip
-        for stretch in trial.stretches if main else (1.0,):
-            stretched = {"stretch": stretch} if stretch != 1.0 else {}
-            starts, stays, sizes, left = [], [], [], []
-            for size in trial.leavers:
-                gone = self._leavers(size)
-                whole = [group for group in range(count) if not np.isin(members[group], gone).any()]
-                if not whole:
-                    self._row("groups", 1, size, setting | stretched, groups_left=0, reached=False)
-                    continue
-                merged = self._merged(models, members, whole)
-                starts.append((self._fresh + np.float64(stretch) * (merged - self._fresh)).astype(merged.dtype))
-                stays.append(self._without(gone))
-                sizes.append(size)
-                left.append(len(whole))
-            healed = self._healed(starts, stays, [yardsticks[size].target for size in sizes])
-            for size, start, groups_left, (reached, client_rounds) in zip(sizes, starts, left, healed, strict=True):
-                self._row(
-                    "groups", 1, size, setting | stretched,
-                    rounds=trial.length if reached is None else reached, reached=reached is not None,
-                    client_rounds=client_rounds, target=yardsticks[size].target,
-                    accuracy_merged=self._test_accuracy(start), accuracy_apart=own, groups_left=groups_left,
-                    bytes_kept=count * self._bytes,
-                )  # fmt: skip
+        whole = {
+            size: [group for group in range(count) if not np.isin(members[group], self._leavers(size)).any()]
+            for size in trial.leavers
+        }
+        asked = [(stretch, size) for stretch in stretches for size in trial.leavers]
+        merged = [(stretch, size) for stretch, size in asked if whole[size]]
+        starts = [self._merged(models, members, whole[size], stretch) for stretch, size in merged]
+        stays = [self._without(self._leavers(size)) for _, size in merged]
+        healed = self._healed(starts, stays, [yardsticks[size].target for _, size in merged])
+        results = dict(zip(merged, zip(starts, healed, strict=True), strict=True))
+        for stretch, size in asked:
+            setting = _setting(count, rounds, stretch)
+            if not whole[size]:
+                self._row("groups", 1, size, setting, groups_left=0, reached=False)
+                continue
+            start, (reached, client_rounds) = results[stretch, size]
+            self._row(
+                "groups", 1, size, setting, rounds=trial.length if reached is None else reached,
+                reached=reached is not None, client_rounds=client_rounds, target=yardsticks[size].target,
+                accuracy_merged=self._test_accuracy(start), accuracy_apart=own, groups_left=len(whole[size]),
+                bytes_kept=count * self._bytes,
+            )  # fmt: skip
 
-    def _sequence(self, count: int, rounds: int, rebuild: str, yardsticks: Mapping[int, Yardstick]) -> None:
+    def _sequence(
+        self, count: int, rounds: int, built: Sequence[Vector], rebuild: str, yardsticks: Mapping[int, Yardstick]
+    ) -> None:
         """Single leavers one after the other; hit groups are built again at once, or never."""
-        members = self._members(count, self._everyone)
-        models = dict(enumerate(self._apart(count)[rounds]))
-        setting = {"groups": count, "apart": rounds, "rebuild": rebuild}
+        members, stretch = self._members(count, self._everyone), self.trial.stretches[0]
+        models = dict(enumerate(built))
+        setting = _setting(count, rounds, stretch) | {"rebuild": rebuild}
         for request in range(1, self.trial.requests + 1):
             gone = self._leavers(request)
             stay, yardstick = self._without(gone), _between(yardsticks, request)
@@ -180,7 +181,9 @@ class GroupMeasurement:
             models.pop(hit, None)
             members = [np.setdiff1d(group, gone) for group in members]
             if models:
-                start = self._merged(list(models.values()), [members[group] for group in models], range(len(models)))
+                start = self._merged(
+                    list(models.values()), [members[group] for group in models], range(len(models)), stretch
+                )
                 ((reached, client_rounds),) = self._healed([start], [stay], [yardstick.target], branch=request + 1)
             else:
                 start, reached, client_rounds = self._fresh, round(yardstick.rounds), round(yardstick.client_rounds)
@@ -277,10 +280,12 @@ class GroupMeasurement:
         groups = members_by_group(grouping_key(self.trial.seed), self._names, clients.tolist(), count)
         return [np.array(group, dtype=np.int64) for group in groups]
 
-    def _merged(self, models: Sequence[Vector], members: Sequence[ClientIndices], groups: Sequence[int]) -> Vector:
+    def _merged(
+        self, models: Sequence[Vector], members: Sequence[ClientIndices], groups: Sequence[int], stretch: float
+    ) -> Vector:
         weights = [sum(self._samples[client] for client in members[group]) for group in groups]
         mean = merge([models[group].astype(np.float64) for group in groups], weights)
-        return mean.astype(self._fresh.dtype)
+        return move_on(mean, self._fresh.astype(np.float64), stretch).astype(self._fresh.dtype)
 
     def _test_accuracy(self, model: Vector) -> float:
         return self.engine.evaluate(model, self._test).accuracy
@@ -315,14 +320,23 @@ def _place(
     }
 
 
+def _stretches(trial: GroupTrial, rounds: int) -> tuple[float, ...]:
+    """The factors that are tried after so many rounds apart."""
+    return trial.stretches if rounds == trial.rounds[0] else trial.stretches[:1]
+
+
+def _setting(count: int, rounds: int, stretch: float) -> dict[str, Any]:
+    """What is varied, as the table names it; a merge that is not moved on is not named."""
+    return {"groups": count, "apart": rounds} | ({} if stretch == 1.0 else {"stretch": stretch})
+
+
 def last_place(trial: GroupTrial, experiment: str) -> Row:
     """What names the last row of a trial: where it is in the table, the trial is done."""
-    setting: dict[str, Any] = {"groups": trial.groups[-1], "apart": max(trial.rounds)}
-    if trial.requests:
-        setting = {"groups": trial.groups[0], "apart": trial.rounds[-1], "rebuild": trial.rebuild[-1]}
+    if trial.requests and len(trial.groups) == 1:
+        setting = _setting(trial.groups[0], trial.rounds[0], trial.stretches[0]) | {"rebuild": trial.rebuild[-1]}
         return _place(trial, experiment, "groups", trial.requests, 1, setting)
-    if trial.stretches[-1] != 1.0:
-        setting["stretch"] = trial.stretches[-1]
+    rounds = trial.rounds[-1]
+    setting = _setting(trial.groups[-1], rounds, _stretches(trial, rounds)[-1])
     return _place(trial, experiment, "groups", 1, trial.leavers[-1], setting)
 
 

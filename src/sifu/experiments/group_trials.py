@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.spec import Spec
+from sifu.core.spec.sections import GroupsSpec
 from sifu.errors import InputError
 from sifu.experiments.engines import ClientCache
 from sifu.experiments.settings import Experiment, Scale, merged, run_spec
@@ -26,6 +27,7 @@ from sifu.launch.federation import clients_from_spec, held_out_from_spec
 TEST_CLIENT = "held-out"
 """Names of the clients that hold test images and never train begin with this."""
 MOST_KEPT = 10
+USUAL_STRETCH = GroupsSpec().stretch
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
     "dirichlet-0.3": {"partition": "dirichlet", "alpha": 0.3},
@@ -41,10 +43,10 @@ class GroupTrial:
     """One task with one seed.
 
     `length` is how many rounds plain training and Scratch get; `every` how many rounds lie between two looks at test
-    accuracy. Groups are tried with each of `groups` as their number and each of `rounds` as the rounds apart. `leavers`
-    are the sizes of single requests. A sequence of `requests` single leavers follows where it is not 0, once for each
-    of `rebuild` (hit groups are built again at once, or never). Where `stretches` has other values than 1, the merge is
-    also moved away from the fresh model by that factor.
+    accuracy. Groups are tried with each of `groups` as their number and each of `rounds` as the rounds apart. Merges
+    are moved on by the first of `stretches` (docs/theory.md, section 15.4), and with the first of `rounds` by each of
+    them. `leavers` are the sizes of single requests. A sequence of `requests` single leavers follows where it is not 0,
+    with the first of all these, once for each of `rebuild` (hit groups are built again at once, or never).
     """
 
     dataset: str
@@ -98,7 +100,7 @@ def _trial(experiment: Experiment, content: dict[str, Any], seed: int, scale: Sc
         over = merged(over, {"data": {"samples_per_client": content.pop("samples")}})
     spec, _ = run_spec(experiment, dataset, "ours", seed, scale, over)
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
-    defaults = {"leavers": (1, 5), "requests": 0, "rebuild": ("now", "never"), "stretches": (1.0,), "every": 2}
+    defaults = {"leavers": (1, 5), "requests": 0, "rebuild": ("now",), "stretches": (USUAL_STRETCH,), "every": 2}
     settings: dict[str, Any] = defaults | content | lists
     return GroupTrial(dataset, seed, partition, participation, clients, spec=spec, **settings)
 

@@ -22,11 +22,11 @@ def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, 
 
 
 def _groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    first = {(line.task, line.groups, line.apart): line.difference for line in first_trainings_of(rows)}
+    first = {(line.task, line.groups, line.apart, line.stretch): line.difference for line in first_trainings_of(rows)}
     titles = {dataset: title_of(dataset) for dataset in datasets_of(rows)}
     lines = []
     for case in cases_of(rows):
-        difference = first.get((case.task, case.groups, case.apart)) if case.leavers == 1 else None
+        difference = first.get((case.task, case.groups, case.apart, case.stretch)) if case.leavers == 1 else None
         lines.append(
             {
                 "task": case.task.label(titles),

@@ -126,9 +126,7 @@ def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str
         notes.append("the groups still train apart: the request is carried out when they are done")
     if merged:
         moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
-        notes.append(
-            f"the models of {_listed(merged)} of {count} are merged{moved}; they never held anyone forgotten"
-        )
+        notes.append(f"the models of {_listed(merged)} of {count} are merged{moved}; they never held anyone forgotten")
     else:
         notes.append("every group held somebody who is forgotten: nothing is left to merge, this is Scratch")
     if hit:

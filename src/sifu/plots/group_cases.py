@@ -45,13 +45,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Case:
-    """Groups of one count and length on one task, and one number of leavers."""
+    """Groups of one count and length on one task, and one number of leavers; trainings were given `length` rounds."""
 
     task: Task
     groups: int
     apart: int
     stretch: float
     leavers: int
+    length: int
     requests: tuple[Request, ...]
 
     @property
@@ -82,6 +83,7 @@ class FirstTraining:
     task: Task
     groups: int
     apart: int
+    stretch: float
     differences: tuple[float, ...]
 
     @property
@@ -97,6 +99,7 @@ class RequestSequence:
     task: Task
     groups: int
     apart: int
+    stretch: float
     rebuild: str
     requests: int
     shares: tuple[float, ...]
@@ -118,16 +121,21 @@ def task_of(row: Row) -> Task:
     return Task(row["dataset"], settings["partition"], settings["participation"], settings["clients"])
 
 
+def _setting_of(task: Task, settings: dict[str, str]) -> tuple[Task, int, int, float]:
+    """A task with its groups: how many, how long apart, and how far their merge is moved on."""
+    return task, int(settings["groups"]), int(settings["apart"]), float(settings.get("stretch", 1))
+
+
 def cases_of(rows: Sequence[Row]) -> list[Case]:
     """Single requests with groups, in the order of the table; those whose groups were all hit are left out."""
     scratch = {(task_of(row), row["seed"], row["leavers"]): row["rounds"] for row in rows if row["method"] == "scratch"}
-    requests_of: dict[tuple[Task, int, int, float, int], list[Request]] = {}
+    requests_of: dict[tuple[Task, int, int, float, int, int], list[Request]] = {}
     for row in rows:
         settings = settings_of(row)
         if row["method"] != "groups" or row["request"] != 1 or "rebuild" in settings or not row["groups_left"]:
             continue
         task = task_of(row)
-        key = (task, int(settings["groups"]), int(settings["apart"]), float(settings.get("stretch", 1)), row["leavers"])
+        key = (*_setting_of(task, settings), row["leavers"], row["length"])
         beside = scratch[task, row["seed"], row["leavers"]]
         requests_of.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
     return [Case(*key, tuple(requests)) for key, requests in requests_of.items()]
@@ -136,23 +144,22 @@ def cases_of(rows: Sequence[Row]) -> list[Case]:
 def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
     """First trainings with groups beside plain ones of the same length."""
     plain = {(task_of(row), row["seed"], row["length"]): row["accuracy"] for row in rows if row["method"] == "plain"}
-    differences: dict[tuple[Task, int, int], list[float]] = {}
+    differences: dict[tuple[Task, int, int, float], list[float]] = {}
     for row in rows:
         if row["method"] == "groups" and row["request"] == 0:
             settings, task = settings_of(row), task_of(row)
             beside = plain[task, row["seed"], row["length"]]
-            key = (task, int(settings["groups"]), int(settings["apart"]))
-            differences.setdefault(key, []).append(row["accuracy"] - beside)
+            differences.setdefault(_setting_of(task, settings), []).append(row["accuracy"] - beside)
     return [FirstTraining(*key, tuple(values)) for key, values in differences.items()]
 
 
 def sequences_of(rows: Sequence[Row]) -> list[RequestSequence]:
     """Sequences that are whole."""
-    rows_of: dict[tuple[Task, int, int, str], dict[int, list[Row]]] = {}
+    rows_of: dict[tuple[Task, int, int, float, str], dict[int, list[Row]]] = {}
     for row in rows:
         settings = settings_of(row)
         if row["method"] == "groups" and "rebuild" in settings:
-            key = (task_of(row), int(settings["groups"]), int(settings["apart"]), settings["rebuild"])
+            key = (*_setting_of(task_of(row), settings), settings["rebuild"])
             rows_of.setdefault(key, {}).setdefault(row["seed"], []).append(row)
     longest = max((len(own) for seeds in rows_of.values() for own in seeds.values()), default=0)
     result = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sifu.plots.courses import Results
-from sifu.plots.group_cases import Case, cases_of
+from sifu.plots.group_cases import Case, Task, cases_of
 from sifu.plots.panels import figure_title, footnote, nothing_yet
 from sifu.plots.style import BLUE, GREY, INK, VERMILLION, only_ticks, styled
 
@@ -24,12 +24,12 @@ def draw_groups(results: Results) -> Figure:
     """Rounds to Scratch's accuracy as a share of Scratch's rounds."""
     from matplotlib.figure import Figure
 
-    cases = [case for case in cases_of(results.rows) if case.leavers in LEAVERS and case.stretch == 1.0]
+    cases = [case for case in cases_of(results.rows) if case.leavers in LEAVERS]
     if not cases:
         return nothing_yet("no request with groups has been measured yet")
     order = list(results.titles)
     tasks = sorted({case.task: None for case in cases}, key=lambda task: order.index(task.dataset))
-    lines = [(task, ways) for task in tasks for ways in sorted({(c.groups, c.apart) for c in cases if c.task == task})]
+    lines = [(task, way) for task in tasks for way in _ways(cases, task)]
     titles = dict(results.titles)
     figure = Figure(figsize=(8.6, 1.6 + 0.21 * (len(lines) + len(tasks))), layout="constrained")
     axes = figure.subplots()
@@ -41,11 +41,11 @@ def draw_groups(results: Results) -> Figure:
         axes.text(-0.01, at, task.label(titles), transform=axes.get_yaxis_transform(), ha="right", va="center",
                   fontweight="bold", fontsize=8)  # fmt: skip
         at += 1.0
-        for groups, apart in sorted({(case.groups, case.apart) for case in cases if case.task == task}):
+        for way in _ways(cases, task):
             ticks.append(at)
-            labels.append(f"S = {groups}, R = {apart}")
+            labels.append("S = {}, R = {}, x {:g}".format(*way))
             for case in cases:
-                if case.task == task and (case.groups, case.apart) == (groups, apart):
+                if case.task == task and (case.groups, case.apart, case.stretch) == way:
                     _dots(axes, case, at)
             at += 1.0
     axes.set_yticks(ticks, labels, fontsize=7.5)
@@ -60,10 +60,16 @@ def draw_groups(results: Results) -> Figure:
         figure,
         [
             "Large dots: medians over seeds; small dots: single seeds; hollow: never got there within the rounds that "
-            "Scratch was given. Left of the line groups take fewer rounds. S groups, R rounds apart.",
+            "Scratch was given. Left of the line groups take fewer rounds. S groups, R rounds apart, the merge moved "
+            "on by x.",
         ],
     )
     return figure
+
+
+def _ways(cases: list[Case], task: Task) -> list[tuple[int, int, float]]:
+    """The numbers of groups, rounds apart and stretches that were tried on a task."""
+    return sorted({(case.groups, case.apart, case.stretch) for case in cases if case.task == task})
 
 
 def _dots(axes: Axes, case: Case, at: float) -> None:

@@ -115,7 +115,8 @@ class LaneEngine:
         self._refuse_gram(wanted.want_gram)
         origin = self._upload_origin(wanted)
         # Groups mostly begin with the same model: it is put into device order and sent once.
-        starts = {id(model): self._upload_model(model) for model in models}
+        different = {id(model): model for model in models}
+        starts = {key: self._upload_model(model) for key, model in different.items()}
         streams = [
             self._stream(starts[id(model)], origin, position, members, wanted, models_stay=models_stay)
             for model, members in zip(models, groups, strict=True)
@@ -258,7 +259,7 @@ class LaneEngine:
         if isinstance(model, np.ndarray):
             return _own_copy(model)
         with self._queue.here():
-            fetched: Vector = model.cpu().numpy()
+            fetched: Vector = model.index_select(0, self._entries).cpu().numpy()
         return fetched
 
     def _check(self, at: int, finite: bool, drawn: int, slots: int) -> None:

@@ -300,7 +300,7 @@ class LaneGroup:
         count = len(streams)
         # The program writes there again: what is needed of it later is copied.
         history = program.history[: rounds + 1, :count]
-        tips, models = history[rounds].clone(), history[1:].index_select(2, self.entries)
+        tips = history[rounds].clone()
         own = [min(rounds, stream.left) for stream in streams]
         wanted = [
             own[place] == rounds and stream.want_updates(stream.position.round + rounds - 1)
@@ -332,7 +332,7 @@ class LaneGroup:
         total = schedule.drawn[:rounds].sum(dim=1, keepdim=True)
         # Where there was no room for all, each lane hears of it.
         drawn = self.queue.download(torch.where(total > program.width, total, schedule.drawn[:rounds, :count]))
-        fetched = self._fetch(models, streams)
+        fetched = self._fetch(history[1:], streams)
         ready = self._copies.mark()
         return [
             Chunk(
@@ -343,13 +343,18 @@ class LaneGroup:
             for place, stream in enumerate(streams)
         ]  # fmt: skip
 
-    def _fetch(self, models: Tensor, streams: list[LaneStream]) -> list[NDArray[Any] | Tensor]:
-        """The models (rounds, parameters) of each stream, on the host unless they stay."""
+    def _fetch(self, history: Tensor, streams: list[LaneStream]) -> list[NDArray[Any] | Tensor]:
+        """The models (rounds, parameters) of each stream: on the host, or in device order where they stay there."""
         coming = [place for place, stream in enumerate(streams) if not stream.models_stay]
-        fetched: list[NDArray[Any] | Tensor] = list(models.unbind(dim=1))
+        fetched: list[NDArray[Any] | Tensor] = [history[:, place] for place in range(len(streams))]
+        if len(coming) < len(streams):
+            # Of models that stay few are fetched: each is put into its own order then, which would cost more here.
+            fetched = list(history.clone().unbind(dim=1))
         # Models go to the host beside the next rounds, so that whoever fetches one need not ask the device and then
         # wait for its turn in the interpreter again.
-        chosen = models if len(coming) == len(streams) else models[:, coming]
+        chosen = history if len(coming) == len(streams) else history[:, coming]
+        if coming:
+            chosen = chosen.index_select(2, self.entries)
         self._copies.after(self.queue)
         if coming:
             with self._copies.here():
