@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,8 +14,19 @@ from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
 from sifu.errors import InputError
-from sifu.theory.closed_form import FixedPoint, Statistics, Targets, fit_head, penalty, statistics_of, total
+from sifu.theory.arrays import Integers
+from sifu.theory.closed_form import (
+    FixedPoint,
+    Statistics,
+    Targets,
+    fit_head,
+    penalty,
+    semi_definite,
+    statistics_of,
+    total,
+)
 from sifu.theory.closed_form.ridge import GRID, gcv_scores, relative_penalty_by_gcv
+from sifu.theory.closed_form.semi_definite import is_semi_definite
 from sifu.theory.closed_form.statistics import exact_blocks, statistics_of_chunks
 from sifu.theory.closed_form.statistics_check import Flaw, HostileStatisticsError, check_statistics, find_flaw
 
@@ -247,6 +259,69 @@ def test_honest_statistics_pass_even_where_they_are_singular(count: int, seed: i
     phi[:, :copies] = phi[:, 3:]  # the same feature again, and again
     phi *= 0.5
     assert find_flaw(statistics_of(FIXED, phi, targets)) == (None, "")
+
+
+# ---- a negative direction, by both ways to look for one
+
+WIDE = FixedPoint(features=60, outputs=1)
+TOLERANCE = 4.0 * WIDE.width**2 * np.finfo(np.float64).eps
+
+
+def smallest_eigenvalue(gram: Integers) -> float:
+    """Of G scaled to ones on its diagonal, by another algorithm."""
+    lengths = np.sqrt(np.diagonal(gram).astype(np.float64))
+    return float(np.linalg.eigvalsh(gram / lengths[:, None] / lengths[None, :])[0])
+
+
+def wide_gram(count: int, seed: int) -> Integers:
+    """G of a few samples with many features, some of which are small, nearly alike, or equal."""
+    phi = np.random.default_rng(seed).normal(size=(count, WIDE.features)) * np.logspace(-2, 0, WIDE.features)
+    phi[:, :10] = phi[:, 40:50] * (1.0 + 1e-4 * np.arange(10))
+    phi *= 0.9 * WIDE.norm / np.linalg.norm(phi, axis=1, keepdims=True)
+    return statistics_of(WIDE, phi, np.zeros((count, 1))).gram
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**32))
+def test_data_have_no_negative_direction_by_either_way(count: int, seed: int) -> None:
+    gram = wide_gram(count, seed)
+    present = np.ix_(np.diagonal(gram) > 0, np.diagonal(gram) > 0)
+    assert is_semi_definite(gram, count)
+    assert is_semi_definite(gram, WIDE.width)
+    with patch.object(semi_definite, "_has_factor", side_effect=AssertionError("the first way is enough")):
+        assert is_semi_definite(gram, count)
+    assert smallest_eigenvalue(gram[present]) > -TOLERANCE
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**32), st.floats(-13.0, 0.0), st.data())
+def test_a_negative_direction_is_refused_wherever_it_lies(
+    count: int, seed: int, magnitude: float, data: st.DataObject
+) -> None:
+    """A pair of entries moved by 10^magnitude of what its squares allow: the smallest eigenvalue decides."""
+    gram = wide_gram(count, seed).copy()
+    row, column = data.draw(st.lists(st.integers(0, WIDE.features), min_size=2, max_size=2, unique=True))
+    room = np.sqrt(float(gram[row, row])) * np.sqrt(float(gram[column, column]))
+    gram[row, column] += int(data.draw(st.sampled_from([-1, 1])) * 10.0**magnitude * room)
+    gram[column, row] = gram[row, column]
+    present = np.ix_(np.diagonal(gram) > 0, np.diagonal(gram) > 0)
+    smallest = smallest_eigenvalue(gram[present])
+    for rank in (count, WIDE.width):
+        if smallest < -2.0 * TOLERANCE:
+            assert not is_semi_definite(gram, rank)
+        elif smallest > -TOLERANCE / 8.0:
+            assert is_semi_definite(gram, rank)
+
+
+def test_what_is_left_beside_the_pivots_counts() -> None:
+    """After one pivot only off-diagonal entries are left: squares that are zero allow none."""
+    gram = np.full((20, 20), 100, dtype=np.int64)
+    assert is_semi_definite(gram, 1)
+    gram[3, 7] = gram[7, 3] = 99
+    assert not is_semi_definite(gram, 1)
+    assert not is_semi_definite(gram, 20)
+    # More directions than samples, all of them positive: the second way decides.
+    assert is_semi_definite(np.diag(np.arange(1, 41)), 1)
 
 
 # ---- the head

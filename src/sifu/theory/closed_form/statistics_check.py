@@ -7,9 +7,9 @@ Whatever data a client has, its (G, H, n, q) obey (docs/theory.md, section 14.5)
     G_jj = s_j mod 2 with s_j = G_jk / 2^a,   |s_j|^2 <= n G_jj,
 
 where s_j, the sum of a column of Phi^, is a whole number because the constant is 2^a in every row, and squares are as
-odd or even as the numbers. All but one are compared as exact integers. Positive semi-definiteness is a Cholesky
-factorisation in float64 of G plus what rounding can be, so a slightly negative direction may pass. A client that makes
-up data that could exist passes too: the check keeps out nonsense, not lies.
+odd or even as the numbers. All but one are compared as exact integers. Positive semi-definiteness is decided in
+float64, so a direction that is negative within rounding may pass; `semi_definite` says by how much. A client that
+makes up data that could exist passes too: the check keeps out nonsense, not lies.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from __future__ import annotations
 import enum
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Integers
+from sifu.theory.closed_form.semi_definite import is_semi_definite
 from sifu.theory.closed_form.statistics import Statistics
+
+BLOCK = 256
+"""So many rows are compared at once: what they are compared with stays in the processor's cache."""
 
 
 class Flaw(enum.Enum):
@@ -72,8 +75,9 @@ def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
         return Flaw.SAMPLES, f"{samples} samples"
     if samples == 0 and (energy or np.any(gram) or np.any(cross)):
         return Flaw.SAMPLES, "no samples, but not all zero"
-    if not np.array_equal(gram, gram.T):
-        return Flaw.SYMMETRY, f"{int(np.count_nonzero(gram != gram.T)) // 2} pairs differ"
+    different = _asymmetric_pairs(gram)
+    if different:
+        return Flaw.SYMMETRY, f"{different} pairs differ"
     squares = np.diagonal(gram)
     if int(squares[-1]) != samples * fixed.unit**2:
         return Flaw.CONSTANT, f"{int(squares[-1])} for {samples} samples"
@@ -98,38 +102,31 @@ def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
     place = _beyond(cross, diagonal, [energy] * fixed.outputs)
     if place is not None:
         return Flaw.CROSS, f"row {place[0]}, column {place[1]}: {int(cross[place])}"
-    if not _semi_definite(gram):
+    if not is_semi_definite(gram, rank_at_most=samples):
         return Flaw.SEMI_DEFINITE, "beyond what rounding can be"
     return None, ""
+
+
+def _asymmetric_pairs(gram: Integers) -> int:
+    """How many pairs of entries that symmetry makes equal are not."""
+    different = 0
+    for row in range(0, len(gram), BLOCK):
+        rows, columns = slice(row, row + BLOCK), slice(0, row + BLOCK)
+        different += int(np.count_nonzero(np.tril(gram[rows, columns] != gram[columns, rows].T, row)))
+    return different
 
 
 def _beyond(entries: Integers, rows: list[int], columns: list[int]) -> tuple[int, int] | None:
     """A place with entry^2 > row * column: candidates in float64, then exactly."""
     left, right = (np.sqrt(np.array(bounds, dtype=np.float64)) for bounds in (rows, columns))
-    # Not abs: the smallest int64 has no positive counterpart.
-    magnitudes = np.abs(entries.astype(np.float64))
-    near = magnitudes > (left * (1.0 - 1e-12))[:, None] * right[None, :]
-    near[np.diag_indices(min(entries.shape))] &= entries.shape[0] != entries.shape[1]  # a square is equal to itself
-    for row, column in np.argwhere(near):
-        if int(entries[row, column]) ** 2 > rows[row] * columns[column]:
-            return int(row), int(column)
+    square = entries.shape[0] == entries.shape[1]
+    for start in range(0, len(rows), BLOCK):
+        # Not abs of integers: the smallest int64 has no positive counterpart.
+        magnitudes = np.abs(entries[start : start + BLOCK].astype(np.float64))
+        near = magnitudes > (left[start : start + BLOCK] * (1.0 - 1e-12))[:, None] * right[None, :]
+        if square:  # a square is equal to itself
+            near[np.arange(len(near)), start + np.arange(len(near))] = False
+        for row, column in np.argwhere(near):
+            if int(entries[start + row, column]) ** 2 > rows[start + row] * columns[column]:
+                return int(start + row), int(column)
     return None
-
-
-def _semi_definite(gram: Integers) -> bool:
-    """Whether G + shift I has a Cholesky factor, with the shift what rounding of the factorisation can be.
-
-    In units where every square is 1, a factorisation of a semi-definite matrix of size m fails at most when its
-    smallest eigenvalue is below m^2 times the unit roundoff (Higham 2002, theorem 10.7, and its remark on scaling).
-    """
-    import scipy.linalg
-
-    present = np.diagonal(gram) > 0
-    kept = gram[np.ix_(present, present)].astype(np.float64)
-    lengths = np.sqrt(np.diagonal(kept))
-    kept /= lengths[:, None]
-    kept /= lengths[None, :]
-    kept[np.diag_indices_from(kept)] += 4.0 * kept.shape[0] ** 2 * np.finfo(np.float64).eps
-    with threadpool_limits(limits=1):
-        _, failed = scipy.linalg.lapack.dpotrf(kept, lower=1, overwrite_a=1)
-    return bool(failed == 0)
