@@ -5,19 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from sifu.api import Outcome
+from sifu.requests.certification import solves
 from sifu.store.reader import RunReader
 
 
 def training_cost(reader: RunReader) -> dict[str, int]:
-    """The first training: a model to every participant of every round and one back, and what was kept."""
+    """The first training: a model to every participant of every round and one back, and what was kept.
+
+    Clients of a closed-form head send statistics instead, once, and their statistics are what is kept.
+    """
     steps_of = np.array([client.local_steps for client in reader.clients()], dtype=np.int64)
     took_part = reader.participation().clients
     layout = reader.layout
     return {
         "local_steps": int(steps_of[took_part].sum()),
-        "bytes_sent": int(2 * took_part.size * layout.size * np.dtype(layout.dtype).itemsize),
+        "bytes_sent": sum(int(solve["bytes_sent"]) for solve in solves(reader).values())
+        or int(2 * took_part.size * layout.size * np.dtype(layout.dtype).itemsize),
         "bytes_kept": sum(row.bytes for row in reader.models().values() if row.node != reader.tip)
-        + sum(row.bytes for row in reader.updates().values()),
+        + sum(row.bytes for row in reader.updates().values())
+        + sum(row.bytes for row in reader.statistics().values()),
     }
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from sifu.core.engine import Engine
-from sifu.core.spec import Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError
-from sifu.launch.devices import check_choice, why_no_gpu
+from sifu.launch.devices import check_choice, on_device, why_no_gpu
 from sifu.launch.federation import clients_from_spec, engine_from_spec, known_outputs, preprocessing_of
 
 if TYPE_CHECKING:
@@ -94,10 +94,13 @@ class EngineSource(Protocol):
 
 
 class OneByOne:
-    """Engines of this process, one task after the other; tasks of the same federation share one."""
+    """Engines of this process, one task after the other; tasks of the same federation share one.
 
-    def __init__(self, cache: ClientCache) -> None:
-        self._cache = cache
+    On a `device` other than the CPU only heads in closed form come here, which compute their features on it.
+    """
+
+    def __init__(self, cache: ClientCache, device: str = "cpu") -> None:
+        self._cache, self._device = cache, device
         self._last: tuple[Any, Engine] | None = None
         self.stop = threading.Event()
 
@@ -115,7 +118,9 @@ class OneByOne:
         key = (spec.seed, *same_program(spec))
         if self._last is None or self._last[0] != key:
             self._last = None
-            self._last = (key, engine_from_spec(spec, self._cache.clients(spec))[0])
+            clients = self._cache.clients(spec)
+            engine = engine_from_spec(spec, clients)[0]
+            self._last = (key, on_device(engine, clients, spec, self._device, "float32"))
         return self._last[1]
 
 
@@ -168,14 +173,17 @@ class Lanes:
 
     def __init__(self, cache: ClientCache, device: str, lanes: int, precision: str = "float32") -> None:
         self._cache, self._device, self._lanes, self._precision = cache, device, lanes, precision
-        self.stop = threading.Event()
+        self._one_by_one = OneByOne(cache, device)
+        self.stop = self._one_by_one.stop
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """Tasks of one federation's shape at a time, at most `lanes` of them at once."""
+        """Tasks of one federation's shape at a time, at most `lanes` at once; heads in closed form by themselves."""
         groups: dict[Any, list[AnyTask]] = {}
+        heads = [task for task in tasks if task.spec.model.kind == RIDGE]
+        failures = self._one_by_one.run(heads, work)
         for task in tasks:
-            groups.setdefault(same_program(task.spec), []).append(task)
-        failures: list[Failure[AnyTask]] = []
+            if task.spec.model.kind != RIDGE:
+                groups.setdefault(same_program(task.spec), []).append(task)
         for group in groups.values():
             for first in range(0, len(group), self._lanes):
                 failures += self._run_group(group[first : first + self._lanes], work)

@@ -1,4 +1,7 @@
-"""Which clients ask to be forgotten: of one class where clients have one, at random elsewhere; keyed by the seed."""
+"""Which clients ask to be forgotten: of one class where clients have one, at random elsewhere; keyed by the seed.
+
+Requests of one class go through the classes in turn, and begin again with the next clients of the first one.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,15 @@ def _by_class(clients: Sequence[Any], spec: Spec, wanted: Requests, request_set:
     for client in clients:
         members.setdefault(int(np.bincount(client.y).argmax()), []).append(client.name)
     classes = keyed_generator(spec.seed, "request classes").permutation(sorted(members))
-    if wanted.count > classes.size:
-        raise InputError(
-            f"{wanted.count} requests of one class each were asked for, but there are {classes.size} classes"
-        )
-    turned = np.roll(classes, -request_set)
-    return [members[int(label)][: wanted.clients] for label in turned[: wanted.count]]
+    turned = [int(label) for label in np.roll(classes, -request_set)]
+    requests = []
+    for number in range(wanted.count):
+        turn, place = divmod(number, len(turned))
+        asking = members[turned[place]][turn * wanted.clients : (turn + 1) * wanted.clients]
+        if not asking:
+            raise InputError(
+                f"{wanted.count} requests of {wanted.clients} clients of one class each were asked for, but class "
+                f"{turned[place]} has {len(members[turned[place]])} clients"
+            )
+        requests.append(asking)
+    return requests

@@ -217,7 +217,7 @@ class Bench:
             # A training that diverges is a result: requests go on from its last good state, and are rows as well.
             run = open_run(self._folder(task), engine=engine)
         seconds = time.monotonic() - started
-        table.add(training_row(task, run, self.experiment.name, seconds, self.held_out))
+        table.add(training_row(task, run, self.experiment.name, seconds, self.held_out, self._source[1]))
 
     def _carry_out(self, task: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
         requests = self._requests_of(task)
@@ -235,6 +235,7 @@ class Bench:
             progress,
             self.held_out,
             marks,
+            self._source[1],
         ).carry_out(requests)
         with self._lock:
             self._done += len(requests) - before

@@ -68,6 +68,8 @@ class Experiment:
     grid: Mapping[str, tuple[Any, ...]] | None = None
     method_spec: Mapping[str, Mapping[str, Any]] | None = None
     """What is laid over the spec for a method that trains another kind of model than the others."""
+    method_grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None
+    """Values of the grid that a method is limited to, where all of them would take too long."""
     trials: tuple[Mapping[str, Any], ...] = ()
     """The tasks of a `groups` experiment (`sifu.experiments.group_trials`)."""
 

@@ -46,6 +46,7 @@ REQUEST_COLUMNS = (
     "bytes_sent",
     "bytes_kept",
     "seconds",
+    "device",
 )
 DISTANCE_COLUMNS = (
     *PLACE,
@@ -81,7 +82,7 @@ GROUP_COLUMNS = (
 
 _WHOLE = ("seed", "request", "clients", "rounds", "extra_rounds", "training_rounds", "node", "client", "round")
 _WHOLE_COUNTS = ("local_steps", "bytes_sent", "bytes_kept", "leavers", "length", "groups_left")
-_TEXT = ("experiment", "dataset", "preset", "method", "variant", "level")
+_TEXT = ("experiment", "dataset", "preset", "method", "variant", "level", "device")
 
 
 class Table:

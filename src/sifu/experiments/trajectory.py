@@ -42,7 +42,9 @@ def train_run(training: Training, folder: Path, engine: Engine, progress: Progre
     return train(training.spec, run=folder, engine=engine, progress=progress, data_folder=data)
 
 
-def training_row(training: Training, run: Run, experiment: str, seconds: float, held_out: HeldOut) -> Row:
+def training_row(
+    training: Training, run: Run, experiment: str, seconds: float, held_out: HeldOut, device: str = "cpu"
+) -> Row:
     """What training took, as request 0 of the method `training`."""
     with run.reader() as reader:
         rounds = reader.path()[-1].node.position
@@ -68,12 +70,13 @@ def training_row(training: Training, run: Run, experiment: str, seconds: float, 
         "accuracy_retain_after": accuracy,
         "accuracy_test": held_out.accuracy(training.spec, current_model(run)),
         "seconds": round(seconds, 3),
+        "device": device,
         **cost,
     }
 
 
 def copy_run(source: Path, target: Path) -> None:
-    """A run folder's copy, whole or absent. Models are never changed in place, so they are linked where possible."""
+    """A run folder's copy, whole or absent. Models and statistics never change in place: linked where possible."""
     temporary = target.with_name(f".copying-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(source, temporary, copy_function=_link_or_copy)
@@ -81,7 +84,7 @@ def copy_run(source: Path, target: Path) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    if source.endswith(".safetensors"):
+    if source.endswith((".safetensors", ".statistics")):
         try:
             os.link(source, target)
         except OSError:
@@ -104,10 +107,12 @@ class TrajectoryRun:
         progress: ProgressCallback,
         held_out: HeldOut,
         fresh_marks: MarkCheck | None = None,
+        device: str = "cpu",
     ) -> None:
         self.trajectory, self.folder, self.source = trajectory, folder, source
         self.engine, self.table, self.experiment = engine, table, experiment
         self.progress, self.held_out, self.fresh_marks = progress, held_out, fresh_marks
+        self.device = device
 
     def carry_out(self, requests: Sequence[Sequence[str]]) -> None:
         """The requests whose rows are missing, one after another."""
@@ -157,6 +162,7 @@ class TrajectoryRun:
                     "training_rounds": training_rounds,
                     "target": stop.target,
                     "level": DIVERGED,
+                    "device": self.device,
                 }
                 | (dict(beforehand) if number == first else {})
             )
@@ -217,6 +223,7 @@ class TrajectoryRun:
             "delta_at_most": outcome.delta_at_most,
             "node": outcome.rollback_to,
             "level": outcome.level,
+            "device": self.device,
             **request_cost(outcome),
         }
 

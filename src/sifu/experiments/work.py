@@ -129,7 +129,12 @@ def plan_work(
 def _variants(experiment: Experiment, method: str) -> list[dict[str, Any]]:
     """Every combination of the grid that makes a difference to the method."""
     grid = experiment.grid or {}
-    axes = {key: values for key, values in grid.items() if key not in NOISE_AXES or method in TAKES_SIGMA}
+    limits = (experiment.method_grid or {}).get(method, {})
+    axes = {
+        key: [value for value in values if value in limits.get(key, values)]
+        for key, values in grid.items()
+        if key not in NOISE_AXES or method in TAKES_SIGMA
+    }
     variants = combinations(axes)
     if method in experiment.unlimited:
         variants += [{key: value for key, value in variant.items() if key != "limit"} for variant in variants]
