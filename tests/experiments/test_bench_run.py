@@ -334,5 +334,9 @@ def test_a_head_in_closed_form_is_a_way_of_its_own(tmp_path: Path) -> None:
     assert not result.failures
     training, *requests = read_table(out / "results.csv")
     assert (training["variant"], training["rounds"]) == ("kind=closed_form", 1)
+    assert training["bytes_sent"] % 20 == 0, "twenty clients send their statistics once"
+    assert training["bytes_kept"] > training["bytes_sent"], "everybody's statistics and their sum"
+    assert {row["bytes_sent"] for row in requests} == {0}
+    assert {row["device"] for row in (training, *requests)} == {"cpu"}
     assert [(row["method"], row["rounds"], row["level"]) for row in requests] == [("closed_form", 0, "exact")] * 2
     assert all(0.0 < row["accuracy_test"] <= 1.0 for row in (training, *requests))

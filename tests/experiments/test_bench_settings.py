@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sifu.data.federation import ClientData
 from sifu.errors import InputError
 from sifu.experiments.options import Options
+from sifu.experiments.requests import choose_requests
 from sifu.experiments.runner import Bench
-from sifu.experiments.settings import experiment_names, load_experiment, run_spec, shared_settings
+from sifu.experiments.settings import Requests, experiment_names, load_experiment, run_spec, shared_settings
 from sifu.experiments.work import parse_variant, plan_work
 
 # K, batch, m, sigma, eta, C, stop, partition: table 1 of the paper's appendix, and its section 5.
@@ -128,6 +131,31 @@ def test_only_methods_that_take_a_sigma_are_run_along_sigma() -> None:
     sigmas = sorted(trajectory.terms["sigma"] for trajectory in planned.trajectories if trajectory.method == "sifu")
     assert sigmas == pytest.approx([0.0005, 0.005, 0.015, 0.05, 0.15, 0.5])
     assert len({trajectory.training for trajectory in planned.trajectories}) == 1
+
+
+def test_what_would_take_too_long_is_left_out_by_method() -> None:
+    planned = work("exact", ("closed_form", "sifu", "scratch"), presets=("ours",), seeds=(1,))
+    variants = [(trajectory.method, trajectory.variant) for trajectory in planned.trajectories]
+    assert variants == [
+        ("closed_form", "requests=10x3"),
+        ("closed_form", "requests=1x50"),
+        ("sifu", "requests=10x3"),
+        ("scratch", "requests=10x3"),
+    ]
+
+
+def test_requests_of_one_class_go_through_the_classes_in_turn() -> None:
+    spec, _ = run_spec(load_experiment("exact"), "mnist", "ours", 1, "paper")
+    clients = [ClientData(f"c{number:02d}", np.zeros((3, 1)), np.full(3, number % 4)) for number in range(20)]
+    requests = choose_requests(clients, spec, Requests(count=9, clients=2, choose="class"))
+    classes = [{int(name[1:]) % 4 for name in names} for names in requests]
+    assert [len(names) for names in requests] == [2] * 8 + [1]  # a class of five has two pairs and one more
+    assert all(len(labels) == 1 for labels in classes)
+    assert classes[:4] == classes[4:8]
+    assert len({name for names in requests for name in names}) == 17
+    uneven = [*clients[:1], *(client for client in clients if int(client.y[0]))]
+    with pytest.raises(InputError, match="class 0 has 1 clients"):
+        choose_requests(uneven, spec, Requests(count=9, clients=1, choose="class"))
 
 
 def test_scratch_is_also_run_without_a_time_limit() -> None:
