@@ -131,7 +131,7 @@ class GroupMeasurement:
         return kept
 
     def _with_groups(self, count: int, rounds: int, models: list[Vector], yardsticks: Mapping[int, Yardstick]) -> None:
-        """The first training and single requests after so many rounds apart, with every stretch side by side."""
+        """The first training and single requests after so many rounds apart, with every stretch that is tried."""
         trial, members = self.trial, self._members(count, self._everyone)
         stretches = _stretches(trial, rounds)
         own = self._own_training_accuracy(models, members)
@@ -148,24 +148,23 @@ class GroupMeasurement:
             size: [group for group in range(count) if not np.isin(members[group], self._leavers(size)).any()]
             for size in trial.leavers
         }
-        asked = [(stretch, size) for stretch in stretches for size in trial.leavers]
-        merged = [(stretch, size) for stretch, size in asked if whole[size]]
-        starts = [self._merged(models, members, whole[size], stretch) for stretch, size in merged]
-        stays = [self._without(self._leavers(size)) for _, size in merged]
-        healed = self._healed(starts, stays, [yardsticks[size].target for _, size in merged])
-        results = dict(zip(merged, zip(starts, healed, strict=True), strict=True))
-        for stretch, size in asked:
+        for stretch in stretches:
             setting = _setting(count, rounds, stretch)
-            if not whole[size]:
-                self._row("groups", 1, size, setting, groups_left=0, reached=False)
-                continue
-            start, (reached, client_rounds) = results[stretch, size]
-            self._row(
-                "groups", 1, size, setting, rounds=trial.length if reached is None else reached,
-                reached=reached is not None, client_rounds=client_rounds, target=yardsticks[size].target,
-                accuracy_merged=self._test_accuracy(start), accuracy_apart=own, groups_left=len(whole[size]),
-                bytes_kept=count * self._bytes,
-            )  # fmt: skip
+            starts = {size: self._merged(models, members, left, stretch) for size, left in whole.items() if left}
+            stays = [self._without(self._leavers(size)) for size in starts]
+            healed = self._healed(list(starts.values()), stays, [yardsticks[size].target for size in starts])
+            results = dict(zip(starts, healed, strict=True))
+            for size, left in whole.items():
+                if not left:
+                    self._row("groups", 1, size, setting, groups_left=0, reached=False)
+                    continue
+                reached, client_rounds = results[size]
+                self._row(
+                    "groups", 1, size, setting, rounds=trial.length if reached is None else reached,
+                    reached=reached is not None, client_rounds=client_rounds, target=yardsticks[size].target,
+                    accuracy_merged=self._test_accuracy(starts[size]), accuracy_apart=own, groups_left=len(left),
+                    bytes_kept=count * self._bytes,
+                )  # fmt: skip
 
     def _sequence(
         self, count: int, rounds: int, built: Sequence[Vector], rebuild: str, yardsticks: Mapping[int, Yardstick]
