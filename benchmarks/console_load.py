@@ -1,10 +1,15 @@
 """How many people may watch a run: viewers of the console beside a training, on this machine.
 
-    python benchmarks/console_load.py --viewers 200
+    python benchmarks/console_load.py --viewers 200 --out benchmarks/results/console_load.json
 
-Trains a run twice for the same number of rounds: alone, and beside a console that `--viewers` people watch (each an
-open stream, and an answer of the API every few seconds). Prints the seconds of both, how much slower the second was,
-and how long answers took. In the end the console is killed, and the run must verify.
+One training goes on all the time. Beside it, windows of `--seconds` alternate: in every other one the console is stopped
+(SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream open and
+loads the page again every half minute. Compared are the rounds of a window with viewers and the mean of the windows
+before and after it, so that a drift of the machine cancels. The viewers run on the same machine and cost it something,
+too.
+
+In the last window a request is filed, the console is killed with everybody connected, and the training ends by itself:
+every round must be recorded once, the request must be in the ledger, and the run must verify.
 """
 
 from __future__ import annotations
@@ -12,16 +17,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from sifu.console.tokens import TokenFile, state_folder
+from sifu.experiments.provenance import provenance
 
 SPEC = """
 [data]
@@ -31,128 +40,201 @@ samples_per_client = 10
 steps = {steps}
 [stop]
 target = 0.0
-max_rounds = {rounds}
+max_rounds = 1000000
 evaluate_every = 10
 """
+PAGE_EVERY = 30.0
+"""Seconds between two loads of the page by one viewer."""
+ARRIVE_WITHIN = 2.0
+"""Seconds over which the viewers arrive."""
 
 
-def train(folder: Path, spec: Path) -> subprocess.Popen[bytes]:
-    """`sifu train` in a process of its own."""
-    command = [sys.executable, "-m", "sifu.cli.main", "train", str(spec), "--run", str(folder), "--format", "json"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+@dataclass
+class Seen:
+    """What the viewers of one window got."""
+
+    pages: list[float] = field(default_factory=list)
+    messages: int = 0
+    failures: list[str] = field(default_factory=list)
 
 
-def seconds_of_rounds(folder: Path) -> float:
-    """From the first to the last round of a run, by its own record."""
-    import datetime
-
-    from sifu.store.reader import RunReader
-
-    with RunReader(folder) as reader:
-        times = [event.time for event in reader.events() if event.kind in ("run created", "training done")]
-    first, last = (datetime.datetime.fromisoformat(text) for text in (times[0], times[-1]))
-    return (last - first).total_seconds()
+def sifu(*arguments: str) -> subprocess.Popen[bytes]:
+    """A command of sifu in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "sifu.cli.main", *arguments], stdout=subprocess.DEVNULL)
 
 
-async def watch(address: str, secret: str, run: str, training: subprocess.Popen[bytes], answers: list[float]) -> int:
-    """One viewer: a stream that stays open, and a page from time to time; returns how many messages came."""
-    messages = 0
-    headers = {"Authorization": f"Bearer {secret}"}
-    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60.0) as client:
-
-        async def stream() -> None:
-            nonlocal messages
-            async with client.stream("GET", f"/runs/{run}/stream") as answer:
-                async for line in answer.aiter_lines():
-                    messages += line.startswith("data:")
-
-        watching = asyncio.create_task(stream())
-        while training.poll() is None:
-            started = time.perf_counter()
-            (await client.get(f"/api/v1/runs/{run}")).raise_for_status()
-            answers.append(time.perf_counter() - started)
-            await asyncio.sleep(5.0)
-        watching.cancel()
-    return messages
+def rounds_of(folder: Path) -> int:
+    """How many models the run has recorded."""
+    connection = sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)
+    try:
+        return int(connection.execute("SELECT COUNT(*) FROM nodes").fetchone()[0])
+    finally:
+        connection.close()
 
 
-async def watch_all(
-    address: str, secret: str, run: str, viewers: int, training: subprocess.Popen[bytes]
-) -> dict[str, object]:
-    """All viewers at once."""
-    answers: list[float] = []
-    results = await asyncio.gather(
-        *(watch(address, secret, run, training, answers) for _ in range(viewers)), return_exceptions=True
+async def load_page(port: int, secret: str, path: str) -> float:
+    """Seconds until the whole page is there."""
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\nConnection: close\r\n\r\n".encode()
     )
-    failed = [result for result in results if isinstance(result, BaseException)]
-    ordered = sorted(answers)
-    return {
-        "viewers": viewers,
-        "viewers_that_failed": len(failed),
-        "first_failure": repr(failed[0])[:200] if failed else None,
-        "messages": sum(result for result in results if isinstance(result, int)),
-        "pages": len(answers),
-        "page_median_ms": round(1000 * statistics.median(ordered), 1) if ordered else None,
-        "page_99_percent_ms": round(1000 * ordered[int(0.99 * (len(ordered) - 1))], 1) if ordered else None,
-    }
+    answer = await reader.read(-1)
+    writer.close()
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(answer[:60].decode(errors="replace"))
+    return time.perf_counter() - started
 
 
-def wait_until_it_answers(address: str) -> None:
+async def listen(port: int, secret: str, path: str, seen: Seen) -> None:
+    """Read a stream until cancelled."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n\r\n".encode())
+        while chunk := await reader.read(1 << 16):
+            seen.messages += chunk.count(b"data: ")
+    finally:
+        writer.close()
+
+
+async def viewer(number: int, count: int, port: int, secret: str, run: str, until: float, seen: Seen) -> None:
+    """One person: the page, its stream, and the page again from time to time."""
+    await asyncio.sleep(ARRIVE_WITHIN * number / count)
+    stream: asyncio.Task[None] | None = None
+    try:
+        seen.pages.append(await load_page(port, secret, f"/runs/{run}"))
+        stream = asyncio.create_task(listen(port, secret, f"/runs/{run}/stream", seen))
+        again = time.monotonic() + PAGE_EVERY * (0.5 + number / count)
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 1.0))
+            if time.monotonic() >= again:
+                seen.pages.append(await load_page(port, secret, f"/runs/{run}"))
+                again += PAGE_EVERY
+            if stream.done():
+                raise RuntimeError("the stream ended")
+    except (OSError, RuntimeError) as error:
+        seen.failures.append(str(error))
+    finally:
+        if stream is not None:
+            stream.cancel()
+
+
+async def watch(viewers: int, port: int, secret: str, run: str, seconds: float) -> Seen:
+    """All viewers of a window."""
+    seen, until = Seen(), time.monotonic() + seconds
+    await asyncio.gather(
+        *(viewer(number, viewers, port, secret, run, until, seen) for number in range(viewers)), return_exceptions=True
+    )
+    return seen
+
+
+def call(port: int, secret: str, path: str, body: bytes | None = None) -> dict[str, object]:
+    """An answer of the JSON API."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"Authorization": f"Bearer {secret}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        content: dict[str, object] = json.loads(answer.read())
+        return content
+
+
+def wait_until_it_answers(port: int) -> None:
     """The console needs a moment to start."""
     for _ in range(300):
         try:
-            httpx.get(f"{address}/login")
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/login", timeout=5).close()
             return
-        except httpx.HTTPError:
+        except (urllib.error.URLError, OSError):
             time.sleep(0.2)
     raise SystemExit("the console does not answer")
 
 
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Alternate windows beside one training, then kill the console and see what is left."""
+    from sifu.api import verify_run
+    from sifu.store.inbox import letters
+    from sifu.store.reader import RunReader
+
+    spec, run = folder / "spec.toml", folder / "desk" / "watched"
+    spec.write_text(SPEC.format(steps=options.steps))
+    run.parent.mkdir()
+    _, secret = TokenFile(state_folder(run.parent)).create("load", ["auditor", "operator"])
+    training = sifu("train", str(spec), "--run", str(run), "--format", "json")
+    console = sifu("serve", str(run.parent), "--port", str(options.port))
+    try:
+        wait_until_it_answers(options.port)
+        while not (run / "run.db").exists() or rounds_of(run) < 20:
+            time.sleep(0.1)
+        time.sleep(4.0)  # until the console has looked for runs again
+        listed = call(options.port, secret, "/api/v1/runs")["runs"]
+        key = next(row["run"] for row in listed if row["name"] == "watched")  # type: ignore[attr-defined]
+        speeds: list[float] = []
+        watched: list[Seen] = []
+        for window in range(2 * options.windows + 1):
+            crowd = window % 2 == 1
+            console.send_signal(signal.SIGCONT if crowd else signal.SIGSTOP)
+            time.sleep(1.0)
+            before, started = rounds_of(run), time.monotonic()
+            if crowd:
+                watched.append(asyncio.run(watch(options.viewers, options.port, secret, key, options.seconds)))
+            else:
+                time.sleep(options.seconds)
+            speeds.append((rounds_of(run) - before) / (time.monotonic() - started))
+            print(f"window {window}: {speeds[-1]:.1f} rounds a second{' with viewers' if crowd else ''}", flush=True)
+        console.send_signal(signal.SIGCONT)
+        body = json.dumps({"clients": ["client-007"], "request": "before-the-kill"}).encode()
+        call(options.port, secret, f"/api/v1/runs/{key}/requests", body)
+        killer = subprocess.Popen(["sh", "-c", f"sleep 5; kill -9 {console.pid}"])
+        asyncio.run(watch(options.viewers, options.port, secret, key, 6.0))
+        killer.wait()
+        time.sleep(1.0)
+        training.send_signal(signal.SIGINT)  # it ends after its round
+        training.wait()
+    finally:
+        for process in (console, training):
+            process.kill()
+            process.wait()
+    ratios = [
+        2.0 * speeds[window] / (speeds[window - 1] + speeds[window + 1]) for window in range(1, len(speeds) - 1, 2)
+    ]
+    pages = sorted(seconds for seen in watched for seconds in seen.pages)
+    verification = verify_run(run)
+    with RunReader(run) as reader:
+        received = {row.request for row in reader.requests()} | {letter.id for letter in letters(run)}
+    return {
+        "viewers": options.viewers,
+        "seconds_a_window": options.seconds,
+        "rounds_a_second": [round(speed, 1) for speed in speeds],
+        "slower_by_percent_in_each_watched_window": [round(100 * (1 / ratio - 1), 1) for ratio in ratios],
+        "slower_by_percent_median": round(100 * (1 / statistics.median(ratios) - 1), 1),
+        "viewers_that_failed": sum(len(seen.failures) for seen in watched),
+        "first_failure": next((seen.failures[0] for seen in watched if seen.failures), None),
+        "messages_a_viewer_and_second": round(
+            sum(seen.messages for seen in watched) / (options.viewers * options.seconds * len(watched)), 2
+        ),
+        "pages": len(pages),
+        "page_median_ms": round(1000 * statistics.median(pages), 1),
+        "page_99_percent_ms": round(1000 * pages[int(0.99 * (len(pages) - 1))], 1),
+        "request_filed_before_the_kill_is_there": "before-the-kill" in received,
+        "verifies_after_the_kill": verification.holds,
+    }
+
+
 def main() -> None:
-    """Measure, and print one JSON object."""
+    """Measure, print one JSON object, and write it where `--out` says."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--viewers", type=int, default=200)
-    arguments.add_argument("--rounds", type=int, default=1500)
+    arguments.add_argument("--windows", type=int, default=4, help="windows with viewers")
+    arguments.add_argument("--seconds", type=float, default=20.0, help="seconds of a window")
     arguments.add_argument("--steps", type=int, default=10)
     arguments.add_argument("--port", type=int, default=8797)
+    arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "desk"
-        folder.mkdir()
-        spec = Path(name) / "spec.toml"
-        spec.write_text(SPEC.format(rounds=options.rounds, steps=options.steps))
-        train(folder / "alone", spec).wait()
-        alone = seconds_of_rounds(folder / "alone")
-        _, secret = TokenFile(state_folder(folder)).create("load", ["auditor"])
-        command = [sys.executable, "-m", "sifu.cli.main", "serve", str(folder), "--port", str(options.port)]
-        console = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        address = f"http://127.0.0.1:{options.port}"
-        wait_until_it_answers(address)
-        training = train(folder / "watched", spec)
-        while not (folder / "watched" / "run.db").exists():
-            time.sleep(0.05)
-        time.sleep(4.0)  # until the console has found it
-        headers = {"Authorization": f"Bearer {secret}"}
-        runs = httpx.get(f"{address}/api/v1/runs", headers=headers, timeout=60.0).json()["runs"]
-        key = next(row["run"] for row in runs if row["name"] == "watched")
-        measured = asyncio.run(watch_all(address, secret, key, options.viewers, training))
-        console.kill()
-        training.wait()
-        watched = seconds_of_rounds(folder / "watched")
-        from sifu.api import verify_run
-
-        print(
-            json.dumps(
-                measured
-                | {
-                    "seconds_alone": alone,
-                    "seconds_watched": watched,
-                    "slower_by_percent": round(100 * (watched / alone - 1), 1),
-                    "verifies_after_the_console_was_killed": verify_run(folder / "watched").holds,
-                },
-                indent=1,
-            )
-        )
+        measured = measure(options, Path(name))
+    content = provenance("cpu", ["python", *sys.argv]) | measured
+    text = json.dumps(content, indent=1)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from sifu.store.regular_files import private_folder
 
 FOUND_AGAIN_EVERY = 3.0
 """Seconds between two looks for new run folders."""
+KEPT_LONGER = 20.0
 VERIFICATIONS = "verifications.json"
 
 
@@ -48,31 +49,73 @@ class UnknownError(SifuError):
 
 
 class RunAtDesk:
-    """One run: its folder, what was read of it, and a lock, because what is worked out is shared."""
+    """One run: its folder, what was read of it, and locks, because what is worked out is shared.
+
+    Whoever asks what the run does now never waits for somebody who has something long worked out.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self.name = folder.resolve().name
         self.lock = threading.RLock()
+        self._live_lock = threading.Lock()
         self.live_view = LiveView(folder)
         self.run = Run(folder)
-        self._remembered: dict[Any, tuple[int, Any]] = {}
+        self._remembered: dict[Any, _Remembered] = {}
 
     def live(self) -> Live:
         """The run now."""
-        with self.lock:
+        with self._live_lock:
             return self.live_view.read()
 
     def remembered(self, what: Any, work: Any) -> Any:
-        """A result that holds as long as nothing is written to the run."""
+        """A result that holds as long as nothing is written to the run.
+
+        While rounds are all that is written, it is also kept for `KEPT_LONGER` times as long as it took to work out:
+        however many ask, a run at work is not slowed by more than that.
+        """
+        live, kept = self.live(), self._remembered.get(what)
+        if kept is not None and kept.holds(live):
+            return kept.result
         with self.lock:
-            seq = self.live().events
-            if what not in self._remembered or self._remembered[what][0] != seq:
+            live, kept = self.live(), self._remembered.get(what)
+            if kept is None or not kept.holds(live):
                 if len(self._remembered) > 64:
                     self._remembered.clear()
-                self._remembered[what] = (seq, work())
-            return self._remembered[what][1]
+                started = time.monotonic()
+                result = work()
+                now = time.monotonic()
+                kept = _Remembered(live.events, _beside_rounds(live), now + KEPT_LONGER * (now - started), result)
+                self._remembered[what] = kept
+            return kept.result
+
+    def written(self) -> None:
+        """We wrote to the run: nothing that was read before holds."""
+        with self.lock, self._live_lock:
+            self.live_view.look_again()
+            self._remembered.clear()
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """A result, the state of the run that it was worked out from, and until when it does while rounds are added."""
+
+    events: int
+    beside_rounds: tuple[Any, ...]
+    until: float
+    result: Any
+
+    def holds(self, live: Live) -> bool:
+        """Whether it is as good as a new one."""
+        if live.events == self.events:
+            return True
+        return live.at_work and _beside_rounds(live) == self.beside_rounds and time.monotonic() < self.until
+
+
+def _beside_rounds(live: Live) -> tuple[Any, ...]:
+    """What changes when something else than a round happens to a run."""
+    return live.phase, live.request, live.last_step, live.waiting, live.overdue, live.clients
 
 
 @dataclass(frozen=True)
@@ -198,7 +241,9 @@ class Desk:
         if not who.may("see"):
             self._check_id_is_own(who, run, name)
         with run.lock:
-            return run.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
+            filed = run.run.request(list(clients), name, deadline_days=deadline_days, actor=who.name, **terms)
+            run.written()
+        return filed
 
     def _check_id_is_own(self, who: Token, run: RunAtDesk, request: str) -> None:
         """A requester must not learn from an id that somebody else used it, nor speak for them."""
@@ -222,7 +267,9 @@ class Desk:
         else:
             raise InputError(f"a decision is approved, verified, refused or withdrawn, found {decision[:40]!r}")
         with run.lock:
-            return run.run.decide(request, decision, reason, who.name)
+            outcome = run.run.decide(request, decision, reason, who.name)
+            run.written()
+        return outcome
 
     def carry_out(self, who: Token, key: str, request: str) -> Job:
         """Start to carry a request out, in a process of its own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ MOST_POINTS = 120
 """Points of the curve that are sent; a longer one is thinned."""
 COUNTED_UP_TO = 5000
 """With more clients, participants of a round are not counted: the table is ordered by client."""
+FRESH_FOR = 0.9
+"""Seconds for which what was read of a run at work is good enough, unless its inbox changed."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Live:
     """A run now: how far it is with what, and what waits.
 
     `rounds` are those of the work at hand (training, or the retraining of `request`), `limit` and `target` its stop
-    rule. `seconds_left` is a guess from the curve and the speed of the last minute, `last_step` the latest
-    event in the life of a request.
+    rule, `rounds_run` all that the run ever did. `seconds_left` is a guess from the curve and the speed of the last
+    minute, `last_step` the latest event in the life of a request.
     """
 
     phase: str
@@ -41,6 +43,8 @@ class Live:
     curve: tuple[tuple[int, float], ...]
     participants: int | None
     clients: int
+    forgotten: int
+    rounds_run: int
     seconds_left: float | None
     events: int
     last_event: str
@@ -53,24 +57,52 @@ class Live:
         return asdict(self)
 
 
+@dataclass
+class _ReadSoFar:
+    """What is read once: history only grows, so each look reads what came since the last one."""
+
+    run: str = ""
+    branch: int = -1
+    points: list[tuple[int, float]] = field(default_factory=list)
+    last_point: int = -1
+    last_node: int = -1
+    rounds_run: int = 0
+    last_event: int = 0
+    last_step: int = 0
+
+
 class LiveView:
-    """Reads a run again only when something was written to it, and remembers how fast its rounds come."""
+    """Reads a run again only when something was written to it, and remembers how fast its rounds come.
+
+    A run at work writes all the time: then a look is shared by everybody who asks within the same second.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._state: tuple[Any, Live] | None = None
+        self._state: tuple[Any, Any, Live] | None = None
+        self._looked = -FRESH_FOR
+        self._so_far = _ReadSoFar()
         self._seen: deque[tuple[float, int, int]] = deque(maxlen=120)
 
     def read(self) -> Live:
         """The run now."""
         at_work = is_locked(self.folder)
         today = datetime.datetime.now(datetime.UTC).date()
+        inbox = tuple(sorted(entry.name for entry in (self.folder / "inbox").glob("*.json")))
+        around = (at_work, today, inbox)
+        now = time.monotonic()
+        if self._state is not None and self._state[0] == around and at_work and now - self._looked < FRESH_FOR:
+            return self._state[2]
         with RunReader(self.folder) as reader, reader.snapshot():
-            inbox = [entry.name for entry in (self.folder / "inbox").glob("*.json")]
-            state = (reader.value("head"), at_work, today, tuple(sorted(inbox)))
-            if self._state is None or self._state[0] != state:
-                self._state = (state, self._read(reader, at_work))
-        return self._state[1]
+            head = reader.value("head")
+            if self._state is None or self._state[:2] != (around, head):
+                self._state = (around, head, self._read(reader, at_work))
+        self._looked = now
+        return self._state[2]
+
+    def look_again(self) -> None:
+        """Read the run at the next look, however fresh the last one is: we wrote to it."""
+        self._looked = -FRESH_FOR
 
     def _read(self, reader: RunReader, at_work: bool) -> Live:
         spec = Spec.from_mapping(reader.spec)
@@ -79,18 +111,13 @@ class LiveView:
         apart = spec.groups.count and reader.phase == "training" and position == 0
         if apart:
             ((position,),) = reader.query("SELECT COALESCE(MAX(position), 0) FROM nodes WHERE kind = 'group'")
-        running = next((row for row in reader.requests() if row.status == "running"), None)
+        requests = reader.requests()
+        running = next((row for row in requests if row.status == "running"), None)
         stop = running.terms.stop(spec.stop) if running else spec.stop
-        curve = reader.query(
-            "SELECT n.position, e.accuracy FROM evaluations e JOIN nodes n ON n.node = e.node "
-            "WHERE e.subset = ? AND n.branch = ? AND n.kind != 'group' ORDER BY n.node",
-            (ACTIVE, branch),
-        )
-        points = [(int(at), float(accuracy)) for at, accuracy in curve]
+        seq, _ = reader.last_event()
+        so_far = self._read_on(reader, int(branch), seq)
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
         pending = pending_requests(reader, datetime.datetime.now(datetime.UTC))
-        seq, _ = reader.last_event()
-        ((step,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events WHERE kind LIKE 'request %'")
         ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
         return Live(
             phase=reader.phase,
@@ -99,17 +126,44 @@ class LiveView:
             rounds=int(position),
             limit=stop.max_rounds,
             target=stop.target,
-            accuracy=points[-1][1] if points else None,
-            curve=tuple(_thinned(points)),
+            accuracy=so_far.points[-1][1] if so_far.points else None,
+            curve=tuple(_thinned(so_far.points)),
             participants=self._participants(reader, tip, int(clients)),
             clients=int(clients),
-            seconds_left=self._seconds_left(int(branch), int(position), points, stop) if at_work else None,
+            forgotten=len({client for subject in reader.subjects() for client in subject.clients}),
+            rounds_run=so_far.rounds_run,
+            seconds_left=self._seconds_left(int(branch), int(position), so_far.points, stop) if at_work else None,
             events=seq,
             last_event=str(last),
-            last_step=int(step),
+            last_step=so_far.last_step,
             waiting=len(pending),
             overdue=sum(request.overdue for request in pending),
         )
+
+    def _read_on(self, reader: RunReader, branch: int, seq: int) -> _ReadSoFar:
+        """What came since the last look; everything where the folder holds another run or an older copy."""
+        run, so_far = reader.value("run"), self._so_far
+        if run != so_far.run or seq < so_far.last_event:
+            so_far = self._so_far = _ReadSoFar(run)
+        if branch != so_far.branch:
+            so_far.branch, so_far.points, so_far.last_point = branch, [], -1
+        rows = reader.query(
+            "SELECT n.node, n.position, e.accuracy FROM evaluations e JOIN nodes n ON n.node = e.node "
+            "WHERE e.node > ? AND e.subset = ? AND n.branch = ? AND n.kind != 'group' ORDER BY n.node",
+            (so_far.last_point, ACTIVE, branch),
+        )
+        so_far.points += [(int(at), float(accuracy)) for _, at, accuracy in rows]
+        so_far.last_point = int(rows[-1][0]) if rows else so_far.last_point
+        ((rounds, node),) = reader.query(
+            "SELECT COUNT(CASE WHEN kind = 'round' THEN 1 END), MAX(node) FROM nodes WHERE node > ?",
+            (so_far.last_node,),
+        )
+        so_far.rounds_run, so_far.last_node = so_far.rounds_run + int(rounds), int(node or so_far.last_node)
+        ((step,),) = reader.query(
+            "SELECT MAX(seq) FROM events WHERE seq > ? AND kind LIKE 'request %'", (so_far.last_event,)
+        )
+        so_far.last_step, so_far.last_event = int(step or so_far.last_step), seq
+        return so_far
 
     def _participants(self, reader: RunReader, node: int, clients: int) -> int | None:
         if clients > COUNTED_UP_TO:

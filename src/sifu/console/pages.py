@@ -139,23 +139,23 @@ def _own_requests(desk: Desk, who: Token) -> list[tuple[RunAtDesk, Any]]:
 async def show_run(request: Request) -> Response:
     """One run: what it does now, its requests, and what can be asked of it."""
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
-    run = desk.find(visitor.token, key)
-    may_see = visitor.token.may("see")
-    requests = await work(desk.requests, visitor.token, key)
-    status = await work(desk.status, visitor.token, key) if may_see else None
-    return _page(
-        "run.html",
-        visitor,
-        run=run,
-        live=await work(desk.live, visitor.token, key) if may_see else None,
-        status=status,
-        requests=sorted(requests, key=_urgency),
-        posted=await work(desk.posted, visitor.token, key),
-        verified=await work(desk.last_verification, visitor.token, key) if may_see else None,
-        jobs=desk.jobs.of_run(key)[:5] if may_see else [],
-        has_report=(run.folder / "report" / "index.html").is_file(),
-        approval=run.run.spec.requests.approval,
-    )
+    return _page("run.html", visitor, **await work(_run_values, desk, visitor.token, key))
+
+
+def _run_values(desk: Desk, who: Token, key: str) -> dict[str, Any]:
+    run, may_see = desk.find(who, key), who.may("see")
+    spec = run.run.spec
+    return {
+        "run": run,
+        "live": desk.live(who, key) if may_see else None,
+        "spec": spec,
+        "requests": sorted(desk.requests(who, key), key=_urgency),
+        "posted": desk.posted(who, key),
+        "verified": desk.last_verification(who, key) if may_see else None,
+        "jobs": desk.jobs.of_run(key)[:5] if may_see else [],
+        "has_report": (run.folder / "report" / "index.html").is_file(),
+        "approval": spec.requests.approval,
+    }
 
 
 def _urgency(numbered: Any) -> tuple[Any, ...]:
