@@ -2,8 +2,8 @@
 
     python benchmarks/console_load.py --viewers 200 --out benchmarks/results/console_load.json
 
-One training goes on all the time. Beside it, windows of `--seconds` alternate: in every other one the console is stopped
-(SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream open and
+One training goes on all the time. Beside it, windows of `--seconds` alternate: in every other one the console is
+stopped (SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream open and
 loads the page again every half minute. Compared are the rounds of a window with viewers and the mean of the windows
 before and after it, so that a drift of the machine cancels. The viewers run on the same machine and cost it something,
 too.
@@ -76,9 +76,8 @@ async def load_page(port: int, secret: str, path: str) -> float:
     """Seconds until the whole page is there."""
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\nConnection: close\r\n\r\n".encode()
-    )
+    head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n"
+    writer.write(f"{head}Connection: close\r\n\r\n".encode())
     answer = await reader.read(-1)
     writer.close()
     if not answer.startswith(b"HTTP/1.1 200"):

@@ -89,7 +89,11 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="is not the file that"):
         sifu.load_model(tmp_path / "m.safetensors")
     (tmp_path / "m.safetensors").write_bytes((table_run / "m.safetensors").read_bytes())
-    for change, words in (({"model": "cnn"}, "kind 'cnn'"), ({"format": "other"}, "does not describe")):
+    for change, words in (
+        ({"format": "other"}, "does not describe"),
+        ({"model": "python"}, "a program of your own"),
+        ({"parameters": {"weight": [3, 3], "bias": [3]}}, "does not hold the parameters"),
+    ):
         (tmp_path / "m.safetensors.json").write_text(json.dumps(description | change))
         with pytest.raises(InputError, match=words):
             sifu.load_model(tmp_path / "m.safetensors")

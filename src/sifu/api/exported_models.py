@@ -1,92 +1,74 @@
-"""A released model outside its run: a safetensors file, and beside it a description that says what it is.
+"""A released model outside its run: a safetensors file with its description, or an ONNX file that holds both.
 
-The description has the model's kind, its parameters, how inputs were made (features, normalisation, the coding of a
-table) and the digest of the file, and nothing of any client. The safetensors file itself stays byte for byte what the
-run certified, so that its digest can be compared.
+The safetensors file is byte for byte what the run certified, so that its digest can be compared.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.core.ledger import read_json
-from sifu.core.spec import LINEAR_KINDS, Spec
-from sifu.data.table import TableCoding, feature_names, parse_categories, parse_words, read_features
+from sifu.api.model_description import description_path, read_bytes, read_description
+from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
+from sifu.data.dataset import scale_features
+from sifu.data.table import TableCoding, read_features
 from sifu.errors import InputError
-from sifu.launch.federation import TABLE
-from sifu.store.reader import RunReader
+from sifu.launch.features import map_for
 from sifu.theory.arrays import Array
-from sifu.version import __version__
+from sifu.theory.closed_form import Targets
 
-FORMAT = "sifu-model-1"
-LARGEST_DESCRIPTION = 1 << 20
+if TYPE_CHECKING:
+    from sifu.data.feature_maps import FeatureMap
 
-
-def description_path(model: Path) -> Path:
-    """Where the description of a model file lies."""
-    return model.with_name(f"{model.name}.json")
-
-
-def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
-    """What a run's current model is; `content` are the bytes of its file."""
-    spec, layout = Spec.from_mapping(reader.spec), reader.layout
-    table = spec.data.name == TABLE
-    return {
-        "format": FORMAT,
-        "software": f"sifu {__version__}",
-        "model": spec.model.kind,
-        "dtype": layout.dtype,
-        "parameters": {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)},
-        "classes": list(parse_words(spec.data.classes, "data.classes")) if table and spec.data.classes else None,
-        "features": asdict(spec.features),
-        "data": spec.data.name,
-        "normalise": spec.data.normalise,
-        "label": spec.data.label if table else None,
-        "client": spec.data.client if table else None,
-        "categories": {name: list(words) for name, words in parse_categories(spec.data.categories).items()},
-        "columns": _columns_at_hand(spec) if table else None,
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
-
-
-def _columns_at_hand(spec: Spec) -> list[str] | None:
-    """The columns that were features, in their order, if the table is still there."""
-    try:
-        return feature_names(Path(spec.data.file).expanduser(), TableCoding(spec.data.label, spec.data.client))
-    except InputError:
-        return None
+LARGEST_MODEL = 4 << 30
+BATCH = 256
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A linear model that can be used: scores are x W + b.
+    """A released model that can be used: every named kind, also on features that its description says how to make.
 
-    `description` is what its file says it is. Other models are loaded with torch, from the same safetensors file.
+    `parameters` are its arrays by name, `description` is what its file says it is.
     """
 
-    weight: Array
-    bias: Array
+    parameters: dict[str, Array]
     description: dict[str, Any]
 
+    @property
+    def kind(self) -> str:
+        """The kind of the model as a spec names it."""
+        return str(self.description["model"])
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a sample is a row of numbers; otherwise it is an image (channels, height, width)."""
+        features = self.description["features"].get("kind")
+        return self.kind in (*LINEAR_KINDS, RIDGE, "mlp") and features not in IMAGE_FEATURES
+
     def scores(self, x: Any) -> Array:
-        """The scores of samples in rows, made as the clients' were (`description` says how)."""
-        rows = np.asarray(x, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.weight.shape[0]:
-            raise InputError(f"the model takes rows of {self.weight.shape[0]} features, found shape {rows.shape}")
-        return rows @ self.weight + self.bias
+        """The scores of samples, one row each: rows of numbers, or images (channels, height, width), scaled as the
+        clients' were (`description` says how). Features are made here."""
+        samples = self._checked(np.asarray(x, dtype=self.description["dtype"]))
+        if self.kind in (*LINEAR_KINDS, RIDGE):
+            return self._linear(samples)
+        return self._network(samples)
 
     def predict(self, x: Any) -> Array:
-        """Class numbers; of least_squares the values themselves."""
-        scores, kind = self.scores(x), self.description["model"]
-        if kind == "least_squares":
+        """Class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each label."""
+        scores = self.scores(x)
+        if self.kind == RIDGE:
+            task = self.description["task"]
+            targets = Targets(task["task"], scores.shape[1], (task["shift"],), (task["scale"],))
+            decided = targets.decode(scores)
+            return decided[:, 0] if task["task"] == "regression" and decided.shape[1] == 1 else decided
+        if self.kind == "least_squares":
             return scores if scores.shape[1] > 1 else scores[:, 0]
-        return (scores[:, 0] > 0.0).astype(np.int64) if kind == "logistic" else scores.argmax(axis=1)
+        return (scores[:, 0] > 0.0).astype(np.int64) if self.kind == "logistic" else scores.argmax(axis=1)
 
     def predict_file(self, path: str | Path) -> list[Any]:
         """What it says of the rows of an npz, CSV or Parquet file: words where the spec named the classes."""
@@ -95,62 +77,124 @@ class LoadedModel:
         return [classes[index] for index in predicted] if classes else predicted.tolist()
 
     def _inputs(self, path: Path) -> Array:
-        if path.suffix.lower() == ".npz":
-            from sifu.data.npz import read_arrays
+        """The samples of a file, made into inputs as the clients' were."""
+        if path.suffix.lower() != ".npz":
+            words = {name: tuple(listed) for name, listed in self.description["categories"].items()}
+            coding = TableCoding(self.description["label"] or "", self.description["client"] or "", (), words)
+            features: Array = read_features(path, coding, self.description["columns"])
+            return features
+        from sifu.data.npz import read_arrays
 
-            arrays = read_arrays(path)
-            if "x" not in arrays:
-                raise InputError(f"{path} has no array x; it has {', '.join(sorted(arrays)) or 'none'}")
-            return arrays["x"].reshape(len(arrays["x"]), -1)
-        words = {name: tuple(listed) for name, listed in self.description["categories"].items()}
-        coding = TableCoding(self.description["label"] or "", self.description["client"] or "", (), words)
-        features: Array = read_features(path, coding, self.description["columns"])
-        return features
-
-
-def load_model(path: str | Path) -> LoadedModel:
-    """A model that `sifu export` wrote, by its description; its digest must be the one that the description names."""
-    model = Path(path)
-    description = _description(description_path(model))
-    content = _bytes(model, 4 << 30)
-    if hashlib.sha256(content).hexdigest() != description.get("sha256"):
-        raise InputError(f"{model} is not the file that {description_path(model).name} describes: export it again")
-    kind, features = description.get("model"), description.get("features", {})
-    if kind not in LINEAR_KINDS or features.get("kind") != "none":
-        raise InputError(
-            f"{model} is a model of kind {kind!r} on features {features.get('kind')!r}: sifu loads linear models on "
-            "plain inputs; load its parameters with safetensors, and build the rest as its description says"
+        arrays = read_arrays(path)
+        if "x" not in arrays:
+            raise InputError(f"{path} has no array x; it has {', '.join(sorted(arrays)) or 'none'}")
+        return scale_features(
+            self.description["data"],
+            arrays["x"],
+            dtype=self.description["dtype"],
+            flat=self.takes_rows,
+            normalise=self.description["normalise"],
         )
+
+    def _checked(self, samples: Array) -> Array:
+        """Samples of the shape that the model was made for, as far as that is known; rows may come as images."""
+        if samples.ndim == 3 and not self.takes_rows:
+            samples = samples[:, None]
+        if samples.ndim > 2 and self.takes_rows:
+            samples = samples.reshape(len(samples), math.prod(samples.shape[1:]))
+        wanted = self.description["input_shape"] or self._rows_wanted()
+        if samples.ndim < 2 or (wanted is not None and list(samples.shape[1:]) != list(wanted)):
+            shape = f"rows of {wanted[0]} features" if wanted and len(wanted) == 1 else f"samples of shape {wanted}"
+            raise InputError(f"the model takes {shape if wanted else 'one row a sample'}, found shape {samples.shape}")
+        if not np.all(np.isfinite(samples)):
+            raise InputError("samples hold NaN or infinity: nothing was predicted from them")
+        return samples
+
+    def _rows_wanted(self) -> list[int] | None:
+        """The length of a row, where the parameters tell it."""
+        if self.kind in LINEAR_KINDS and self.description["features"].get("kind") == "none":
+            return [int(self.parameters["weight"].shape[0])]
+        return [int(self.parameters["1.weight"].shape[1])] if self.kind == "mlp" else None
+
+    def _linear(self, samples: Array) -> Array:
+        weight, bias = self.parameters["weight"], self.parameters["bias"]
+        mapping = self._map(samples.shape[1:])
+        if mapping is None:
+            return np.asarray(samples @ weight + bias)
+        blocks = [phi.astype(weight.dtype) @ weight + bias for _, phi in mapping.chunks(samples)]
+        return np.concatenate(blocks) if blocks else np.zeros((0, weight.shape[1]))
+
+    def _map(self, shape: tuple[int, ...]) -> FeatureMap | None:
+        """The feature map, drawn again for samples of a shape; it must be the one that the run was trained on."""
+        described = self.description["features"]
+        if described.get("kind") == "none" and self.kind != RIDGE:
+            return None
+        mapping = map_for(Spec.from_mapping({"features": described}).features, shape)
+        if mapping.digest() != self.description["features_digest"]:
+            raise InputError(
+                f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on "
+                f"(digest {self.description['features_digest'][:12]}...): give samples of the same shape, and the same "
+                "module with the same weights"
+            )
+        return mapping
+
+    def _network(self, samples: Array) -> Array:
+        import torch
+
+        from sifu.engines.sim.models import make_model
+
+        model = make_model(self.kind, samples.shape[1:], int(self.description["outputs"]))
+        network = model.build(self.description["dtype"]).eval()
+        state = {name: torch.from_numpy(values) for name, values in self.parameters.items()}
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            raise InputError(
+                f"the parameters do not fit a {self.kind} for samples of shape {samples.shape[1:]}: give samples of "
+                "the shape that it was trained on"
+            ) from error
+        with torch.no_grad():
+            parts = [
+                network(torch.from_numpy(samples[start : start + BATCH])).numpy()
+                for start in range(0, len(samples), BATCH)
+            ]
+        return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
+
+
+def load_model(path: str | Path, *, module: str | None = None) -> LoadedModel:
+    """A model that `sifu export` wrote, by its description; its digest must be the one that the description names.
+
+    A model on features of a module of the user's needs its name, `module="package.file:function"`: the module is a
+    program, and no description is reason enough to run one. Weights and text of the module must be those of the run.
+    """
+    model = Path(path)
+    description = read_description(description_path(model))
+    content = read_bytes(model, LARGEST_MODEL)
+    if hashlib.sha256(content).hexdigest() != description["sha256"]:
+        raise InputError(f"{model} is not the file that {description_path(model).name} describes: export it again")
+    if description["model"] == "python":
+        raise InputError(
+            f"{model} is a model of a program of your own: read its parameters with safetensors and put them into it"
+        )
+    features = description["features"]
+    if features.get("kind") == "module" and features.get("module") != module:
+        raise InputError(
+            f"{model} was trained on features of the module {features.get('module')!r}, which is a program: name it "
+            "yourself to have it run (sifu predict --module package.file:function, or load_model(..., module=...))"
+        )
+    return LoadedModel(_parameters(model, content, description), description)
+
+
+def _parameters(model: Path, content: bytes, description: dict[str, Any]) -> dict[str, Array]:
+    """The arrays of the file, which must be the ones described."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
         tensors = load(content)
-        return LoadedModel(tensors["weight"], tensors["bias"], description)
-    except (SafetensorError, KeyError) as error:
-        raise InputError(f"{model} does not hold a linear model ({type(error).__name__})") from error
-
-
-def _description(path: Path) -> dict[str, Any]:
-    try:
-        content = read_json(_bytes(path, LARGEST_DESCRIPTION))
-        if content["format"] != FORMAT or not isinstance(content["categories"], dict):
-            raise ValueError(content["format"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} does not describe a model of sifu: export it again") from error
-    described: dict[str, Any] = content
-    return described
-
-
-def _bytes(path: Path, most: int) -> bytes:
-    try:
-        if not path.is_file() or path.stat().st_size > most:
-            raise InputError(f"{path} is not a file that sifu export wrote")
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-
-
-def description_bytes(reader: RunReader, content: bytes) -> bytes:
-    """The description as the file beside the model holds it."""
-    return json.dumps(describe(reader, content), indent=1).encode() + b"\n"
+    except SafetensorError as error:
+        raise InputError(f"{model} is not a safetensors file") from error
+    shapes = {name: list(values.shape) for name, values in tensors.items()}
+    if shapes != description["parameters"]:
+        raise InputError(f"{model} does not hold the parameters that its description names: export it again")
+    return tensors

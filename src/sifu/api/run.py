@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api.backups import back_up
-from sifu.api.exported_models import description_bytes, description_path
 from sifu.api.key_rotation import rotate_key, vouch
+from sifu.api.model_description import describe, description_bytes, description_path
+from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
 from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
 from sifu.core.identity import check_names
@@ -149,7 +150,10 @@ class Run(RunRequests):
         return came
 
     def export(self, path: str | Path) -> Path:
-        """Write the current released model as safetensors, and beside it, with .json added, what it is."""
+        """Write the current released model as safetensors, and beside it, with .json added, what it is.
+
+        A path that ends in .onnx becomes an ONNX file, which holds the same description.
+        """
         target = Path(path)
         if target.is_dir():
             raise InputError(
@@ -167,6 +171,9 @@ class Run(RunRequests):
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
             with blaming_damage(reader):
                 content = model_bytes(reader.layout, reader.load_model(reader.tip))
+            if target.suffix.lower() == ONNX_ENDING:
+                write_atomically(target, onnx_bytes(describe(reader, content), content))
+            else:
                 write_atomically(target, content)
                 write_atomically(description_path(target), description_bytes(reader, content))
         return target

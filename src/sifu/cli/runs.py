@@ -159,10 +159,16 @@ def report(
 
 def export(
     run: RunArgument,
-    model: Annotated[Path, typer.Option("--model", "--output", help="The safetensors file to write.", metavar="FILE")],
+    model: Annotated[
+        Path, typer.Option("--model", "--output", help="The file to write: .safetensors, or .onnx.", metavar="FILE")
+    ],
     format: FormatOption = Format.text,
 ) -> None:
-    """Write the current released model as safetensors, and beside it what it is: kind, parameters, features, coding."""
+    """Write the current released model, and what it is: kind, classes, features, normalisation.
+
+    A safetensors file has its description beside it, with .json added; sifu predict uses both. A file that ends in
+    .onnx (sifu[onnx]) holds the description, too.
+    """
     from sifu.api import Run
     from sifu.cli.output import tell
 

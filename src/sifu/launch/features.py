@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sifu.core.spec import RIDGE, Spec
+from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.federation import ClientData
 
 if TYPE_CHECKING:
@@ -26,9 +27,13 @@ class FeatureData(ClientData):
 
 def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
     """The feature map of a spec for clients with such samples; None where a linear model takes them as they are."""
-    features, shape = spec.features, tuple(np.shape(clients[0].x)[1:])
-    if features.kind == "none" and spec.model.kind != RIDGE:
+    if spec.features.kind == "none" and spec.model.kind != RIDGE:
         return None
+    return map_for(spec.features, tuple(np.shape(clients[0].x)[1:]))
+
+
+def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
+    """The map of a section `[features]` for samples of a shape; a module that it names is a program, and runs."""
     from sifu.data.feature_maps import CachedFeatures
     from sifu.data.feature_maps.from_spec import specified_map
     from sifu.data.feature_maps.module_by_name import named_module_features

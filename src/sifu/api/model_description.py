@@ -1,0 +1,143 @@
+"""What an exported model is, in a file beside it: kind, classes, features, normalisation, the coding of a table.
+
+It has what somebody needs who is handed the model and nothing else, and nothing of any client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sifu.core.ledger import read_json
+from sifu.core.spec import RIDGE, Spec
+from sifu.data.dataset import AUTHORS_SCALES, SCALES
+from sifu.data.table import TableCoding, feature_names, parse_categories, parse_words
+from sifu.errors import InputError
+from sifu.launch.federation import NPZ, TABLE, takes_rows
+from sifu.store.reader import RunReader
+from sifu.version import __version__
+
+FORMAT = "sifu-model-2"
+LARGEST_DESCRIPTION = 1 << 20
+IMAGE_SHAPES: dict[str, tuple[int, ...]] = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "fashion_mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+}
+"""Samples of the named data sets that have one shape only."""
+
+
+def description_path(model: Path) -> Path:
+    """Where the description of a model file lies."""
+    return model.with_name(f"{model.name}.json")
+
+
+def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
+    """What a run's current model is; `content` are the bytes of its safetensors file."""
+    spec, layout = Spec.from_mapping(reader.spec), reader.layout
+    table, kind = spec.data.name == TABLE, spec.model.kind
+    features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
+    return {
+        "format": FORMAT,
+        "software": f"sifu {__version__}",
+        "model": kind,
+        "task": {key: getattr(spec.ridge, key) for key in ("task", "shift", "scale")} if kind == RIDGE else None,
+        "dtype": layout.dtype,
+        "parameters": {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)},
+        "outputs": int(layout.shapes[-1][-1]),
+        "classes": list(parse_words(spec.data.classes, "data.classes")) if table and spec.data.classes else None,
+        "features": features,
+        "features_digest": str(reader.facts.get("features", "")),
+        "data": spec.data.name,
+        "input_shape": _input_shape(spec),
+        "normalise": spec.data.normalise,
+        "normalisation": _normalisation(spec),
+        "label": spec.data.label if table else None,
+        "client": spec.data.client if table else None,
+        "categories": {name: list(words) for name, words in parse_categories(spec.data.categories).items()},
+        "columns": _columns_at_hand(spec) if table else None,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def description_bytes(reader: RunReader, content: bytes) -> bytes:
+    """The description as the file beside the model holds it."""
+    return json.dumps(describe(reader, content), indent=1).encode() + b"\n"
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """A description that `sifu export` wrote, with the fields that using the model needs."""
+    try:
+        content = read_json(read_bytes(path, LARGEST_DESCRIPTION))
+        texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
+        objects = ("parameters", "features", "categories")
+        if (
+            content["format"] != FORMAT
+            or not all(isinstance(content[key], str) for key in texts)
+            or not all(isinstance(content[key], dict) for key in objects)
+        ):
+            raise ValueError(content["format"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} does not describe a model of sifu: export it again") from error
+    described: dict[str, Any] = content
+    return described
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The bytes of a file that an export wrote."""
+    try:
+        if not path.is_file() or path.stat().st_size > most:
+            raise InputError(f"{path} is not a file that sifu export wrote")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _input_shape(spec: Spec) -> list[int] | None:
+    """The shape of one sample as the model or its feature map takes it, where it can be known without the clients."""
+    shape = IMAGE_SHAPES.get(spec.data.name)
+    if spec.data.name == NPZ and not takes_rows(spec):
+        shape = _stored_shape(Path(spec.data.file).expanduser())
+    if shape is None:
+        return None
+    return [math.prod(shape)] if takes_rows(spec) else list(shape)
+
+
+def _stored_shape(path: Path) -> tuple[int, ...] | None:
+    """The shape of an image of a user's own file, if it is still there."""
+    from sifu.data.dataset import channels_first
+    from sifu.data.npz import read_arrays
+
+    try:
+        arrays = read_arrays(path)
+        x = arrays["x"] if "x" in arrays else arrays["x_train"]
+        return tuple(map(int, channels_first(x[:1]).shape[1:]))
+    except (InputError, KeyError):
+        return None
+
+
+def _normalisation(spec: Spec) -> dict[str, Any] | None:
+    """What bytes are divided by and, channel by channel, centred and scaled with; None where numbers go in as is."""
+    if spec.data.name not in SCALES:
+        return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None
+    scale = (AUTHORS_SCALES if spec.data.normalise == "authors" else SCALES)[spec.data.name]
+    centred = spec.data.normalise != "unit"
+    return {
+        "divide_bytes_by": scale.largest,
+        "mean": list(scale.mean) if centred else None,
+        "deviation": list(scale.deviation) if centred else None,
+    }
+
+
+def _columns_at_hand(spec: Spec) -> list[str] | None:
+    """The columns that were features, in their order, if the table is still there."""
+    try:
+        return feature_names(Path(spec.data.file).expanduser(), TableCoding(spec.data.label, spec.data.client))
+    except InputError:
+        return None

@@ -1,0 +1,173 @@
+"""Every kind of released model outside its run: the same predictions as inside, also as ONNX."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import Command
+from sifu.engines.sim.networks import CONV_NETS
+from sifu.errors import InputError
+from sifu.store.reader import RunReader
+
+CLIENTS, SAMPLES = 3, 4
+TRUNK = "import torch\n\ndef make():\n    torch.manual_seed({})\n    return torch.nn.Linear(18, 5)\n"
+
+
+def images(folder: Path, *shape: int) -> Path:
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 256, (CLIENTS * SAMPLES, *shape), dtype=np.uint8)
+    np.savez(folder / "own.npz", x=x, y=np.arange(len(x)) % 3, client=np.repeat(np.arange(CLIENTS), SAMPLES))
+    return folder / "own.npz"
+
+
+def rows(folder: Path, y: Any = None) -> Path:
+    x = np.random.default_rng(4).random((CLIENTS * SAMPLES, 18))
+    labels = np.arange(len(x)) % 3 if y is None else y
+    np.savez(folder / "own.npz", x=x, y=labels, client=np.repeat(np.arange(CLIENTS), SAMPLES))
+    return folder / "own.npz"
+
+
+def trained(file: Path, folder: Path, kind: str, **sections: Any) -> sifu.Run:
+    spec: dict[str, Any] = {
+        "data": {"name": "npz", "file": str(file), "partition": "given"},
+        "model": {"kind": kind},
+        "local": {"rate": 0.05, "steps": 2},
+        "stop": {"max_rounds": 2, "target": 0.0},
+        "regularity": {"kind": "measured" if kind in ("softmax", "logistic", "least_squares") else "assumed"},
+    }
+    return sifu.train(spec | sections, run=folder / "run")
+
+
+def check_agrees_with_the_run(run: sifu.Run, model: sifu.LoadedModel, file: Path) -> None:
+    """As many correct predictions, client by client, as the engine counts that trained it."""
+    with RunReader(run.folder) as reader:
+        vector = reader.load_model(reader.tip)
+    expected = run.engine().evaluate(vector, np.arange(CLIENTS)).correct
+    arrays = np.load(file)
+    predicted = np.array(model.predict_file(file))
+    right = [int((predicted == arrays["y"])[arrays["client"] == client].sum()) for client in range(CLIENTS)]
+    assert right == expected.tolist()
+
+
+def answers_of_the_graph(run: sifu.Run, model: sifu.LoadedModel, inputs: Any, exact: bool) -> list[Any]:
+    """Scores and predictions of the exported graph, by onnx's own evaluator and, where there is one, a runtime."""
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    path = run.export(run.folder.parent / "m.onnx")
+    graph = onnx.load(path)
+    described = json.loads(next(entry.value for entry in graph.metadata_props if entry.key == "sifu"))
+    assert described == model.description
+    source, element = graph.graph.input[0].name, np.float64 if exact else np.float32
+    answers = [ReferenceEvaluator(graph).run(None, {source: inputs.astype(element)})]
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        pass
+    else:
+        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+        answers.append(session.run(None, {source: inputs.astype(element)}))
+    return answers
+
+
+@pytest.mark.parametrize("kind", [*CONV_NETS, "mlp"])
+def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
+    file = images(tmp_path, 18, 18, 3)
+    run = trained(file, tmp_path, kind, model={"kind": kind, "dtype": "float32"})
+    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
+    check_agrees_with_the_run(run, model, file)
+    x = np.load(file)["x"].transpose(0, 3, 1, 2) / 255.0
+    scores = model.scores(x)
+    inputs = x.reshape(len(x), -1) if kind == "mlp" else x
+    for found, predicted in answers_of_the_graph(run, model, inputs, exact=False):
+        np.testing.assert_allclose(found, scores, atol=1e-5)
+        np.testing.assert_array_equal(predicted, scores.argmax(axis=1))
+    with pytest.raises(InputError, match=r"takes (samples of shape|rows of)"):
+        model.predict(np.zeros((2, 3, 20, 20)))
+
+
+@pytest.mark.parametrize("features", ["none", "random_fourier", "projection"])
+@pytest.mark.parametrize("kind", ["ridge", "softmax"])
+def test_heads_on_feature_maps(tmp_path: Path, kind: str, features: str) -> None:
+    file = rows(tmp_path)
+    run = trained(file, tmp_path, kind, features={"kind": features, "count": 8 * (features != "none"), "seed": 2})
+    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
+    check_agrees_with_the_run(run, model, file)
+    if features != "none":
+        with pytest.raises(InputError, match="is not the one that the model was trained on"):
+            model.predict(np.zeros((2, 17)))
+    x = np.load(file)["x"]
+    mapping = model._map((18,))
+    inputs = x if mapping is None else mapping(x)
+    for scores, predicted in answers_of_the_graph(run, model, inputs, exact=True):
+        np.testing.assert_allclose(scores, model.scores(x), atol=1e-12)
+        np.testing.assert_array_equal(predicted, model.predict(x))
+
+
+def test_heads_on_image_features(tmp_path: Path) -> None:
+    file = images(tmp_path, 8, 8)
+    run = trained(file, tmp_path, "softmax", features={"kind": "random_convolutions"})
+    check_agrees_with_the_run(run, sifu.load_model(run.export(tmp_path / "m.safetensors")), file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ridge"), [("logistic", {}), ("least_squares", {}), ("ridge", {"task": "regression", "scale": 2.0})]
+)
+def test_other_decisions_as_onnx(tmp_path: Path, kind: str, ridge: dict[str, Any]) -> None:
+    x = np.random.default_rng(4).random((CLIENTS * SAMPLES, 18))
+    file = rows(tmp_path, (x[:, 0] > 0.5).astype(int) if kind == "logistic" else x[:, 0] + 0.25)
+    run = trained(file, tmp_path, kind, ridge=ridge)
+    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
+    predicted = model.predict(x)
+    assert predicted.shape == (len(x),)
+    if kind == "ridge":
+        assert np.abs(predicted - (x[:, 0] + 0.25)).max() < 0.3  # in the targets' own unit
+    mapping = model._map((18,))
+    for _, decided in answers_of_the_graph(run, model, x if mapping is None else mapping(x), exact=True):
+        np.testing.assert_allclose(np.ravel(decided), predicted, atol=1e-12)
+
+
+def test_a_module_runs_only_if_it_is_named_and_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    trunk = tmp_path / "exported_trunk.py"
+    trunk.write_text(TRUNK.format(1))
+    file = rows(tmp_path)
+    try:
+        run = trained(file, tmp_path, "ridge", features={"kind": "module", "module": "exported_trunk:make"})
+        path = run.export(tmp_path / "m.safetensors")
+        with pytest.raises(InputError, match="name it yourself"):
+            sifu.load_model(path)
+        assert "name it yourself" in cli("predict", path, file).err
+        check_agrees_with_the_run(run, sifu.load_model(path, module="exported_trunk:make"), file)
+        assert cli("predict", path, file, "--module", "exported_trunk:make").code == 0
+        sys.modules.pop("exported_trunk")
+        trunk.write_text(TRUNK.format(2))  # other weights
+        with pytest.raises(InputError, match="is not the one that the model was trained on"):
+            sifu.load_model(path, module="exported_trunk:make").predict_file(file)
+    finally:
+        sys.modules.pop("exported_trunk", None)
+
+
+def test_bytes_are_scaled_as_the_clients_were(tmp_path: Path) -> None:
+    """Digits have values up to 16; a file of raw bytes gives what the run's own test samples give."""
+    spec = {"data": {"name": "digits", "clients": 4, "normalise": "standard"}, "stop": {"max_rounds": 5, "target": 0.0}}
+    run = sifu.train(spec, run=tmp_path / "run")
+    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
+    assert model.description["normalisation"] == {"divide_bytes_by": 16.0, "mean": [0.5], "deviation": [0.5]}
+    from sifu.data import load
+
+    digits = load("digits")
+    np.savez(tmp_path / "new.npz", x=digits.x_test[:50])
+    inputs = digits.features("test", normalise="standard")[:50]
+    np.testing.assert_array_equal(model.predict_file(tmp_path / "new.npz"), model.predict(inputs))
+    assert "cache" not in model.description["features"]
