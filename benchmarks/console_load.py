@@ -3,10 +3,10 @@
     python benchmarks/console_load.py --viewers 200 --out benchmarks/results/console_load.json
 
 One training goes on all the time. Beside it, windows of `--seconds` alternate: in every other one the console is
-stopped (SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream open and
-loads the page again every half minute. Compared are the rounds of a window with viewers and the mean of the windows
-before and after it, so that a drift of the machine cancels. The viewers run on the same machine and cost it something,
-too.
+stopped (SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream
+open and loads the page again every half minute. Compared are the rounds of a window with viewers and the mean of the
+windows before and after it, so that a drift of the machine cancels. The viewers run on the same machine and cost it
+something, too.
 
 In the last window a request is filed, the console is killed with everybody connected, and the training ends by itself:
 every round must be recorded once, the request must be in the ledger, and the run must verify.

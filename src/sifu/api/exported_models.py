@@ -88,13 +88,11 @@ class LoadedModel:
         arrays = read_arrays(path)
         if "x" not in arrays:
             raise InputError(f"{path} has no array x; it has {', '.join(sorted(arrays)) or 'none'}")
-        return scale_features(
-            self.description["data"],
-            arrays["x"],
-            dtype=self.description["dtype"],
-            flat=self.takes_rows,
-            normalise=self.description["normalise"],
-        )
+        x, dtype = arrays["x"], self.description["dtype"]
+        if x.dtype != np.uint8:  # scaled already
+            return scale_features("", x, dtype=dtype, flat=self.takes_rows)
+        data, normalise = self.description["data"], self.description["normalise"]
+        return scale_features(data, x, dtype=dtype, flat=self.takes_rows, normalise=normalise)
 
     def _checked(self, samples: Array) -> Array:
         """Samples of the shape that the model was made for, as far as that is known; rows may come as images."""
