@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +102,30 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
             sifu.load_model(tmp_path / "m.safetensors")
     with pytest.raises(InputError, match="not a file that sifu export wrote"):
         sifu.load_model(tmp_path / "nothing.safetensors")
+
+
+@pytest.mark.skipif(shutil.which("model_signing") is None, reason="pip install model-signing pyOpenSSL")
+def test_an_export_is_signed_the_openssf_way(tmp_path: Path) -> None:
+    """The commands of docs/security.md; a changed model, an added file and another key are refused."""
+    spec = small_spec(data={"clients": 4, "samples_per_client": 6}, stop={"target": 0.0, "max_rounds": 1})
+    release = tmp_path / "release"
+    release.mkdir()
+    model = sifu.train(spec, run=tmp_path / "run").export(release / "model.safetensors")
+
+    def succeeds(*command: str) -> bool:
+        return subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}).returncode == 0
+
+    for name in ("release", "other"):
+        assert succeeds("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key.pem")
+        assert succeeds("openssl", "ec", "-in", f"{name}.key.pem", "-pubout", "-out", f"{name}.pub.pem")
+    sign = ["model_signing", "sign", "key", "release", "--private_key", "release.key.pem"]
+    assert succeeds(*sign, "--signature", "release.sig")
+    verify = ["model_signing", "verify", "key", "release", "--signature", "release.sig", "--public_key"]
+    assert succeeds(*verify, "release.pub.pem")
+    assert not succeeds(*verify, "other.pub.pem")
+    (release / "added").write_text("x")
+    assert not succeeds(*verify, "release.pub.pem")
+    (release / "added").unlink()
+    content = model.read_bytes()
+    model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert not succeeds(*verify, "release.pub.pem")
