@@ -183,7 +183,14 @@ class Truth:
             if source is None:
                 return None
             total, weight = total + samples * source.astype(np.float64), weight + samples
-        return (total / weight).astype(dtype) if weight else before
+        return self._moved_on(engine, total / weight).astype(dtype) if weight else before
+
+    def _moved_on(self, engine: Engine, mean: Vector) -> Vector:
+        """A merge lies beyond the mean of its groups, by a factor of the spec (docs/theory.md, section 15.4)."""
+        stretch, fresh = self.spec.groups.stretch, engine.initial_model(0).astype(np.float64)
+        moved = fresh + stretch * (mean - fresh)
+        stays = (moved < 0.0) & (mean >= 0.0) & (fresh >= 0.0)
+        return mean if stretch == 1.0 else np.where(stays, mean, moved)
 
     def _round(self, engine: Engine, model: Vector, position: Position, there: list[int]) -> Vector:
         if not there:

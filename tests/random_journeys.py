@@ -186,6 +186,7 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
             "count": dice.randint(2, 4),
             "rounds": dice.randint(1, 2),
             "rebuild": dice.choice(["now", "later", "never"]),
+            "stretch": dice.choice([1.0, 1.25, 2.0]),
         }
         spec["stop"]["max_rounds"] = dice.randint(3, 5)
         if spec["server"]["participation"] == "fixed(3)":
