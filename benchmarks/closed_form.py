@@ -8,8 +8,12 @@ default map. It is trained, and ten clients are forgotten with a certificate: wi
 the sum alone, with a fixed penalty and by cross-validation. Features are computed by the first of these runs; the
 others find them kept (`features.cache`). Seconds of the processor are those of all threads.
 
+The check of one client's statistics is timed by both of its ways (`sifu.theory.closed_form.semi_definite`).
+
 The second part has made-up features, ten samples a client, and more clients. Ten of them, whose statistics lie in
-files, are taken out of the sum. Each federation is a process of its own: memory is its largest resident size.
+files, are taken out of the sum. The third part keeps the sum alone (256 features, ten samples a client): ten of many
+clients are forgotten in a whole run, and all that stay send their statistics again. Each federation is a process of its
+own: memory is its largest resident size.
 """
 
 from __future__ import annotations
@@ -32,10 +36,12 @@ import numpy as np
 import sifu
 from sifu.data.sources import load
 from sifu.experiments.provenance import commit, processor
-from sifu.theory.closed_form import FixedPoint, Statistics, Targets, fit_head, statistics_of
+from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, statistics_of
+from sifu.theory.closed_form.semi_definite import is_semi_definite
 from sifu.theory.closed_form.statistics import statistics_of_chunks
 
 OUTPUTS, SAMPLES, LEAVING = 10, 10, 10
+SUM_FEATURES = 256
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -147,6 +153,49 @@ def federation(clients: int, features: int) -> dict[str, Any]:
     }
 
 
+def check_both_ways(features: int, samples: int) -> dict[str, Any]:
+    """The check of one client's statistics, with the low rank of few samples made use of and without."""
+    fixed = FixedPoint(features=features, outputs=OUTPUTS)
+    statistics = statistics_of(fixed, *made_up(fixed, 0, samples))
+    check_statistics(statistics, "nobody")  # loads the libraries
+    _, whole = timed(lambda: check_statistics(statistics, "nobody"))
+    ways = {}
+    for name, rank in (("low_rank", samples), ("cholesky", fixed.width)):
+        accepted, ways[name] = timed(lambda rank=rank: is_semi_definite(statistics.gram, rank))
+        assert accepted
+    return {"features": features, "samples": samples, "check": whole, "semi_definite": ways}
+
+
+def sums_only(clients: int) -> dict[str, Any]:
+    """A run of many clients that keeps the sum alone: ten are forgotten, and all others send again."""
+    generator = np.random.default_rng(1)
+    data = {
+        f"client-{number:05d}": (generator.normal(size=(SAMPLES, 20)), generator.integers(OUTPUTS, size=SAMPLES))
+        for number in range(clients)
+    }
+    spec = {
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": "ridge", "outputs": OUTPUTS},
+        "features": {"kind": "random_fourier", "count": SUM_FEATURES},
+        "ridge": {"regularisation": 0.01},
+        "keep": {"statistics": "sum"},
+    }
+    with tempfile.TemporaryDirectory() as place:
+        run, trained = timed(lambda: sifu.train(spec, run=Path(place, "run"), clients=data))
+        (outcome,), forgotten = timed(lambda: run.forget([f"client-{number:05d}" for number in range(LEAVING)]))
+        kept = sum(path.stat().st_size for path in Path(place, "run", "statistics").iterdir())
+    return {
+        "clients": clients,
+        "features": SUM_FEATURES,
+        "features_and_statistics_of_all": trained,
+        "forget_ten_with_certificate": forgotten,
+        "rounds": outcome.rounds,
+        "level": outcome.level,
+        "megabytes_of_statistics": round(kept / 1e6, 2),
+        "largest_resident_mib": largest_resident(),
+    }
+
+
 def in_its_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """What `work` returns in a fresh process, whose memory is its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -170,8 +219,10 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "commit": chosen.commit or commit(),
         "hardware": f"{processor()}, {os.cpu_count()} cores",
+        "checks": [],
         "runs": [],
         "federations": [],
+        "sums": [],
     }
 
     def add(part: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
@@ -179,11 +230,14 @@ def main() -> None:
         if chosen.out:  # what was measured stays if the rest is interrupted
             chosen.out.write_text(json.dumps(result, indent=1) + "\n")
 
+    add("checks", check_both_ways, chosen.features, 100)
     with tempfile.TemporaryDirectory() as cache:
         for way in ways if chosen.images else []:
             add("runs", whole_run, chosen.data, chosen.images, cache, *way)
     for clients in chosen.clients:
         add("federations", federation, clients, chosen.features)
+    for clients in chosen.clients:
+        add("sums", sums_only, clients)
     print(json.dumps(result, indent=1))
 
 
