@@ -1,11 +1,13 @@
-"""Heart disease of four hospitals: a closed-form head, and the same head after each hospital has left.
+"""Heart disease of four hospitals: a closed-form head, and the same head after a hospital or a patient has left.
 
     SIFU_DATA=FOLDER python benchmarks/hospitals.py --out benchmarks/results/hospitals.json
 
 `FOLDER` holds the published files (docs/closed-form.md), or a sub-folder `hospitals` with them. Every run goes through
 the public API: trained once, one hospital forgotten, verified, and compared bit for bit with a federation that never
-had it. The held-out patients of all four hospitals are looked at once; the figure is the area under the ROC curve. A
-logistic regression on the pooled patients, which the hospitals would have to hand over, stands beside it.
+had it. Then, in another run, the first patient of each hospital, which stays (`--records` on the command line): sums
+and head are compared with those of hospitals that never had the patient. The held-out patients of all four hospitals
+are looked at once; the figure is the area under the ROC curve. A logistic regression on the pooled patients, which the
+hospitals would have to hand over, stands beside it.
 """
 
 from __future__ import annotations
@@ -52,18 +54,50 @@ def area(model: Any, spec: Spec, dataset: Dataset) -> float:
     return float(roc_auc_score(dataset.y_test, scores[:, 1] - scores[:, 0]))
 
 
-def one_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path) -> dict[str, Any]:
+def kept_sum(run: sifu.Run) -> str:
+    """The digest of the sum that the head was solved from: that of whole numbers, the same on every machine."""
+    with run.reader() as reader:
+        return next(row.digest for row in reader.statistics().values() if row.is_sum)
+
+
+def patients_of(dataset: Dataset, hospital: str, without: int | None = None) -> tuple[Any, Any]:
+    """The patients of a hospital, as rows, and their diagnoses; one of them left out where asked."""
+    rows = np.flatnonzero(dataset.client_train == hospital)
+    if without is not None:
+        rows = np.delete(rows, without)
+    return dataset.x_train[rows], dataset.y_train[rows]
+
+
+def a_patient_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path) -> dict[str, Any]:
+    """Train with all four, forget the first patient of one, and compare with hospitals that never had the patient."""
+    run = sifu.train(spec, run=folder / f"{hospital}-patient-run")
+    started = time.perf_counter()
+    (outcome,) = run.forget([hospital], records=[0])
+    seconds = time.perf_counter() - started
+    others = {name: patients_of(dataset, name, 0 if name == hospital else None) for name in HOSPITALS}
+    never = sifu.train(spec, run=folder / f"{hospital}-patient-never", clients=others)
+    same = kept_sum(run) == kept_sum(never) and np.array_equal(current_model(run), current_model(never))
+    return {
+        "leaves": f"a patient of {hospital}",
+        "patients": 1,
+        "records_in_certificate": outcome.records,
+        "area_after": round(area(current_model(run), spec, dataset), 4),
+        "level": outcome.level,
+        "rounds": outcome.rounds,
+        "seconds": round(seconds, 3),
+        "same_as_never": bool(same),
+        "verified": run.verify().problems == [],
+    }
+
+
+def a_hospital_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path) -> dict[str, Any]:
     """Train with all four, forget one, and hold it against a federation of the other three."""
     run = sifu.train(spec, run=folder / f"{hospital}-run")
     before = area(current_model(run), spec, dataset)
     started = time.perf_counter()
     (outcome,) = run.forget([hospital], method="closed_form")
     seconds = time.perf_counter() - started
-    rest = {
-        name: (dataset.x_train[dataset.client_train == name], dataset.y_train[dataset.client_train == name])
-        for name in HOSPITALS
-        if name != hospital
-    }
+    rest = {name: patients_of(dataset, name) for name in HOSPITALS if name != hospital}
     never = sifu.train(spec, run=folder / f"{hospital}-never", clients=rest)
     return {
         "leaves": hospital,
@@ -71,9 +105,11 @@ def one_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path) -> dic
         "area_before": round(before, 4),
         "area_after": round(area(current_model(run), spec, dataset), 4),
         "level": outcome.level,
-        "rounds": 0,
+        "rounds": outcome.rounds,
         "seconds": round(seconds, 3),
-        "same_as_never": bool(np.array_equal(current_model(run), current_model(never))),
+        "same_as_never": bool(
+            kept_sum(run) == kept_sum(never) and np.array_equal(current_model(run), current_model(never))
+        ),
         "verified": run.verify().problems == [],
     }
 
@@ -86,7 +122,11 @@ def main() -> None:
     dataset, spec = load("hospitals", given.data), ridge_spec(given.data)
     pooled = LogisticRegression(max_iter=5000).fit(dataset.x_train, dataset.y_train)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [one_leaves(hospital, spec, dataset, Path(folder)) for hospital in HOSPITALS]
+        rows = [
+            leave(hospital, spec, dataset, Path(folder))
+            for leave in (a_hospital_leaves, a_patient_leaves)
+            for hospital in HOSPITALS
+        ]
     result = {
         "rows": rows,
         "pooled_logistic_regression": round(

@@ -55,3 +55,20 @@ def test_the_sentences_beside_it_hold() -> None:
     assert min(heads("celeba")) < max(networks("celeba"))
     assert f"CIFAR-10 reaches {heads('cifar10', 'pretrained')[0]:.1f}" in page
     assert f"only {heads('celeba', 'pretrained')[0]:.1f}" in page
+
+
+HOSPITALS = {"cleveland": "Cleveland", "hungarian": "Budapest", "switzerland": "Zurich", "va": "Long Beach"}
+
+
+def test_hospitals_and_patients_leave_as_the_page_says() -> None:
+    page = (ROOT / "docs/closed-form.md").read_text()
+    measured = json.loads((ROOT / "benchmarks/results/hospitals.json").read_text())["rows"]
+    assert len(measured) == 2 * len(HOSPITALS)
+    assert all(row["same_as_never"] and row["verified"] for row in measured)
+    for row in measured:
+        *patient, name = row["leaves"].split(" of ")
+        who = f"a patient of {HOSPITALS[name]}" if patient else HOSPITALS[name]
+        shown = next(line for line in page.splitlines() if line.startswith((f"| {who} |", f"| {who} (`")))
+        cells = [cell.strip() for cell in shown.split("|")[2:-1]]
+        assert abs(float(cells.pop(1)) - row["area_after"]) <= 0.00051  # rounded twice
+        assert cells == [str(row["patients"]), f"`{row['level']}`", str(row["rounds"])]
