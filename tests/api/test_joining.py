@@ -181,3 +181,49 @@ def test_another_feature_map_and_a_second_name_are_refused(tmp_path: Path) -> No
     twice = [*clients[:3], ClientData("c0", clients[3].x, clients[3].y)]
     with pytest.raises(InputError, match="same name"):
         sifu.open_run(tmp_path / "run", clients=twice).join()
+
+
+def test_the_same_file_may_be_the_data_of_two_names(tmp_path: Path, cli: Command) -> None:
+    """The record knows who joined from a file; whoever it names has all of it."""
+    clients = table_clients(3)
+    np.savez(tmp_path / "all.npz", x=clients[0].x, y=clients[0].y, client=np.arange(clients[0].samples) % 2)
+    np.savez(tmp_path / "more.npz", x=clients[2].x, y=clients[2].y)
+    settings = {"data.name": "npz", "data.file": tmp_path / "all.npz", "data.partition": "given"}
+    settings |= {"data.preprocessing": "fixed", "model.kind": "ridge", "model.outputs": 3}
+    (tmp_path / "spec.toml").write_text("")
+    folder = tmp_path / "run"
+    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    assert cli("train", tmp_path / "spec.toml", "--run", folder, *given).code == 0
+    for name in ("b", "b-more"):
+        assert cli("join", folder, "--client", name, "--file", tmp_path / "more.npz").code == 0
+    assert cli("forget", folder, "--client", "b").code == 0
+    left = [ClientData(str(k), clients[0].x[k::2], clients[0].y[k::2]) for k in range(2)]
+    never = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 3}}
+    sifu.train(never, run=tmp_path / "never", clients=[*left, ClientData("b-more", clients[2].x, clients[2].y)])
+    assert kept_sum(folder) == kept_sum(tmp_path / "never")
+
+
+def test_several_labels_and_real_numbers_come_from_a_file(tmp_path: Path, cli: Command) -> None:
+    clients = table_clients(2)
+    x = np.concatenate([client.x for client in clients])
+    whose = np.arange(len(x)) % 2
+    (tmp_path / "spec.toml").write_text("")
+    for task, y, shown in (
+        ("multi_label", (x[:, :3] > 0).astype(int), "accuracy"),
+        ("regression", x[:, 0] / 2.0, "mean squared error"),
+    ):
+        np.savez(tmp_path / f"{task}.npz", x=x, y=y, client=whose)
+        settings = {"data.name": "npz", "data.file": tmp_path / f"{task}.npz", "data.partition": "given"}
+        settings |= {"data.preprocessing": "fixed", "model.kind": "ridge", "ridge.task": task}
+        given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        trained = cli("train", tmp_path / "spec.toml", "--run", tmp_path / task, *given)
+        assert trained.code == 0, trained.err
+        assert shown in " ".join(trained.out.split())
+        (outcome,) = sifu.open_run(tmp_path / task).forget(["1"])
+        assert outcome.level == "exact"
+        assert (outcome.accuracy is None) == (task == "regression")
+    np.savez(tmp_path / "wrong.npz", x=x, y=np.full((len(x), 3), 2), client=whose)
+    given = ("--set", "data.name=npz", "--set", f"data.file={tmp_path / 'wrong.npz'}")
+    refused = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "no", *given)
+    assert refused.code == 2
+    assert "0 and 1 for each of 3 labels" in refused.err

@@ -141,7 +141,8 @@ class RunStatus:
     """Everything `sifu status` shows.
 
     `rounds` are those on the active history, `rounds_run` all that were ever run. `psi_star` is the influence that
-    noise of `sigma` hides. `bytes_kept` says by method what a request needs on disk.
+    noise of `sigma` hides. `bytes_kept` says by method what a request needs on disk. A run that predicts real numbers
+    has no `accuracy`; `loss` is the mean over the active clients' samples.
     """
 
     run: str
@@ -150,6 +151,7 @@ class RunStatus:
     rounds_run: int
     branch: int
     accuracy: float | None
+    loss: float | None
     target: float
     parameters: int
     model: str
@@ -196,6 +198,7 @@ def status_of(view: RunView) -> RunStatus:
     multiplier = terms.multiplier
     psi = track_everyone(view).total(np.arange(len(view.clients))).tolist()
     evaluations = [row for row in reader.evaluations() if row.subset == ACTIVE]
+    current = next((row for row in evaluations if row.node == reader.tip), None)
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
     last_noise = next((noise_std for noise_std in reversed(noises) if noise_std > 0.0), None)
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
@@ -209,7 +212,8 @@ def status_of(view: RunView) -> RunStatus:
         rounds=sum(1 for node in view.path.nodes if node.kind == "round"),
         rounds_run=sum(1 for row in reader.node_rows() if row.node.kind == "round"),
         branch=view.path.nodes[-1].branch,
-        accuracy=next((row.accuracy for row in evaluations if row.node == reader.tip), None),
+        accuracy=current.accuracy if current and view.spec.has_accuracy else None,
+        loss=current.loss if current else None,
         target=view.spec.stop.target,
         parameters=reader.layout.size,
         model=view.spec.model.kind,

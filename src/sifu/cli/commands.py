@@ -52,7 +52,7 @@ def show_status(run: Run, as_json: bool) -> None:
 def _print_standing(run: Run, status: RunStatus) -> None:
     out.print(
         f"[bold]{escape(status.run)}[/]: {status.phase}, {status.rounds} rounds on the active history "
-        f"({status.rounds_run} run in all), accuracy {percent(status.accuracy)} on the active clients' data"
+        f"({status.rounds_run} run in all), {_how_good(run, status)} on the active clients' data"
     )
     missed = missed_target(status.accuracy, status.target)
     if missed and status.phase == "ready":
@@ -169,6 +169,15 @@ def _print_requests(run: Run, status: RunStatus) -> None:
             f"Past the last noise {ahead.fitting} of {ahead.active} active clients could be forgotten with the "
             f"same noise: about {ahead.expected_requests:.3g} requests of {ahead.usual_size:g} before one needs more"
         )
+
+
+def _how_good(run: Run, status: RunStatus) -> str:
+    """The accuracy, or the loss of a run that predicts real numbers."""
+    if run.spec.has_accuracy or status.loss is None:
+        return f"accuracy {percent(status.accuracy)}"
+    if status.closed_form:
+        return f"mean squared error {number(status.loss)} in squares of ridge.scale"
+    return f"mean loss {number(status.loss)}"
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:

@@ -234,15 +234,20 @@ def check_pair(owner: str, x: Array, y: Array, x_field: str, y_field: str) -> No
 
 
 def check_labels(owner: str, y: Array, classes: int) -> None:
-    """Class numbers must lie in 0..classes-1; float labels (regression) go with no classes."""
+    """Class numbers must lie in 0..classes-1, several labels must be 0 or 1; floats (regression) go with no classes."""
     if np.issubdtype(y.dtype, np.floating):
         if classes:
             raise InputError(f"{owner} are {y.dtype} although {classes} classes are named; store integers")
         return
     if not classes and y.size:
         raise InputError(f"{owner} are whole numbers but no classes are named; store floats for regression")
+    if y.ndim == 2 and y.shape[1] == classes and bool(np.all((y == 0) | (y == 1))):
+        return
     if y.ndim != 1:
-        raise InputError(f"{owner} have shape {y.shape}; one class number per sample was expected")
+        raise InputError(
+            f"{owner} have shape {y.shape}; one class number per sample was expected, or 0 and 1 for each of {classes} "
+            "labels"
+        )
     if y.size and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise InputError(
             f"{owner} run from {int(y.min())} to {int(y.max())}; class numbers 0 to {classes - 1} were expected"

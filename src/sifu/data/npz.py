@@ -136,6 +136,8 @@ def _classes(arrays: dict[str, Array], y: Array, y_test: Array, path: Path) -> t
         return tuple(str(label) for label in arrays["classes"].reshape(-1))
     if y.dtype.kind != "i":
         return ()
+    if y.ndim == 2:  # several labels for each sample, a column each
+        return tuple(str(label) for label in range(y.shape[1]))
     largest = max((int(labels.max()) for labels in (y, y_test) if labels.size), default=-1)
     if largest >= MOST_CLASSES:
         raise InputError(f"{path} has a class number {largest}; number the classes from 0, {MOST_CLASSES} at most")

@@ -85,8 +85,8 @@ def _clients_of_files(reader: RunReader, files: dict[str, str], given: dict[str,
         names = [client for client, of in files.items() if of == file]
         try:
             read = clients_of_file(spec, Path(file), None)
-        except InputError:
-            read = clients_of_file(spec, Path(file), names[0])
+        except InputError:  # it names nobody: whoever joined from it has all of it
+            read = tuple(client for name in names for client in clients_of_file(spec, Path(file), name))
         clients |= {client.name: client for client in read if client.name in names}
     return clients
 

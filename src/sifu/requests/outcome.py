@@ -60,9 +60,11 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         if subset == f"forgotten:{row.request}" and node < (row.noise_node or 0)
     ]
 
+    has_accuracy = recorded.view.spec.has_accuracy
+
     def accuracy(key: tuple[int | None, str]) -> float | None:
         evaluation: EvaluationRow | None = evaluations.get(key)  # type: ignore[arg-type]
-        return evaluation.accuracy if evaluation else None
+        return evaluation.accuracy if evaluation and has_accuracy else None
 
     cost = cost_of(reader, row)
     return Outcome(
@@ -83,7 +85,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         scratch_rounds=scratch.rounds if scratch else None,
         accuracy=accuracy((row.final_node, "active")),
         target=recorded.terms.stop(recorded.view.spec.stop).target,
-        accuracy_forgotten_before=before[0].accuracy if before else None,
+        accuracy_forgotten_before=before[0].accuracy if before and has_accuracy else None,
         accuracy_forgotten_after=accuracy((row.final_node, f"forgotten:{row.request}")),
         cost=cost,
         training_noise=recorded.training_noise,

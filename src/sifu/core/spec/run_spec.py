@@ -43,6 +43,13 @@ class Spec:
     regularity: RegularitySpec = field(default_factory=RegularitySpec)
     keep: KeepSpec = field(default_factory=KeepSpec)
 
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether a prediction is right or wrong; one of a real number is only near or far."""
+        return not (
+            self.model.kind == "least_squares" or (self.model.kind == RIDGE and self.ridge.task == "regression")
+        )
+
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
         return asdict(self)
