@@ -16,6 +16,7 @@ from forged_runs import rebuild_chain
 from independent_verifier import verify as verify_independently
 from run_tools import Command, copy_run, query, small_spec, spec_for
 from sifu.api import verify_run
+from sifu.api.advice import advise
 from sifu.api.training_ways import TrainingWay, recommend
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
@@ -233,3 +234,15 @@ def test_the_way_of_training_that_is_advised(closed: float, noise_pays: bool, gr
     plain = TrainingWay("plain", True, "proven", rounds, 100.0, 0.95, (), "")
     groups = TrainingWay("groups", groups_possible, "exact", 28.0, 100.0, None, (), "")
     assert recommend(heads, plain, groups, noise_pays) == name
+
+
+@pytest.mark.parametrize(("kept", "rounds"), [("clients", 0), ("sum", 1)])
+def test_a_ridge_spec_is_advised_closed_form_with_its_figures(kept: str, rounds: int) -> None:
+    spec = spec_for("closed_form", keep={"statistics": kept}, stop={"target": 0.5})
+    answer = advise(sifu.Spec.from_mapping(spec))
+    assert (answer.recommended, answer.pays, answer.predicted_rounds) == ("closed form", True, rounds)
+    (way,) = answer.ways
+    assert way.request_rounds == rounds
+    assert answer.accuracy is not None
+    assert f"{answer.clients} clients and {answer.parameters} parameters" in way.reason
+    assert any("keep.statistics" in text for text in answer.suggestions) == (rounds == 1)

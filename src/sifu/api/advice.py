@@ -28,10 +28,10 @@ from sifu.api.training_ways import (
 )
 from sifu.choices import Level
 from sifu.core.engine import Engine
+from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, RIDGE, Spec
-from sifu.errors import InputError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.registry import method_named
 from sifu.planning.budgets import influence, most_expensive
@@ -88,10 +88,7 @@ def advise(
 ) -> Advice:
     """Train a pilot of the spec somewhere temporary and say whether requests would pay; keeps nothing."""
     if spec.model.kind == RIDGE:
-        raise InputError(
-            "a ridge head is solved in closed form and forgets without noise, whatever the number of clients: there is "
-            "nothing to weigh. Train it, and see sifu plan DIR"
-        )
+        return _closed_form_advice(spec, data_folder, clients, progress)
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
         # A network has no measured smoothness: look at it with the paper's assumption, the level says so.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
@@ -116,6 +113,67 @@ def advise(
     plain = _plain_way(advice, training)
     return replace(
         advice, ways=(closed, plain, groups), recommended=recommend(closed, plain, groups, noise_pays=advice.pays)
+    )
+
+
+def _closed_form_advice(
+    spec: Spec, data_folder: str | Path | None, clients: Any, progress: ProgressCallback | None
+) -> Advice:
+    """A head in closed form has nothing to weigh: it is solved once, and what its requests take is read from there."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = start_training(
+            spec, run=Path(folder) / "pilot", data_folder=data_folder, clients=clients, progress=progress
+        )
+        with run.reader() as reader:
+            view = RunView(reader)
+            privacy, method = spec.privacy, method_named(CLOSED_FORM)
+            terms = RequestTerms((view.clients[0].name,), privacy.epsilon, privacy.delta, method=CLOSED_FORM)
+            level = level_of(method.premises(view, [0], [], view.path.tip, terms), exact=True)
+            plan = method.plan(view, terms)
+            accuracy = next((row.accuracy for row in reader.evaluations() if row.node == reader.tip), None)
+            count, parameters, kept = len(view.clients), view.parameters, method.bytes_kept(view)
+    rounds = plan.predicted_rounds or 0
+    takes = "takes no round, nobody is asked" if rounds == 0 else "takes one round, in which nobody trains"
+    reason = (
+        f"the spec solves a head: forgetting is {level}, needs no noise and {takes}; the statistics take "
+        f"{kept / 1e6:.3g} MB on disk for {count} clients and {parameters} parameters"
+    )
+    way = TrainingWay("closed form", True, level, float(rounds), 1.0, accuracy, (), reason)
+    reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
+    suggestions = []
+    if level != "exact":
+        suggestions.append(
+            "Standardise by constants that no client's data had a part in (data.preprocessing): then it is exact."
+        )
+    if rounds:
+        suggestions.append('Set keep.statistics = "clients" to keep each client\'s statistics: then nobody is asked.')
+    if not reached and spec.stop.target > 0:
+        suggestions.append(
+            "The head misses its target: try other features (features.kind, docs/frozen-features.md), or a network by "
+            "groups (docs/guide.md)."
+        )
+    return Advice(
+        clients=count,
+        parameters=parameters,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        multiplier=terms.multiplier,
+        clients_over_law=count / (terms.multiplier * math.sqrt(parameters)),
+        pilot_rounds=1,
+        reached_target=reached,
+        accuracy=accuracy,
+        noise_to_signal=0.0,
+        typical_noise_to_signal=0.0,
+        level=level,
+        verdict=f"It pays: a head in closed form forgets without noise, and a request {takes}.",
+        pays=True,
+        epsilon_needed=None,
+        clients_needed=None,
+        predicted_rounds=rounds,
+        scratch_rounds=plan.scratch_rounds,
+        suggestions=tuple(suggestions),
+        ways=(way,),
+        recommended="closed form",
     )
 
 

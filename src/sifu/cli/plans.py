@@ -241,15 +241,18 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
     out.print(f"[bold {style}]{advice.verdict}[/]")
     facts = table("", "")
     facts.add_row("clients, parameters", f"{advice.clients}, {advice.parameters}")
-    facts.add_row("clients / (s sqrt(d))", f"{number(advice.clients_over_law, 3)}; several times 1 is good")
-    facts.add_row(
-        "noise / signal",
-        f"{number(advice.noise_to_signal, 3)} for the most expensive client, "
-        f"{number(advice.typical_noise_to_signal, 3)} for a typical one",
-    )
+    solved = [way.name for way in advice.ways] == ["closed form"]
+    if not solved:
+        facts.add_row("clients / (s sqrt(d))", f"{number(advice.clients_over_law, 3)}; several times 1 is good")
+        facts.add_row(
+            "noise / signal",
+            f"{number(advice.noise_to_signal, 3)} for the most expensive client, "
+            f"{number(advice.typical_noise_to_signal, 3)} for a typical one",
+        )
     reached = "its target was reached" if advice.reached_target else "its target was not reached"
-    facts.add_row("pilot", f"{advice.pilot_rounds} rounds, accuracy {percent(advice.accuracy)}; {reached}")
-    if advice.predicted_rounds is not None:
+    pilot = "a solve" if solved else f"{advice.pilot_rounds} rounds"
+    facts.add_row("pilot", f"{pilot}, accuracy {percent(advice.accuracy)}; {reached}")
+    if advice.predicted_rounds is not None and not solved:
         facts.add_row("a request", f"perhaps {advice.predicted_rounds} rounds; Scratch {advice.scratch_rounds}")
     facts.add_row("level", level_text(advice.level))
     if advice.epsilon_needed is not None:

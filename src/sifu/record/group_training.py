@@ -21,7 +21,15 @@ from sifu.core.layout import Vector
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, StreamedRound, stream_group_rounds
 from sifu.errors import RoundRejectedError
-from sifu.record.groups import groups_to_build, members_now, merge_rows, merged_model, models_at_hand, parts_without
+from sifu.record.groups import (
+    groups_to_build,
+    members_now,
+    merge_rows,
+    merged_model,
+    models_at_hand,
+    parts_without,
+    refuse_small_groups,
+)
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.run_view import RunView
@@ -56,6 +64,7 @@ class GroupTraining:
     """Trains every group that has no finished model, until it has one."""
 
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
+        refuse_small_groups(view)
         self.engine, self.writer, self.view = engine, writer, view
         self._rounds = view.spec.groups.rounds
         self._fresh = engine.initial_model(0)

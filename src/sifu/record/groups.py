@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sifu.core.layout import Vector
+from sifu.errors import InputError
 from sifu.record.run_view import RunView
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import GROUP_KEY, RunReader
 from sifu.store.table_rows import GroupModelRow
+from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
 from sifu.theory.groups import members_by_group, merge, move_on
 from sifu.theory.history import PathNode
 from sifu.theory.regularity import RoundRegularity
@@ -79,14 +81,32 @@ def parts_without(
     return tuple(row for row in rows if row.rounds == rounds and not is_hit(row, clients))
 
 
+def least_members(view: RunView) -> int:
+    """Members that a group needs to train: masks are made within a group, and need three."""
+    masked = any(what.startswith(DROPPED_MASKED_ROUND) for what in view.facts.outside)
+    return LEAST_MASKED if masked else 1
+
+
 def groups_to_build(view: RunView) -> list[int]:
     """Groups without a finished model that have members to train it."""
-    models, rounds = models_at_hand(view.reader), view.spec.groups.rounds
+    models, rounds, least = models_at_hand(view.reader), view.spec.groups.rounds, least_members(view)
     return [
         group
         for group, members in enumerate(members_now(view))
-        if members and (group not in models or models[group].rounds < rounds)
+        if len(members) >= least and (group not in models or models[group].rounds < rounds)
     ]
+
+
+def refuse_small_groups(view: RunView) -> None:
+    """Before the first round apart: every group that has members has enough of them."""
+    least, members = least_members(view), members_now(view)
+    small = [group for group, own in enumerate(members) if 0 < len(own) < least]
+    if small and not view.reader.group_models():
+        raise InputError(
+            f"group {small[0]} has {len(members[small[0]])} of the {len(view.active)} clients, and a masked round "
+            f"needs {least}: make a new run with fewer groups (groups.count is {view.spec.groups.count}), with more "
+            "clients, or with masked-updates = false"
+        )
 
 
 FRESH_NODE = 0

@@ -14,6 +14,7 @@ import sifu
 from sifu.core.engine import Position, run_group_rounds
 from sifu.core.waiting import Wait
 from sifu.engines.flower.wire import MASKED_TRAIN, PREPARE, TRAIN
+from sifu.errors import InputError
 
 GROUPS = [np.array([0, 3, 6]), np.array([1, 4, 7]), np.array([2, 5])]
 
@@ -127,3 +128,20 @@ def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: P
     with on_flower.reader() as first, embedded.reader() as second:
         assert list(first.merges()) == list(second.merges())
         np.testing.assert_allclose(first.load_model(first.tip), second.load_model(second.tip), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("count", "enough"), [(4, False), (2, True)])
+def test_masked_groups_of_fewer_than_three_are_refused_before_training(
+    tmp_path: Path, count: int, enough: bool
+) -> None:
+    """A masked round of two is dropped: such a group would never learn anything, and count in the merge."""
+    spec = small_spec(groups={"count": count, "rounds": 1}, stop={"max_rounds": 2, "target": 0.0},
+                      privacy={"noise": "seeded"})  # fmt: skip
+    fed = Federation(tmp_path, spec, masked_updates=True)
+    if enough:
+        fed.serve()
+        assert sifu.open_run(fed.run_folder).verify().problems == []
+        return
+    with pytest.raises(InputError, match="a masked round needs 3: make a new run with fewer groups"):
+        fed.serve()
+    assert not [message for message in fed.grid.sent if message.metadata.message_type in (PREPARE, MASKED_TRAIN)]
