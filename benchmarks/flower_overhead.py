@@ -2,10 +2,11 @@
 
     python benchmarks/flower_overhead.py [--parameters 2000000 8000000 25000000] [--clients 20] [--repeats 5]
 
-Both sides get the same replies as they come off the wire, in Flower's records, and decoding counts on both. Flower's
-aggregation decodes them and adds up the mean in float32. Ours decodes, checks every reply (finite, not beyond any
-measure), and adds up the mean and every client's drift in float64. They run in this process in turns, on one thread;
-times are those of the processor, so that other work on the machine disturbs them less, and figures are medians.
+Both sides get the same replies as they come off the wire, in Flower's records, and end with the new model in a record
+that can be sent. Flower's aggregation decodes them, adds up the mean in float32 and encodes it. Ours decodes, checks
+every reply (finite, not beyond any measure), adds up the mean and every client's drift in float64, moves the model and
+encodes it. They run in this process in turns, on one thread; times are those of the processor, so that other work on
+the machine disturbs them less, and figures are medians.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout
-from sifu.core.replies import Reply, ReplyGate, ReplyRules
-from sifu.engines.flower.averaging import average_replies
-from sifu.engines.flower.wire import ARRAYS, METRICS, SAMPLES, read_model
+from sifu.core.replies import Reply, ReplyRules
+from sifu.core.round import RoundSetup, step
+from sifu.engines.flower.blueprint import Patience
+from sifu.engines.flower.rounds import OpenRound
+from sifu.engines.flower.wire import ARRAYS, METRICS, SAMPLES, arrays_record, read_model
 from sifu.theory.facts import ClientProfile
 
 PLACE = Position(0, 0)
@@ -51,6 +54,17 @@ class Problem:
         self.samples = random.integers(50, 500, size=clients)
         self.clients = tuple(ClientProfile(f"client-{k}", int(n), 1) for k, n in enumerate(self.samples))
         self.replies = [self._reply(random, int(n)) for n in self.samples]
+        self.setup = RoundSetup(self.start, PLACE, np.arange(clients))
+        design = SimpleNamespace(seed=1, replies=ReplyRules(), clipping=None, rounding=None)
+        messenger = SimpleNamespace(
+            layout=self.layout,
+            clients=self.clients,
+            samples=self.samples,
+            blueprint=design,
+            left_out=(),
+            patience=Patience(),
+        )
+        self.steps = OpenRound(messenger, SimpleNamespace(server_rate=1.0))  # type: ignore[arg-type]
 
     def _reply(self, random: np.random.Generator, samples: int) -> RecordDict:
         moved = self.start + np.float32(0.01) * random.standard_normal(self.start.size, dtype=np.float32)
@@ -61,46 +75,42 @@ class Problem:
         """What Flower's FedAvg does."""
         return aggregate_arrayrecords(self.replies, SAMPLES)
 
-    def received(self) -> list[Any]:
-        """Decode and check, as a round does."""
-        rules = ReplyRules()
-        gate = ReplyGate(self.start, PLACE, range(len(self.clients)), self.layout, self.clients, rules)
-        for client, content in enumerate(self.replies):
-            vector, samples = read_model(SimpleNamespace(content=content), self.layout)  # type: ignore[arg-type]
-            gate.take(Reply(client, PLACE, samples, vector, owned=True))
-        assert len(gate.accepted) == len(self.clients)
-        return list(gate.accepted.values())
-
-    def tracked(self) -> np.ndarray:
-        """Decode, check, and the mean with every drift."""
-        return average_replies(self.received(), self.start.astype(np.float64), self.samples, False).step
+    def tracked(self) -> ArrayRecord:
+        """What a round of ours does: decode, check, the mean with every drift, the new model, and encode it."""
+        messages = (SimpleNamespace(content=content) for content in self.replies)
+        answers = [read_model(message, self.layout) for message in messages]  # type: ignore[arg-type]
+        replies = [Reply(client, PLACE, count, model, owned=True) for client, (model, count) in enumerate(answers)]
+        accepted, _ = self.steps.gate(self.setup, np.arange(len(replies)), replies)
+        assert accepted is not None
+        assert accepted.participants.size == len(self.clients)
+        new = step(self.steps, self.setup, accepted.participants, self.steps.average(self.setup, accepted))
+        return arrays_record(self.layout, new)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Processor time of one call."""
-    began = time.process_time()
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Elapsed and processor time of one call."""
+    began = time.perf_counter(), time.process_time()
     work()
-    return time.process_time() - began
+    return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
 def measure(parameters: int, clients: int, repeats: int) -> dict[str, Any]:
     """Medians of both sides, in turns, and what ours adds to Flower's."""
     problem = Problem(parameters, clients)
-    mean = np.concatenate([array.numpy() for array in problem.flower().values()]).astype(np.float64)
-    np.testing.assert_allclose(problem.start + problem.tracked(), mean, atol=1e-4)
-    works = {"flower": problem.flower, "sifu": problem.tracked, "sifu, decoding and checks": problem.received}
-    times: dict[str, list[float]] = {name: [] for name in works}
+    for array, other in zip(problem.flower().values(), problem.tracked().values(), strict=True):
+        np.testing.assert_allclose(array.numpy(), other.numpy(), atol=1e-4)
+    works = {"flower": problem.flower, "sifu": problem.tracked}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
             times[name].append(seconds(work))
-    medians = {name: statistics.median(spent) for name, spent in times.items()}
-    shares = [ours / theirs - 1.0 for ours, theirs in zip(times["sifu"], times["flower"], strict=True)]
-    return {
-        "parameters": parameters,
-        "clients": clients,
-        "seconds": {name: round(spent, 3) for name, spent in medians.items()},
-        "added": round(statistics.median(shares), 2),
-    }
+    result: dict[str, Any] = {"parameters": parameters, "clients": clients}
+    for clock, place in (("elapsed", 0), ("processor", 1)):
+        spent = {name: [both[place] for both in of_work] for name, of_work in times.items()}
+        shares = [ours / theirs - 1.0 for ours, theirs in zip(spent["sifu"], spent["flower"], strict=True)]
+        medians = {name: round(statistics.median(some), 3) for name, some in spent.items()}
+        result[clock] = medians | {"added": round(statistics.median(shares), 2)}
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from sifu.core.engine import Position, Reason, Rejection
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.pieces import ModelPieces
 from sifu.errors import InputError
 from sifu.theory.facts import ClientProfile
 from sifu.theory.rounding import norm_up, up
@@ -74,7 +75,10 @@ class ReplyRules:
 
 
 class ReplyGate:
-    """Checks the replies of one round, one after the other; what it lets through is in `accepted`."""
+    """Checks the replies of one round, one after the other; what it lets through is in `accepted`.
+
+    Without `numbers` everything is checked but the entries of the models, which somebody else has to look at.
+    """
 
     def __init__(
         self,
@@ -86,12 +90,14 @@ class ReplyGate:
         rules: ReplyRules,
         *,
         forgotten: Collection[int] = (),
+        numbers: bool = True,
     ) -> None:
         self._start, self._position, self._layout, self._clients = start, position, layout, clients
-        self._start_norm = norm_up(start)
+        self._numbers = numbers
+        self._start_norm = _length_at_most(ModelPieces((start,))) if numbers else math.inf
         self._asked, self._forgotten, self._rules = set(asked), set(forgotten), rules
         self._index: Mapping[str, int] = {client.name: index for index, client in enumerate(clients)}
-        self.accepted: dict[int, Vector] = {}
+        self.accepted: dict[int, Vector | ModelPieces] = {}
         self._refused: list[Rejection] = []
 
     def take(self, reply: Reply) -> Rejection | None:
@@ -146,7 +152,18 @@ class ReplyGate:
             return "wrong samples"
         if samples != self._clients[client].samples:
             return "wrong samples"
+        if not self._numbers:
+            return form_refusal(reply.vector, self._layout)
         return vector_refusal(reply.vector, self._start, self._layout, self._rules.limit, self._start_norm)
+
+
+def form_refusal(vector: object, layout: ModelLayout) -> Reason | None:
+    """Why a returned model cannot be used whatever its entries are, or None."""
+    if type(vector) is not np.ndarray and type(vector) is not ModelPieces:
+        return "not an array"
+    if vector.dtype != np.dtype(layout.dtype):
+        return "wrong dtype"
+    return "wrong shape" if vector.shape != (layout.size,) else None
 
 
 def vector_refusal(
@@ -160,32 +177,31 @@ def vector_refusal(
 
     With an upper bound of ||start|| most models are looked at once, in their own type.
     """
-    if type(vector) is not np.ndarray:
-        return "not an array"
-    if vector.dtype != np.dtype(layout.dtype):
-        return "wrong dtype"
-    if vector.shape != (layout.size,):
-        return "wrong shape"
-    if _length_at_most(vector) + start_norm <= limit:
+    why = form_refusal(vector, layout)
+    if why is not None:
+        return why
+    model = vector if isinstance(vector, ModelPieces) else ModelPieces((vector,))  # type: ignore[arg-type]
+    if _length_at_most(model) + start_norm <= limit:
         return None
-    if not bool(np.isfinite(vector).all()):
+    whole = np.asarray(model)
+    if not bool(np.isfinite(whole).all()):
         return "not finite"
     with np.errstate(over="ignore", invalid="ignore"):
-        moved = vector.astype(np.float64) - start.astype(np.float64)
+        moved = whole.astype(np.float64) - start.astype(np.float64)
         largest = float(np.max(np.abs(moved), initial=0.0))
         # Squares overflow long before entries do.
         length = norm_up(moved) if largest < 1e100 else math.inf
     return None if length <= limit else "too large"
 
 
-def _length_at_most(vector: Vector) -> float:
+def _length_at_most(model: ModelPieces) -> float:
     """An upper bound of the norm, generous by a hundredth; NaN or infinite if an entry is, or where squares overflow.
 
     A sum of 2^15 squares in float32 is off by at most a share of 2^15 / 2^24, and squares below 1e-38 are lost.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        pieces = (vector[first : first + LOOKED_AT] for first in range(0, vector.size, LOOKED_AT))
-        return 1.01 * math.sqrt(sum(float(piece @ piece) for piece in pieces) + 1e-37 * vector.size)
+        squares = sum(float(part @ part) for part in model.slices(LOOKED_AT))
+        return 1.01 * math.sqrt(squares + 1e-37 * model.shape[0])
 
 
 def _printable(named: object) -> str:

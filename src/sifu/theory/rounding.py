@@ -27,27 +27,46 @@ def norm(vector: NDArray[np.floating]) -> float:
     >>> norm(np.array([3.0, 4.0]))
     5.0
     """
-    flat = np.asarray(vector, dtype=np.float64).reshape(-1)
-    return math.sqrt(float(np.einsum("i,i->", flat, flat)))
+    return math.sqrt(sum_of_squares(np.asarray(vector, dtype=np.float64).reshape(-1)))
+
+
+def sum_of_squares(flat: Floats) -> float:
+    """||flat||^2, added up by this thread alone.
+
+    >>> sum_of_squares(np.array([3.0, 4.0]))
+    25.0
+    """
+    return float(np.einsum("i,i->", flat, flat))
+
+
+def root_up(squares: float, terms: int) -> float | None:
+    """An upper bound of the norm of `terms` numbers whose squares were added up to `squares`, in any order.
+
+    None where squares may have over- or underflowed: they must be scaled first, as `norm_up` does. A sum of d squares
+    in any order is off by at most a factor 1 + d*u (Higham 2002, section 3.1).
+
+    >>> root_up(25.0, 2) >= 5.0, root_up(0.0, 2)
+    (True, None)
+    """
+    length = math.sqrt(squares)
+    return math.nextafter(length * enlargement(terms), math.inf) if 1e-140 < length < 1e140 else None
 
 
 def norm_up(vector: NDArray[np.floating]) -> float:
-    """An upper bound of the Euclidean norm of `vector`, relative excess at most (d + 8) * 2**-52.
-
-    A sum of d squares in any order is off by at most a factor 1 + d*u (Higham 2002, section 3.1).
+    """An upper bound of the Euclidean norm of `vector`, relative excess at most (d + 8) * 2**-52 (see `root_up`).
 
     >>> norm_up(np.array([3.0, 4.0])) >= 5.0
     True
     """
     flat = np.asarray(vector, dtype=np.float64).reshape(-1)
-    length = norm(flat)
-    if not 1e-140 < length < 1e140:
-        # Squares over- or underflow: scale first.
-        largest = float(np.max(np.abs(flat), initial=0.0))
-        if largest == 0.0 or not math.isfinite(largest):
-            return largest
-        length = norm(flat / largest) * largest
-    return math.nextafter(length * enlargement(flat.size), math.inf)
+    length = root_up(sum_of_squares(flat), flat.size)
+    if length is not None:
+        return length
+    # Squares over- or underflow: scale first.
+    largest = float(np.max(np.abs(flat), initial=0.0))
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    return math.nextafter(norm(flat / largest) * largest * enlargement(flat.size), math.inf)
 
 
 @overload

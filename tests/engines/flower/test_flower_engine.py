@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from memory_grid import lost
 
 from sifu.core.engine import Position
+from sifu.core.pieces import ModelPieces
 from sifu.core.streaming import RoundsWanted
+from sifu.engines.flower import averaging
 from sifu.engines.flower.averaging import average_replies
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN, arrays_of
@@ -213,6 +215,29 @@ def test_one_walk_over_the_replies_gives_what_two_passes_give(
     scale = np.longdouble(max(1e-300, float(np.abs(np.stack(rows) - exact).max())))
     for row, drift in zip(rows, averaged.drifts, strict=True):
         assert drift >= float(np.sqrt((((row - exact) / scale) ** 2).sum()) * scale) * (1 - 1e-15)
+
+
+def test_blocks_pieces_and_threads_change_no_bit_and_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    start = random.normal(size=5_000).astype(np.float32)
+    rows = [start + random.normal(size=5_000).astype(np.float32) for _ in range(4)]
+    cut = [ModelPieces((row[:1], row[1:1_700], row[1_700:])) for row in rows]
+    samples = np.array([3, 1, 7, 2])
+    whole = average_replies(rows, start, samples, False)
+    monkeypatch.setattr(averaging, "BLOCK_WORDS", 4 * 600)
+    in_blocks = average_replies(cut, start, samples, False)
+    monkeypatch.setattr(averaging, "MOST_THREADS", 1)
+    alone = average_replies(cut, start, samples, False)
+    np.testing.assert_array_equal(in_blocks.step, alone.step)
+    np.testing.assert_array_equal(in_blocks.drifts, alone.drifts)
+    assert in_blocks.mean_shift == alone.mean_shift
+    np.testing.assert_allclose(in_blocks.step, whole.step, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(in_blocks.drifts, whole.drifts, rtol=1e-12)
+    exact = np.average(np.stack(rows).astype(np.longdouble), axis=0, weights=samples.astype(np.longdouble))
+    for row, drift in zip(rows, in_blocks.drifts, strict=True):
+        assert drift >= float(np.sqrt(((row - exact) ** 2).sum()))
+    rows[2][4_321] = np.nan
+    assert average_replies(cut, start, samples, False).not_finite == (2,)
 
 
 @pytest.mark.parametrize("masked", [False, True])

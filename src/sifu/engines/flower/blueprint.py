@@ -33,7 +33,7 @@ class HeadPlan:
 class Blueprint:
     """What a server knows of the training it runs: everything of an engine but the clients' nodes.
 
-    `rounding` bounds floating point in a round of some participants from a model of a norm (0.0: nothing is proven).
+    `rounding` bounds floating point in a round of some participants from a model of a norm (None: nothing is proven).
     `plan` travels in every message. `several`: all clients evaluate several models at once. What follows is for
     ClientApps that were not written for us: `carried` arrays of whole numbers travel with the model and stay what they
     are, `config` goes into every message, `metrics` are what an evaluation's numbers are called, and without
@@ -47,7 +47,7 @@ class Blueprint:
     initial_model: Callable[[int], Vector]
     seed: int
     plan: str = ""
-    rounding: Callable[[float, ClientIndices], float] = lambda norm, participants: 0.0
+    rounding: Callable[[float, ClientIndices], float] | None = None
     clipping: Clipping | None = None
     replies: ReplyRules = ReplyRules()
     several: bool = False

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.pieces import ModelPieces
 from sifu.core.replies import vector_refusal
 from sifu.core.round import RoundSetup, draw, listed, run_round
 from sifu.core.streaming import RoundsWanted, StreamedRound, rounds_one_by_one
@@ -193,7 +194,7 @@ class FlowerFederation:
         if isinstance(self._round, MaskedRound):
             raise InputError("this method needs single updates, which the server of a masked run never sees")
         start = self.layout.own_copy(model)
-        models: dict[int, Vector] = {}
+        models: dict[int, ModelPieces] = {}
         for attempt in range(ATTEMPTS):
             missing = [int(client) for client in clients if int(client) not in models]
             if missing:
@@ -208,10 +209,10 @@ class FlowerFederation:
             raise NobodyAnsweredError(
                 f"{', '.join(names[:5])} did not answer and are needed here: nothing was changed, try again later"
             )
-        rows = [models[int(client)] - start for client in clients]
+        rows = [np.asarray(models[int(client)]) - start for client in clients]
         return np.stack(rows) if rows else np.zeros((0, start.size), dtype=self.layout.dtype)
 
-    def _usable(self, position: Position, client: int, start: Vector, vector: Vector, samples: int) -> bool:
+    def _usable(self, position: Position, client: int, start: Vector, vector: ModelPieces, samples: int) -> bool:
         """Whether a reply may be used; if not, why is noted."""
         mine = self.clients[client].samples
         why = "wrong samples" if samples != mine else vector_refusal(vector, start, self.layout)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sifu.core.engine import Rejection, RoundResult
-from sifu.core.layout import Vector
+from sifu.core.pieces import ModelPieces
 from sifu.core.replies import Reply
 from sifu.core.round import RoundSetup, draw, run_round
 from sifu.engines.flower.masked_rounds import MaskedRound, Prepared
@@ -63,7 +63,9 @@ def _open(
 class _AnsweredRound(OpenRound):
     """A round whose answers are among those at hand."""
 
-    def __init__(self, messenger: Messenger, facts: TrainingFacts, answers: Mapping[int, tuple[Vector, int]]) -> None:
+    def __init__(
+        self, messenger: Messenger, facts: TrainingFacts, answers: Mapping[int, tuple[ModelPieces, int]]
+    ) -> None:
         super().__init__(messenger, facts)
         self._answers = answers
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.pieces import ModelPieces
 from sifu.core.waiting import LATE
 from sifu.engines.flower.blueprint import Blueprint, Patience
 from sifu.engines.flower.exchange import Exchange
@@ -204,7 +205,7 @@ class Messenger:
 
     def train(
         self, start: Vector, position: Position, clients: Iterable[int] | ClientIndices, steps: int | None = None
-    ) -> dict[int, tuple[Vector, int]]:
+    ) -> dict[int, tuple[ModelPieces, int]]:
         """The models and counts of samples that clients answer with, not yet checked.
 
         With `steps` it is no round: everybody is needed and waited for.

@@ -41,7 +41,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, TrainingFacts, clipped_profile
-from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.participation import Participation
 from sifu.theory.regularity import largest_certified_rate
 
 PLACEHOLDER_RATE = 1.0
@@ -225,9 +225,6 @@ def blueprint(
         features_declared=features is not None and features.is_declared,
     )
 
-    def allowance(norm: float, participants: ClientIndices) -> float:
-        return rounding.of_round(norm, participants) if rounding else 0.0
-
     training_blueprint = Blueprint(
         model.layout(spec.model.dtype),
         clients,
@@ -235,7 +232,7 @@ def blueprint(
         lambda branch: model.initial(spec.seed, branch, spec.model.dtype),
         spec.seed,
         plan.to_text(),
-        allowance,
+        rounding.of_round if rounding else None,
         clipping,
         rules,
         all(profile.several for profile in profiles),

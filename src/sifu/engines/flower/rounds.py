@@ -6,6 +6,7 @@ A round with fewer than `min_replies` answers is dropped whole: it has no partic
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -62,9 +63,16 @@ class OpenRound(FlowerRound):
         self, setup: RoundSetup, drawn: ClientIndices, collected: list[Reply]
     ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
         """Check every reply; too few that can be used drop the round."""
-        messenger = self._messenger
+        messenger, rules = self._messenger, self._messenger.blueprint.replies
+        look_together = messenger.blueprint.clipping is None and not rules.update_bound
         accepted, rejections = gate_replies(
-            self, setup, drawn, collected, messenger.blueprint.replies, messenger.left_out
+            self,
+            setup,
+            drawn,
+            collected,
+            rules,
+            messenger.left_out,
+            partial(self._average_models, setup) if look_together else None,
         )
         count = 0 if accepted is None else accepted.participants.size
         if count < self.least:
@@ -76,12 +84,15 @@ class OpenRound(FlowerRound):
         """One walk over the replies gives their mean and every drift."""
         blueprint, participants = self._messenger.blueprint, accepted.participants
         samples, start = self.samples[participants], setup.start
-        rounding = blueprint.rounding(norm_up(start), participants)
+        rounding = blueprint.rounding(norm_up(start), participants) if blueprint.rounding else 0.0
         if blueprint.clipping:
             updates = np.stack(accepted.models) - start
             average = blueprint.clipping.average(updates, setup.position, participants, samples, setup.want_gram)
         else:
-            average = average_replies(accepted.models, start.astype(np.float64), samples, setup.want_gram)
+            average = accepted.average or self._average_models(setup, accepted)
             if setup.want_updates:
                 average = replace(average, updates=np.stack(accepted.models) - start)
         return replace(average, rounding=rounding)
+
+    def _average_models(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
+        return average_replies(accepted.models, setup.start, self.samples[accepted.participants], setup.want_gram)

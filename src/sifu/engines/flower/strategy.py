@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.engines.flower.averaging import average_replies
-from sifu.engines.flower.wire import arrays_of
+from sifu.engines.flower.wire import arrays_of, in_place
 from sifu.errors import InputError
 from sifu.store.files import model_bytes, write_atomically
 from sifu.store.regular_files import private_folder
@@ -97,8 +97,8 @@ class TrackedFedAvg(FedAvg):
             raise InputError(
                 f"{self.weighted_by_key} must be whole numbers to be tracked, found {weights[samples != weights][0]}"
             )
-        rows = [layout.flatten(arrays_of(record)) for record in records]
-        mean = average_replies(rows, start.astype(np.float64), samples, False)
+        rows = [layout.flatten({name: in_place(array) for name, array in record.items()}) for record in records]
+        mean = average_replies(rows, start, samples, False)
         increments = client_increments(samples, mean.drifts, int(samples.sum()), mean.mean_shift, 1.0)
         if mean.not_finite:  # nothing bounds what such a round does
             increments = np.full(samples.size, np.inf)

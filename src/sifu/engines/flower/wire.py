@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.pieces import ModelPieces
 from sifu.errors import InputError
 from sifu.theory.arrays import Words
 from sifu.theory.facts import ClientProfile
@@ -268,20 +269,26 @@ def read_arrays(reply: Message, decode: Callable[[Array], NDArray[Any]] = Array.
         raise InputError(f"the answer's arrays cannot be read ({error})") from error
 
 
-def read_model(reply: Message, layout: ModelLayout) -> tuple[Vector, int]:
+def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
     """The model and the number of samples in a reply, not yet checked; other names or shapes give an empty model.
 
-    Nothing is cast: an array of another type gives a model of that type, which is then refused for it.
+    It is read where it lies in the message. Nothing is cast: an array of another type gives a model of that type,
+    which is then refused for it.
     """
     arrays, samples = read_arrays(reply, decode=in_place)
+    return model_pieces(arrays, layout), samples
+
+
+def model_pieces(arrays: Arrays, layout: ModelLayout) -> ModelPieces:
+    """Named arrays as one model; of another type, name or shape, a model that no gate lets through."""
     ours = [array.dtype for name, array in arrays.items() if name in layout.names]
     other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
     if other is not None:
-        return np.zeros(layout.size, dtype=other), samples
-    try:
-        return layout.flatten(arrays), samples
-    except (InputError, ValueError, TypeError):
-        return np.zeros(0, dtype=layout.dtype), samples
+        return ModelPieces((np.zeros(layout.size, dtype=other),))
+    shapes = [arrays[name].shape if name in arrays else None for name in layout.names]
+    if not shapes or shapes != list(layout.shapes):
+        return ModelPieces((np.zeros(0, dtype=layout.dtype),))
+    return ModelPieces(tuple(arrays[name].reshape(-1) for name in layout.names))
 
 
 @dataclass(frozen=True)
