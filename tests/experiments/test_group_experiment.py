@@ -100,5 +100,5 @@ def test_the_page_has_the_figure_and_the_sentences(tmp_path: Path) -> None:
     folder = write_results("groups", tmp_path / "bench-groups", made_up_rows("groups", seeds=2))
     page = write_page([folder], tmp_path / "page").read_text()
     assert "## Exact forgetting by groups that merge" in page
-    assert "(we add)* ten groups, everyone takes part: one leaver" in page
+    assert "| ten groups, everyone takes part: one leaver" in page
     assert (tmp_path / "page" / "groups.png").exists()

@@ -154,7 +154,8 @@ def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOpt
 @bench.command("page")
 def results_page(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="[DIR...]", help="Result folders.", show_default="every bench-*")
+        list[Path] | None,
+        typer.Argument(metavar="[DIR...]", help="Result folders, or that of a page.", show_default="every bench-*"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the page.", metavar="DIR")] = Path("results"),
     format: FormatOption = Format.text,

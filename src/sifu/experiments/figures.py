@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sifu.experiments.provenance import read_record
+from sifu.experiments.provenance import FILE
 from sifu.experiments.reading import results_of
-from sifu.experiments.settings import load_experiment
-from sifu.experiments.table import read_table
+from sifu.experiments.sources import TABLE, Source
 from sifu.plots.courses import Results
 from sifu.plots.distance import draw_psi_alpha
 from sifu.plots.groups import draw_groups
 from sifu.plots.methods import draw_request_sets, draw_rounds, draw_time_limited, draw_watermark
-from sifu.plots.noise import draw_scale, draw_sigma
+from sifu.plots.noise import draw_sigma
+from sifu.plots.scale import draw_scale
 from sifu.plots.style import VERMILLION, figure_bytes
 from sifu.plots.ways import draw_ways
 from sifu.store.files import write_atomically
@@ -38,15 +38,20 @@ DRAW: dict[str, Callable[[Results], Figure]] = {
 
 def write_figures(folder: Path) -> list[Path]:
     """Draw the figure of the results in a folder, as PNG and SVG."""
-    settings = read_record(folder)["asked"]
-    experiment = load_experiment(settings["experiment"], settings["scale"])
-    figure = DRAW[experiment.draw](results_of(experiment, read_table(folder / "results.csv")))
-    if settings["scale"] == "smoke":
-        words = "smoke run: everything is shrunk, the numbers mean nothing"
-        figure.text(0.5, 0.5, words, ha="center", va="center", rotation=15, alpha=0.35, color=VERMILLION, fontsize=13)
+    source = Source(folder / TABLE, folder / FILE)
+    figure = draw_source(source)
     written = []
     for kind in ("png", "svg"):
-        path = folder / f"{experiment.name}.{kind}"
+        path = folder / f"{source.experiment.name}.{kind}"
         write_atomically(path, figure_bytes(figure, kind))
         written.append(path)
     return written
+
+
+def draw_source(source: Source) -> Figure:
+    """The figure of an experiment's results."""
+    figure = DRAW[source.experiment.draw](results_of(source.experiment, source.rows))
+    if source.smoke:
+        words = "smoke run: everything is shrunk, the numbers mean nothing"
+        figure.text(0.5, 0.5, words, ha="center", va="center", rotation=15, alpha=0.35, color=VERMILLION, fontsize=13)
+    return figure

@@ -89,7 +89,12 @@ def record(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any])
 
 def read_record(folder: Path) -> dict[str, Any]:
     """What was run into a folder."""
-    path = folder / FILE
+    return read_record_file(folder / FILE)
+
+
+def read_record_file(path: Path) -> dict[str, Any]:
+    """What such a file says."""
+    folder = path.parent
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         content["asked"]["experiment"], content["sessions"]

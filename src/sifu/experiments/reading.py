@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 from sifu.experiments.settings import Experiment, shared_settings
 from sifu.experiments.table import Row
@@ -30,7 +32,48 @@ def _course(rows: Sequence[Row]) -> Course:
     first = ordered[0]
     variant = parse_variant(first["variant"])
     shared = {name: value for name, value in variant.items() if name not in (*NOISE_AXES, "limit")}
-    return Course(ordered, variant, (first["dataset"], first["seed"], variant_text(shared)))
+    world = (first["dataset"], first["seed"], trained_like(first["preset"]), variant_text(shared))
+    return Course(ordered, variant, world)
+
+
+@cache
+def trained_like(preset: str) -> str:
+    """The first preset that trains as this one does: they differ in what they promise (`privacy`) alone.
+
+    Scratch of one of them is Scratch of the other. Unknown presets share theirs with nobody.
+
+    >>> trained_like("ours")
+    'paper'
+    """
+    presets = shared_settings().presets
+    if preset not in presets:
+        return preset
+    return next(name for name in presets if _training(presets[name]) == _training(presets[preset]))
+
+
+def _training(preset: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in preset.items() if key != "privacy"}
+
+
+def letter_preset(rows: Iterable[Row]) -> str:
+    """The preset of a table that keeps nearest to the authors' code: with the paper's promises, and most settings.
+
+    A preset to the letter lays more of the authors' settings over ours than `paper` does.
+    """
+    present = {row["preset"] for row in rows}
+    presets = shared_settings().presets
+    theirs = [
+        name for name in presets if name in present and presets[name]["privacy"].get("accounting") == "population"
+    ]
+    return max(theirs, key=lambda name: _count(presets[name]), default="paper")
+
+
+def _accounting(preset: Mapping[str, Any]) -> object:
+    return preset.get("privacy", {}).get("accounting")
+
+
+def _count(table: Mapping[str, object]) -> int:
+    return sum(_count(value) if isinstance(value, Mapping) else 1 for value in table.values())
 
 
 def _requests_of(course: Course) -> tuple[object, ...]:

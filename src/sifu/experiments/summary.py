@@ -1,10 +1,12 @@
-"""An experiment's result in one small table."""
+"""An experiment's result in one small table, sorted, on the same seeds in all rows of a data set."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sifu.experiments.reading import courses_of, datasets_of, title_of
@@ -12,80 +14,243 @@ from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
 from sifu.plots.courses import Course, Line, lines_of, scratch_beside
 from sifu.plots.group_cases import cases_of, first_trainings_of
+from sifu.plots.growing import settings_of
+from sifu.plots.speed import same_seeds, speed_up
+from sifu.plots.style import byte_size
+
+SummaryRow = dict[str, Any]
+AXES = {"sigma_factor": "sigma"}
+"""Columns of what is varied, where they are not called as in the table."""
 
 
-def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Summary:
+    """The rows, and what a reader must know about them."""
+
+    rows: list[SummaryRow]
+    note: str = ""
+
+
+def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[SummaryRow]:
+    """The rows alone."""
+    return summarise(experiment, rows).rows
+
+
+def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
     """One line for each data set, method and variant (or each data set, for distances; each setting, for groups)."""
     if experiment.kind == "groups":
         return _groups(rows)
-    return _distances(rows) if experiment.kind == "distance" else _requests(rows)
+    if experiment.kind == "distance":
+        return Summary(_distances(rows))
+    if experiment.draw == "scale":
+        return _growing(rows)
+    return _limited(rows) if experiment.draw == "time_limited" else _requests(rows)
 
 
-def _groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _requests(rows: Sequence[Row]) -> Summary:
+    result, notes = [], []
+    everyone = courses_of(rows)
+    for dataset in datasets_of(rows):
+        same = same_seeds([course for course in everyone if course.first["dataset"] == dataset])
+        if not same.courses:
+            continue
+        notes.append(_seeds_note(dataset, same.seeds, same.left_out))
+        lines: list[tuple[Any, SummaryRow]] = []
+        varied = any(_numbers(course) for course in same.courses)
+        for place, line in enumerate(lines_of(same.courses)):
+            own = [course for course in same.courses if course.line == line]
+            for axes in dict.fromkeys(_axes(course) for course in own):
+                runs = [course for course in own if _axes(course) == axes]
+                speed = speed_up(runs, same.courses)
+                # Along a scale a method's rows stand together; otherwise the quickest method comes first.
+                order = (_words(runs[0]), place if varied else 0, _numbers(runs[0]), speed.rank, place)
+                lines.append((order, _one(dataset, line, axes, runs, speed.text())))
+        result += [row for _, row in sorted(lines, key=lambda pair: pair[0])]
+    return Summary(_without_empty(result), _joined_notes(notes))
+
+
+def _axes(course: Course) -> tuple[tuple[str, str], ...]:
+    """What was varied, less the sets of clients that ask: these are draws of the same thing."""
+    return tuple((AXES.get(name, name), value) for name, value in course.variant.items() if name != "set")
+
+
+def _numbers(course: Course) -> tuple[float, ...]:
+    return tuple(float(value) for _, value in _axes(course) if _is_number(value))
+
+
+def _words(course: Course) -> tuple[str, ...]:
+    return tuple(value for _, value in _axes(course) if not _is_number(value))
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def _one(dataset: str, line: Line, axes: Sequence[tuple[str, str]], runs: Sequence[Course], speed: str) -> SummaryRow:
+    reached = [course.total for course in runs if course.reached]
+    sets = len({course.variant.get("set", "0") for course in runs}) > 1
+    levels = Counter(row["level"] for course in runs for row in course.rows)
+    marks = [row.get("mark_after") for course in runs for row in course.rows]
+    return {
+        "data": title_of(dataset),
+        "method": line.label,
+        **dict(axes),
+        ("runs" if sets else "seeds"): len(runs),
+        "rounds": round(statistics.median(reached)) if reached else None,
+        "speed-up": speed,
+        "sent": byte_size(statistics.fmean(sum(row["bytes_sent"] or 0 for row in course.rows) for course in runs)),
+        "kept": byte_size(statistics.fmean(max(row["bytes_kept"] or 0 for row in course.rows) for course in runs)),
+        "remaining": _median([course.rows[-1]["accuracy_retain_after"] for course in runs]),
+        "test": _median([course.rows[-1].get("accuracy_test") for course in runs]),
+        "forgotten": _median([course.forgotten for course in runs]),
+        "mark": _median(marks),
+        "level": ", ".join(f"{count} {level}" for level, count in sorted(levels.items())),
+    }
+
+
+def _without_empty(rows: list[SummaryRow]) -> list[SummaryRow]:
+    """Rows with the same columns: those that some row has, without those that none has a value for."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    # What is varied stands where it does in the row that has most columns.
+    order = max((list(row) for row in rows), key=lambda columns: len(columns), default=[])
+    columns = [name for name in (*order, *names) if any(row.get(name) is not None for row in rows)]
+    return [{name: row.get(name) for name in dict.fromkeys(columns)} for row in rows]
+
+
+def _seeds_note(dataset: str, seeds: Sequence[int], left_out: Sequence[str]) -> tuple[str, str]:
+    words = f"seed{'s' * (len(seeds) > 1)} {_ranges(seeds)}"
+    if left_out:
+        words += f" (too few of them for {', '.join(left_out)}, left out)"
+    return title_of(dataset), words
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Whole numbers, neighbours joined.
+
+    >>> _ranges([1, 2, 3, 7])
+    '1 to 3, 7'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def _joined_notes(notes: Sequence[tuple[str, str]]) -> str:
+    by_words: dict[str, list[str]] = {}
+    for title, words in notes:
+        by_words.setdefault(words, []).append(title)
+    if not by_words:
+        return ""
+    if len(by_words) == 1:
+        words = next(iter(by_words))
+        return words[0].upper() + words[1:] + "."
+    shown = "; ".join(f"{', '.join(names)}: {words}" for words, names in by_words.items())
+    return f"{shown}."
+
+
+def _limited(rows: Sequence[Row]) -> Summary:
+    """A row for each method: how far each limit leaves it from a full retraining."""
+    everyone = courses_of(rows)
+    result, notes = [], []
+    for dataset in datasets_of(rows):
+        same = same_seeds([course for course in everyone if course.first["dataset"] == dataset])
+        limited = [course for course in same.courses if "limit" in course.variant]
+        if not limited:
+            continue
+        notes.append(_seeds_note(dataset, same.seeds, same.left_out))
+        beside = scratch_beside(same.courses)
+        limits = sorted({course.variant["limit"] for course in limited}, key=float)
+        lines = []
+        for line in lines_of(limited):
+            row: SummaryRow = {"data": title_of(dataset), "method": line.label, "seeds": len(same.seeds)}
+            for words, column in (("remaining", "accuracy_retain_after"), ("forgotten", "accuracy_forget_after")):
+                for limit in limits:
+                    runs = [run for run in limited if run.line == line and run.variant["limit"] == limit]
+                    row[f"{words}, {100 * float(limit):.0f} %"] = _gap_words(runs, beside, column)
+            lines.append((_furthest(row), row))
+        result += [row for _, row in sorted(lines, key=lambda pair: pair[0])]
+    note = (
+        "Points of accuracy less those of Scratch without a limit, on the clients that stay (`remaining`) and on the "
+        "forgotten, with this share of the rounds of training: median over seeds. Sorted by the last limit, the "
+        "nearest to Scratch on those who stay first. "
+    )
+    return Summary(result, note + _joined_notes(notes) if result else "")
+
+
+def _gap_words(runs: Sequence[Course], beside: Any, column: str) -> str:
+    gaps = []
+    for course in runs:
+        scratch = beside(course)
+        if scratch is not None and course.first[column] is not None:
+            gaps.append(course.first[column] - scratch.first[column])
+    if not gaps:
+        return f"diverged ({len(runs)} of {len(runs)})"
+    lost = len(runs) - len(gaps)
+    return f"{100 * statistics.median(gaps):+.0f}" + (f", diverged ({lost} of {len(runs)})" if lost else "")
+
+
+def _furthest(row: SummaryRow) -> tuple[bool, float]:
+    last = [value for name, value in row.items() if name.startswith("remaining")][-1]
+    return "diverged" in last, 0.0 if last.startswith("diverged") else abs(float(last.split(",")[0]))
+
+
+def _growing(rows: Sequence[Row]) -> Summary:
+    """Automatic choices beside the best in hindsight, by size of the federation."""
+    result = []
+    for setting in settings_of(courses_of(rows)):
+        draws = {speed.runs for speed in (setting.automatic, setting.hindsight) if speed}
+        result.append(
+            {
+                "requests": setting.requests,
+                "epsilon": setting.epsilon,
+                "clients": setting.clients,
+                "draws": max(draws),
+                "automatic": setting.automatic.text() if setting.automatic else None,
+                "best in hindsight": setting.hindsight.text() if setting.hindsight else None,
+                "tried": setting.tried if setting.hindsight else None,
+                "level": ", ".join(setting.levels),
+            }
+        )
+    return Summary(result, "Sorted by requests, epsilon and clients.")
+
+
+def _groups(rows: Sequence[Row]) -> Summary:
     first = {(line.task, line.groups, line.apart, line.stretch): line.difference for line in first_trainings_of(rows)}
     titles = {dataset: title_of(dataset) for dataset in datasets_of(rows)}
     lines = []
     for case in cases_of(rows):
-        difference = first.get((case.task, case.groups, case.apart, case.stretch)) if case.leavers == 1 else None
+        difference = first.get((case.task, case.groups, case.apart, case.stretch))
         lines.append(
-            {
-                "task": case.task.label(titles),
-                "groups": case.groups,
-                "apart": case.apart,
-                "merge": "mean" if case.stretch == 1.0 else f"moved x {case.stretch:g}",
-                "leavers": case.leavers,
-                "rounds": case.rounds,
-                "Scratch": case.scratch,
-                "share": case.share,
-                "reached": f"{case.reached}/{len(case.requests)}",
-                "first training (points)": None if difference is None else round(100 * difference, 1),
-            }
+            (
+                (list(titles).index(case.task.dataset), case.task.label(titles), case.leavers, case.speed.rank),
+                {
+                    "task": case.task.label(titles),
+                    "leavers": case.leavers,
+                    "groups": case.groups,
+                    "apart": case.apart,
+                    "merge": "mean" if case.stretch == 1.0 else f"moved x {case.stretch:g}",
+                    "seeds": len(case.requests),
+                    "rounds": case.rounds,
+                    "Scratch": case.scratch,
+                    "speed-up": case.speed.text(),
+                    "first training": None if difference is None else round(100 * difference, 1),
+                },
+            )
         )
-    return lines
+    note = "Sorted by task and leavers, the quickest setting first: every setting that was tried is here."
+    return Summary([row for _, row in sorted(lines, key=lambda pair: pair[0])], note if lines else "")
 
 
-def _requests(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    courses = courses_of(rows)
-    beside = scratch_beside(courses)
-    result = []
-    for dataset in datasets_of(rows):
-        here = [course for course in courses if course.first["dataset"] == dataset]
-        for line in lines_of(here):
-            for variant in dict.fromkeys(course.first["variant"] for course in here if course.line == line):
-                matching = [course for course in here if course.line == line and course.first["variant"] == variant]
-                result.append(_one(dataset, line, variant, matching, [beside(course) for course in matching]))
-    empty = [key for key in ("variant", "test") if not any(row[key] for row in result)]
-    return [{key: value for key, value in row.items() if key not in empty} for row in result]
-
-
-def _one(
-    dataset: str, line: Line, variant: str, courses: Sequence[Course], scratch: Sequence[Course | None]
-) -> dict[str, Any]:
-    ratios = [
-        other.total / course.total for course, other in zip(courses, scratch, strict=True) if other and course.total
-    ]
-    levels = sorted({row["level"] for course in courses for row in course.rows})
-    return {
-        "data": title_of(dataset),
-        "method": line.label,
-        "variant": variant,
-        "seeds": len(courses),
-        "rounds": round(statistics.fmean(course.total for course in courses), 1),
-        "Scratch / it": statistics.fmean(ratios) if ratios else None,
-        "reached": f"{sum(course.reached for course in courses)}/{len(courses)}",
-        "retain": _mean([course.rows[-1]["accuracy_retain_after"] for course in courses]),
-        "test": _mean([course.rows[-1].get("accuracy_test") for course in courses]),
-        "forgotten": _mean([course.forgotten for course in courses]),
-        "level": ", ".join(levels),
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _median(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None]
-    return statistics.fmean(present) if present else None
+    return statistics.median(present) if present else None
 
 
-def _distances(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _distances(rows: Sequence[Row]) -> list[SummaryRow]:
     result = []
     for dataset in datasets_of(rows):
         measured = [row for row in rows if row["dataset"] == dataset and row["distance"]]

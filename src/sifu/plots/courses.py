@@ -12,6 +12,7 @@ METHOD_NAMES = {
     "scratch": "Scratch",
     "noisy_scratch": "Noisy Scratch",
     "closed_form": "Closed form",
+    "groups": "Groups",
     "sifu": "SIFU",
     "fed_eraser": "FedEraser",
     "fed_accum": "FedAccum",
@@ -20,6 +21,10 @@ METHOD_NAMES = {
     "dp": "DP",
 }
 """Methods as people know them, in the order figures show them."""
+ALWAYS_WITH_PRESET = ("sifu", "last")
+"""Methods that are run under both presets wherever there are two."""
+PLAIN_PRESETS = ("", "paper", "ours")
+"""Presets under which every other method is the same, so that its name needs none."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,12 @@ class Line:
     @property
     def label(self) -> str:
         """As it stands in a figure."""
-        name = METHOD_NAMES.get(self.method, self.method)
-        return f"{name} ({self.preset})" if self.method in ("sifu", "last") else name
+        name = METHOD_NAMES.get(self.method, self.method.replace("_", " ").capitalize())
+        return f"{name} ({self.preset})" if self._named_by_preset else name
+
+    @property
+    def _named_by_preset(self) -> bool:
+        return self.preset not in PLAIN_PRESETS or (self.method in ALWAYS_WITH_PRESET and bool(self.preset))
 
 
 @dataclass(frozen=True)
@@ -107,19 +116,19 @@ def lines_of(courses: Sequence[Course]) -> list[Line]:
     """The lines of a figure: Scratch first, then what is compared with it; unknown methods last."""
     order = list(METHOD_NAMES)
     present = dict.fromkeys(course.line for course in courses)
-    rank = {"paper": 0, "ours": 1}
     return sorted(
         present,
         key=lambda line: (
             order.index(line.method) if line.method in order else len(order),
             line.method,
-            rank.get(line.preset, 2),
+            line.preset == "ours",  # other people's rules first, then ours
+            line.preset,
         ),
     )
 
 
 def scratch_beside(courses: Sequence[Course]) -> Callable[[Course], Course | None]:
-    """Finds Scratch of the same data set, seed and requests, whatever the noise and the time limit."""
+    """Finds Scratch of the same data set, seed, training and requests, whatever the noise and the time limit."""
     scratch = {
         course.world: course
         for course in courses
@@ -128,43 +137,9 @@ def scratch_beside(courses: Sequence[Course]) -> Callable[[Course], Course | Non
     return lambda course: scratch.get(course.world)
 
 
-def fewer_than_scratch(courses: Sequence[Course], wanted: Callable[[Course], bool]) -> dict[str, float]:
-    """Per data set, the mean over seeds of rounds / rounds of Scratch for the trajectories wanted."""
-    beside = scratch_beside(courses)
-    ratios: dict[str, list[float]] = {}
-    for course in courses:
-        scratch = beside(course) if wanted(course) else None
-        if scratch is not None and scratch.total:
-            ratios.setdefault(course.first["dataset"], []).append(course.total / scratch.total)
-    return {name: statistics.fmean(values) for name, values in ratios.items()}
-
-
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Mean, least and largest."""
     return statistics.fmean(values), min(values), max(values)
-
-
-def gains_by_clients(
-    courses: Sequence[Course], beside: Callable[[Course], Course | None], *, auto: bool
-) -> dict[int, tuple[float, float, float]]:
-    """Scratch's rounds over theirs at the sigma with the best mean, by number of clients: mean, least, largest.
-
-    A sigma at which some seed missed the target is left out. `auto` looks at the automatic sigma alone.
-    """
-    ratios: dict[int, dict[str, list[float]]] = {}
-    missed: set[tuple[int, str]] = set()
-    for course in courses:
-        sigma, clients, scratch = course.variant["sigma_scale"], int(course.variant["clients"]), beside(course)
-        if (sigma == "auto" or not auto) and scratch is not None:
-            ratios.setdefault(clients, {}).setdefault(sigma, []).append(scratch.total / max(course.total, 1))
-            if not course.reached:
-                missed.add((clients, sigma))
-    result = {}
-    for clients, by_sigma in ratios.items():
-        good = [spread(values) for sigma, values in by_sigma.items() if (clients, sigma) not in missed]
-        if good:
-            result[clients] = max(good)
-    return result
 
 
 def shape_words(shape: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sifu.plots.courses import Row
+from sifu.plots.speed import SpeedUp
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Request:
     scratch: int
 
     @property
-    def share(self) -> float:
-        """Rounds over Scratch's; one that never got there counts as the rounds it was given."""
-        return self.rounds / self.scratch
+    def ratio(self) -> float:
+        """Scratch's rounds over its own."""
+        return self.scratch / self.rounds if self.rounds else math.inf
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,21 @@ class Case:
     requests: tuple[Request, ...]
 
     @property
-    def share(self) -> float:
-        """The median share of Scratch's rounds."""
-        return statistics.median(request.share for request in self.requests)
+    def speed(self) -> SpeedUp:
+        """The speed-up over Scratch."""
+        ratios = tuple(request.ratio for request in self.requests if request.reached)
+        return SpeedUp(ratios, len(self.requests), len(self.requests) - len(ratios))
 
     @property
-    def rounds(self) -> float:
-        """The median of the rounds."""
-        return statistics.median(request.rounds for request in self.requests)
+    def rounds(self) -> float | None:
+        """The median of the rounds of those that got there."""
+        rounds = [request.rounds for request in self.requests if request.reached]
+        return statistics.median(rounds) if rounds else None
 
     @property
     def scratch(self) -> float:
         """The median of Scratch's rounds."""
         return statistics.median(request.scratch for request in self.requests)
-
-    @property
-    def reached(self) -> int:
-        """How many seeds got there."""
-        return sum(request.reached for request in self.requests)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class FirstTraining:
 
 @dataclass(frozen=True)
 class RequestSequence:
-    """A sequence of single requests: client-rounds over Scratch's, rebuilding counted, seed by seed."""
+    """A sequence of single requests: Scratch's client-rounds over its own, rebuilding counted, seed by seed."""
 
     task: Task
     groups: int
@@ -102,12 +101,12 @@ class RequestSequence:
     stretch: float
     rebuild: str
     requests: int
-    shares: tuple[float, ...]
+    ratios: tuple[float, ...]
 
     @property
-    def share(self) -> float:
+    def ratio(self) -> float:
         """The median."""
-        return statistics.median(self.shares)
+        return statistics.median(self.ratios)
 
 
 def settings_of(row: Row) -> dict[str, str]:
@@ -164,12 +163,12 @@ def sequences_of(rows: Sequence[Row]) -> list[RequestSequence]:
     longest = max((len(own) for seeds in rows_of.values() for own in seeds.values()), default=0)
     result = []
     for key, seeds in rows_of.items():
-        shares = [
-            sum(row["client_rounds"] + row["rebuild_client_rounds"] for row in own)
-            / sum(row["scratch_client_rounds"] for row in own)
+        ratios = [
+            sum(row["scratch_client_rounds"] for row in own)
+            / sum(row["client_rounds"] + row["rebuild_client_rounds"] for row in own)
             for own in seeds.values()
             if len(own) == longest
         ]
-        if shares:
-            result.append(RequestSequence(*key, longest, tuple(shares)))
+        if ratios:
+            result.append(RequestSequence(*key, longest, tuple(ratios)))
     return result

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from sifu.plots.courses import Results
 from sifu.plots.group_cases import Case, Task, cases_of
 from sifu.plots.panels import figure_title, footnote, nothing_yet
-from sifu.plots.style import BLUE, GREY, INK, VERMILLION, only_ticks, styled
+from sifu.plots.speed import times
+from sifu.plots.style import BLUE, INK, VERMILLION, only_ticks, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEAVERS = {1: ("one leaver", BLUE, -0.17), 5: ("five leavers", VERMILLION, 0.17)}
+LEAVERS = {1: ("one leaver", BLUE, "o", -0.19), 5: ("five leavers", VERMILLION, "D", 0.19)}
 """How requests of so many clients are shown; others are in the table."""
-MOST = 1.6
-"""Where the axis ends, in shares of Scratch's rounds."""
 
 
 @styled
 def draw_groups(results: Results) -> Figure:
-    """Rounds to Scratch's accuracy as a share of Scratch's rounds."""
+    """The speed-up over Scratch, for each setting that was tried."""
     from matplotlib.figure import Figure
 
     cases = [case for case in cases_of(results.rows) if case.leavers in LEAVERS]
@@ -31,7 +31,7 @@ def draw_groups(results: Results) -> Figure:
     tasks = sorted({case.task: None for case in cases}, key=lambda task: order.index(task.dataset))
     lines = [(task, way) for task in tasks for way in _ways(cases, task)]
     titles = dict(results.titles)
-    figure = Figure(figsize=(8.6, 1.6 + 0.21 * (len(lines) + len(tasks))), layout="constrained")
+    figure = Figure(figsize=(8.6, 1.6 + 0.23 * (len(lines) + len(tasks))), layout="constrained")
     axes = figure.subplots()
     only_ticks(axes, grid="x")
     axes.spines["left"].set_visible(False)
@@ -39,7 +39,7 @@ def draw_groups(results: Results) -> Figure:
     at, ticks, labels = 0.0, [], []
     for task in tasks:
         axes.text(-0.01, at, task.label(titles), transform=axes.get_yaxis_transform(), ha="right", va="center",
-                  fontweight="bold", fontsize=8)  # fmt: skip
+                  fontweight="bold", fontsize=9)  # fmt: skip
         at += 1.0
         for way in _ways(cases, task):
             ticks.append(at)
@@ -48,20 +48,24 @@ def draw_groups(results: Results) -> Figure:
                 if case.task == task and (case.groups, case.apart, case.stretch) == way:
                     _dots(axes, case, at)
             at += 1.0
-    axes.set_yticks(ticks, labels, fontsize=7.5)
+    axes.set_yticks(ticks, labels, fontsize=9)
     axes.set_ylim(at - 0.4, -0.6)
-    axes.set_xlim(0.0, MOST)
-    axes.set_xlabel("rounds to within one point of Scratch's test accuracy, as a share of Scratch's rounds")
-    for words, colour, _ in LEAVERS.values():
-        axes.plot([], [], "o", color=colour, markersize=5, label=words)
-    axes.legend(loc="lower right", handletextpad=0.2)
+    axes.set_xscale("log")
+    largest = max((ratio for case in cases for ratio in case.speed.ratios if math.isfinite(ratio)), default=2.0)
+    steps = [step for step in (0.5, 1, 2, 3, 4, 5, 8, 10, 20, 50) if step <= 1.3 * largest]
+    axes.set_xticks(steps, [f"{step:g}x" for step in steps], fontsize=9.5)
+    axes.minorticks_off()
+    axes.set_xlim(0.75, 1.35 * largest)
+    axes.set_xlabel("speed-up over Scratch, to within one point of its test accuracy", fontsize=9.5)
+    for words, colour, marker, _ in LEAVERS.values():
+        axes.plot([], [], marker, color=colour, markersize=6, label=words)
+    axes.legend(loc="lower right", handletextpad=0.2, fontsize=9.5)
     figure_title(figure, _message(cases))
     footnote(
         figure,
         [
-            "Large dots: medians over seeds; small dots: single seeds; hollow: never got there within the rounds that "
-            "Scratch was given. Left of the line groups take fewer rounds. S groups, R rounds apart, the merge moved "
-            "on by x.",
+            "Large marks: medians over seeds; small ones: single seeds. ✗ 2/5: two of five never got there within the "
+            "rounds that Scratch was given. S groups, R rounds apart, the merge moved on by x: all that was tried.",
         ],
     )
     return figure
@@ -73,25 +77,23 @@ def _ways(cases: list[Case], task: Task) -> list[tuple[int, int, float]]:
 
 
 def _dots(axes: Axes, case: Case, at: float) -> None:
-    _, colour, offset = LEAVERS[case.leavers]
-    for request in case.requests:
-        face = colour if request.reached else "none"
-        axes.plot(min(request.share, MOST), at + offset, "o", color=colour, markerfacecolor=face, markersize=2.6,
-                  alpha=0.55, clip_on=False)  # fmt: skip
-    whole = case.reached * 2 > len(case.requests)
-    axes.plot(min(case.share, MOST), at + offset, "o", color=colour, markerfacecolor=colour if whole else "white",
-              markersize=5.5, clip_on=False)  # fmt: skip
-    if not whole:
-        axes.annotate("not reached", (min(case.share, MOST), at + offset), xytext=(5, -2.5),
-                      textcoords="offset points", fontsize=6, color=GREY, annotation_clip=False)  # fmt: skip
+    _, colour, marker, offset = LEAVERS[case.leavers]
+    speed = case.speed
+    for ratio in speed.ratios:
+        axes.plot(ratio, at + offset, marker, color=colour, markersize=2.6, alpha=0.55)
+    if speed.median is not None:
+        axes.plot(speed.median, at + offset, marker, color=colour, markersize=6)
+    if speed.missed:
+        axes.text(0.9 if offset < 0 else 0.99, at, f"✗ {speed.missed}/{speed.runs}", ha="right", va="center",
+                  fontsize=9, transform=axes.get_yaxis_transform(), color=colour)  # fmt: skip
 
 
 def _message(cases: list[Case]) -> str:
-    alone = [case for case in cases if case.leavers == 1]
+    alone = [case.speed.median for case in cases if case.leavers == 1 and case.speed.median is not None]
     if not alone:
         return "Groups that merge against Scratch"
-    quarter = sum(case.share <= 0.25 for case in alone)
+    fourfold = sum(median >= 4.0 - 1e-9 for median in alone)
     return (
-        f"One leaver costs at most a quarter of Scratch's rounds in {quarter} of {len(alone)} settings "
-        f"({min(case.share for case in alone):.2f} to {max(case.share for case in alone):.2f} of them)"
+        f"One leaver is at least 4 times cheaper than Scratch in {fourfold} of {len(alone)} settings "
+        f"({times(min(alone))}x to {times(max(alone))}x)"
     )

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sifu.plots.courses import Course, Line, Results, fewer_than_scratch, lines_of, scratch_beside, spread
+from sifu.plots.courses import Course, Line, Results, lines_of, scratch_beside, spread
 from sifu.plots.panels import (
     SHADES,
     by_line,
@@ -14,14 +14,16 @@ from sifu.plots.panels import (
     faint_zero,
     figure_title,
     footnote,
-    mark_missed,
+    gutter,
+    marker_of,
     method_grid,
     nothing_yet,
     percent_axis,
     reference,
     whisker,
 )
-from sifu.plots.style import INK, styled
+from sifu.plots.speed import fewer_words, same_seeds, speed_up
+from sifu.plots.style import GREY, INK, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,62 +31,63 @@ if TYPE_CHECKING:
 
 ON_FORGOTTEN = "accuracy on the forgotten"
 DIVERGED = "Runs that diverged have no accuracy: dots are of the others, no dot where all did."
+MISSED = "✗ 3/10: three of ten runs did not reach the target, and are in no bar."
 
 
 @styled
 def draw_rounds(results: Results) -> Figure:
     """Rounds of the requests, and what the final model still knows of the forgotten clients."""
-    courses = results.courses
-    if not courses:
-        return nothing_yet()
-    requests = len(courses[0].rows)
-    measures = [f"rounds of {requests} requests" if requests > 1 else "rounds", ON_FORGOTTEN]
-    figure, panels = method_grid(results.lines, results.titles, measures)
-    for column, dataset in enumerate(results.titles):
-        here = [course for course in courses if course.first["dataset"] == dataset]
-        _rounds_panel(panels[0][column], here, results.lines)
-        _accuracy_panel(panels[1][column], here, results.lines)
-    figure_title(figure, rounds_message(results))
-    footnote(
-        figure,
-        [
-            "Bars: rounds of request 1, 2, 3 (dark to light), mean over seeds; whiskers: least and largest seed; "
-            f"dashed: Scratch. Missed: the target accuracy was not reached. {DIVERGED}",
-            "The paper: SIFU takes 52 % fewer rounds than Scratch on average, FedEraser 12 % more; only SIFU and "
-            "FedEraser come near Scratch on the forgotten.",
-            f"{measured_sentence(courses)} {seeds_sentence(courses)}".strip(),
-        ],
-    )
-    return figure
+    return _method_figure(results, [])
 
 
 @styled
 def draw_watermark(results: Results) -> Figure:
     """As above, and how much of the accuracy is owed to a client's own mark, before and after its request."""
-    courses = results.courses
-    if not courses:
+    return _method_figure(
+        results,
+        [
+            "Success of a mark: accuracy on a client's images with its own mark, less accuracy on the same images with "
+            "a fresh mark; zero: the mark means nothing to the model. Hollow: before the request; filled: after it.",
+        ],
+        marks=True,
+    )
+
+
+def _method_figure(results: Results, notes: Sequence[str], *, marks: bool = False) -> Figure:
+    if not results.courses:
         return nothing_yet()
-    lines, datasets = results.lines, results.datasets
-    measures = [f"rounds of {len(courses[0].rows)} requests", ON_FORGOTTEN, "success of the mark"]
-    figure, panels = method_grid(lines, results.titles, measures)
-    for column, dataset in enumerate(datasets):
+    courses = _on_same_seeds(results)
+    lines = lines_of(courses)
+    requests = len(courses[0].rows)
+    measures = [f"rounds of {requests} requests" if requests > 1 else "rounds", ON_FORGOTTEN]
+    figure, panels = method_grid(lines, results.titles, [*measures, *(["success of the mark"] if marks else [])])
+    for column, dataset in enumerate(results.titles):
         here = [course for course in courses if course.first["dataset"] == dataset]
         _rounds_panel(panels[0][column], here, lines)
         _accuracy_panel(panels[1][column], here, lines)
-        _mark_panel(panels[2][column], here, lines)
+        if marks:
+            _mark_panel(panels[2][column], here, lines)
     figure_title(figure, rounds_message(results))
+    shades = f" of requests 1 to {requests}, dark to light" if requests > 1 else ""
     footnote(
         figure,
         [
-            "Success of a mark: accuracy on a client's images with its own mark, minus accuracy on the same images "
-            "with a fresh mark. Hollow: before the request; filled: after it. Zero: the mark means nothing to the "
-            f"model. {DIVERGED}",
-            "The paper: on every data set with a CNN, SIFU outperforms every other method; FedEraser forgets but is "
-            "even more costly than Scratch.",
-            measured_sentence(courses),
+            f"Bars: median rounds{shades}, of the runs that reached the target; whiskers: least and largest; dashed: "
+            f"Scratch. {MISSED} {DIVERGED}",
+            *notes,
+            "All lines of a data set are of the same seeds.",
         ],
     )
     return figure
+
+
+def _on_same_seeds(results: Results) -> list[Course]:
+    """Every line of a data set on the seeds that all of them have."""
+    return [
+        course
+        for dataset in results.titles
+        for course in same_seeds([run for run in results.courses if run.first["dataset"] == dataset]).courses
+    ]
 
 
 @styled
@@ -105,7 +108,7 @@ def draw_time_limited(results: Results) -> Figure:
     for row, column_name in enumerate(measures.values()):
         for column, dataset in enumerate(datasets):
             axes = panels[row][column]
-            percent_axis(axes)
+            percent_axis(axes, symbol="")
             faint_zero(axes)
             for place, line in enumerate(lines):
                 matching = by_line([course for course in limited if course.first["dataset"] == dataset], line)
@@ -116,7 +119,7 @@ def draw_time_limited(results: Results) -> Figure:
     footnote(
         figure,
         [
-            f"Dots from small to large: {shown} of the rounds of training; mean over seeds, whiskers: least "
+            f"Dots from small to large: {shown} of the rounds of training; median over seeds, whiskers: least "
             "and largest seed at the longest. Compared with Scratch trained to its target without a limit. "
             f"{DIVERGED}",
             "The paper: SIFU is the only method with a good trade-off on every network; Fine-Tuning and FedAccum do "
@@ -150,7 +153,6 @@ def draw_request_sets(results: Results) -> Figure:
             f"A dot for each of {sets} requests (mean over seeds), a bar at their mean. {missed_sentence(courses)}",
             "The paper: SIFU is consistently faster than Scratch and near it on the forgotten, whichever clients "
             "ask. DP seems fast because its costly training is not shown.",
-            measured_sentence(courses),
         ],
     )
     return figure
@@ -165,33 +167,52 @@ def _forgotten(course: Course) -> float | None:
 
 
 def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
-    longest = max((course.total for course in here), default=1)
-    scratch = [course.total for course in here if course.first["method"] == "scratch"]
-    # A method that runs to the largest number of rounds would squeeze the others into a corner: cut its bar.
-    limit = 1.05 * (min(longest, 2.5 * statistics.fmean(scratch)) if scratch else longest)
+    """Only runs that reached the target have a bar; the others are counted in a column at the right."""
+    reached = {line: [course for course in by_line(here, line) if course.reached] for line in lines}
+    scratch = [course.total for line, own in reached.items() if line.method == "scratch" for course in own]
+    longest = max((course.total for own in reached.values() for course in own), default=1)
+    # A line that takes many times as long would squeeze the others into a corner: its bar is cut.
+    limit = min(longest, 2.5 * statistics.median(scratch)) if scratch else longest
     for place, line in enumerate(lines):
-        matching = by_line(here, line)
-        if not matching:
-            continue
-        start, colour = 0.0, colour_of(line)
-        mean, low, high = spread([course.total for course in matching])
-        for number in range(len(matching[0].rows)):
-            part = statistics.fmean(course.rounds[number] for course in matching)
-            shade = 1.0 if mean > limit else SHADES[min(number, len(SHADES) - 1)]
-            axes.barh(place, part, left=start, height=0.66, color=colour, alpha=shade, zorder=2)
-            start += part
-        whisker(axes, place, low, high)
-        missed = sum(not course.reached for course in matching)
-        text = f"missed {missed}/{len(matching)}" if missed else ""
-        if mean > limit:
-            text = f"{text + ', ' if text else ''}{mean:,.0f} rounds"
-        if text:
-            mark_missed(axes, place, max(mean, high), text, limit)
-        if line.method == "scratch":
-            reference(axes, mean)
-    axes.set_xlim(0, limit)
-    axes.xaxis.set_major_formatter(_thousands())
-    axes.locator_params(axis="x", nbins=4, integer=True)
+        matching, own = by_line(here, line), reached[line]
+        missed = len(matching) - len(own)
+        if missed:
+            gutter(axes, place, f"✗ {missed}/{len(matching)}")
+        if matching and not own:
+            axes.annotate("target not reached", (0.0, place), xytext=(3, 0), textcoords="offset points", va="center",
+                          fontsize=8, color=GREY, fontstyle="italic", zorder=3,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
+        if own:
+            _bar(axes, place, line, own, limit)
+            if line.method == "scratch":
+                reference(axes, statistics.median(course.total for course in own))
+    axes.set_xlim(0, limit / 0.78)
+    ticks = [tick for tick in _round_ticks(limit) if tick <= 1.02 * limit]
+    axes.set_xticks(ticks, [_thousands()(tick, 0) for tick in ticks])
+
+
+def _bar(axes: Axes, place: int, line: Line, courses: Sequence[Course], limit: float) -> None:
+    totals = [course.total for course in courses]
+    median, colour, start = statistics.median(totals), colour_of(line), 0.0
+    parts = [statistics.fmean(course.rounds[k] for course in courses) for k in range(len(courses[0].rows))]
+    for number, part in enumerate(parts):
+        width = median * part / max(sum(parts), 1)
+        shade = SHADES[min(number, len(SHADES) - 1)]
+        end = min(start + width, limit)
+        if end > start:
+            axes.barh(place, end - start, left=start, height=0.66, color=colour, alpha=shade, zorder=2)
+        start += width
+    if median > limit:
+        axes.annotate(f"{median:,.0f}", (0.0, place), xytext=(4, 0), textcoords="offset points", va="center",
+                      fontsize=8, color="white", fontweight="bold", zorder=6)  # fmt: skip
+    elif min(totals) < limit:
+        whisker(axes, place, min(totals), min(max(totals), 1.02 * limit))
+
+
+def _round_ticks(limit: float) -> list[float]:
+    """Three or four round numbers from zero."""
+    step = next(size * 10**power for power in range(9) for size in (1, 2, 5) if limit / (size * 10**power) <= 3.4)
+    return [step * k for k in range(5)]
 
 
 def _thousands() -> Callable[[float, float], str]:
@@ -206,11 +227,11 @@ def _accuracy_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -
         accuracies = [value for course in matching if (value := course.forgotten) is not None]
         if not accuracies:
             continue
-        mean, low, high = spread(accuracies)
-        whisker(axes, place, low, high)
-        axes.plot(mean, place, "o", color=colour_of(line), markersize=6, zorder=5)
+        median = statistics.median(accuracies)
+        whisker(axes, place, min(accuracies), max(accuracies))
+        axes.plot(median, place, marker_of(line), color=colour_of(line), markersize=6, zorder=5)
         if line.method == "scratch":
-            reference(axes, mean)
+            reference(axes, median)
     axes.set_xlim(-0.04, 1.04)
     percent_axis(axes)
     axes.set_xticks([0, 0.5, 1.0])
@@ -225,9 +246,10 @@ def _mark_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> No
         before = statistics.fmean(row["mark_before"] for row in marks)
         after, low, high = spread([row["mark_after"] for row in marks])
         axes.plot([before, after], [place, place], color=colour_of(line), linewidth=1.2, alpha=0.6, zorder=2)
-        axes.plot(before, place, "o", markersize=6, markerfacecolor="white", markeredgecolor=colour_of(line), zorder=5)
+        mark = marker_of(line)
+        axes.plot(before, place, mark, markersize=6, markerfacecolor="white", markeredgecolor=colour_of(line), zorder=5)
         whisker(axes, place, low, high)
-        axes.plot(after, place, "o", color=colour_of(line), markersize=6, zorder=6)
+        axes.plot(after, place, mark, color=colour_of(line), markersize=6, zorder=6)
     axes.margins(x=0.12)
     percent_axis(axes)
     axes.locator_params(axis="x", nbins=4)
@@ -252,7 +274,7 @@ def _limit_dots(
                 if None not in values:
                     gaps.append(abs(values[0] - values[1]))
         if gaps:
-            points.append((statistics.fmean(gaps), 3.5 + 2.2 * number, 0.45 + 0.55 * number / max(len(limits) - 1, 1)))
+            points.append((statistics.median(gaps), 3.5 + 2.2 * number, 0.45 + 0.55 * number / max(len(limits) - 1, 1)))
             if number == len(limits) - 1 and len(gaps) > 1:
                 whisker(axes, place, min(gaps), max(gaps))
     if points:
@@ -287,11 +309,7 @@ def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], C
     at_longest = [
         course for course in limited if float(course.variant["limit"]) == longest and beside(course) is not None
     ]
-    names = {
-        Line("sifu", "paper"): "SIFU by the paper's rules",
-        Line("sifu", "ours"): "by ours",
-        Line("scratch", "paper"): "Scratch",
-    }
+    names = {line: line.label for line in lines_of(at_longest) if line.method in ("sifu", "scratch")}
     compared = [course for course in at_longest if course.line in names]
     # A run that diverged has no accuracy: its data set and seed is left out for all, or the lines would not compare.
     lost = {_world(course) for course in compared if course.first["accuracy_retain_after"] is None}
@@ -303,7 +321,7 @@ def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], C
             if course.line == line and _world(course) not in lost and (full := beside(course)) is not None
         ]
         if gaps:
-            parts.append(f"{name} {100 * statistics.fmean(gaps):.0f}")
+            parts.append(f"{name} {100 * statistics.median(gaps):.0f}")
     if not parts:
         return "Limited time, against a full retraining"
     message = f"With {100 * longest:.0f} % of the time, points below a full retraining: {', '.join(parts)}"
@@ -317,44 +335,22 @@ def _world(course: Course) -> tuple[str, int]:
 
 
 def rounds_message(results: Results) -> str:
-    """How SIFU does against Scratch, in a sentence."""
+    """How SIFU does against Scratch, in a sentence: mean over the data sets where it always reached the target."""
     parts = []
-    for preset, words in (("paper", "by the paper's rules"), ("ours", "by ours")):
-        ratios = fewer_than_scratch(results.courses, lambda course, preset=preset: course.line == Line("sifu", preset))  # type: ignore[misc]
-        if ratios:
-            mean = statistics.fmean(ratios.values())
-            parts.append(f"{_saved(mean)} {words}")
+    for line in results.lines:
+        if line.method != "sifu":
+            continue
+        saved, count = [], 0
+        for dataset in results.titles:
+            here = [course for course in results.courses if course.first["dataset"] == dataset]
+            speed = speed_up(by_line(here, line), here)
+            count += speed.runs > 0
+            if speed.complete and speed.fewer is not None:
+                saved.append(speed.fewer)
+        if saved:
+            where = "" if len(saved) == count else f" on the {len(saved)} of {count} data sets it always got there"
+            parts.append(f"{fewer_words(statistics.fmean(saved))} ({line.preset}){where}")
     return f"SIFU against Scratch: {', '.join(parts)}" if parts else results.title
-
-
-def _saved(ratio: float) -> str:
-    """How many rounds fewer or more than Scratch.
-
-    >>> _saved(0.48), _saved(1.12), _saved(1.0)
-    ('52 % fewer rounds', '12 % more rounds', 'as many rounds')
-    """
-    percents = round(100 * (1.0 - ratio))
-    return "as many rounds" if percents == 0 else f"{abs(percents)} % {'fewer' if percents > 0 else 'more'} rounds"
-
-
-def measured_sentence(courses: Sequence[Course]) -> str:
-    """What was measured here, in the paper's own measure."""
-    parts = []
-    for line in lines_of(courses):
-        ratios = fewer_than_scratch(courses, lambda course, line=line: course.line == line)  # type: ignore[misc]
-        if ratios and line.method in ("sifu", "noisy_scratch", "fed_eraser"):
-            parts.append(f"{line.label} {_saved(statistics.fmean(ratios.values()))}")
-    return f"Here, against Scratch: {'; '.join(parts)} (mean over data sets and seeds)." if parts else ""
-
-
-def seeds_sentence(courses: Sequence[Course]) -> str:
-    """Who was run with fewer seeds than others: their bars are means over other worlds than the dashed line."""
-    counts = {line: len({course.first["seed"] for course in by_line(courses, line)}) for line in lines_of(courses)}
-    most = max(counts.values())
-    fewer = [f"{line.label} {count}" for line, count in counts.items() if count < most]
-    if not fewer:
-        return ""
-    return f"Seeds: {most}, but {', '.join(fewer)}; each ratio compares equal seeds."
 
 
 def missed_sentence(courses: Sequence[Course]) -> str:

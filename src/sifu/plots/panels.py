@@ -36,15 +36,33 @@ COLOURS = {
     "last": VERMILLION,
     "dp": "#7a4d73",
 }
+MARKERS = {
+    "scratch": "o",
+    "noisy_scratch": "d",
+    "sifu": "D",
+    "closed_form": "*",
+    "groups": "P",
+    "fed_eraser": "^",
+    "fed_accum": "v",
+    "fine_tuning": ">",
+    "last": "s",
+    "dp": "h",
+}
+"""Shapes tell methods apart in black and white."""
 SHADES = (1.0, 0.66, 0.38)
 PANEL_WIDTH, LABEL_WIDTH = 1.85, 1.45
 
 
 def colour_of(line: Line) -> str:
-    """SIFU stands out, in blue by the paper's rules and green by ours."""
+    """SIFU stands out, in green by our rules and blue by others'."""
     if line.method == "sifu":
-        return BLUE if line.preset == "paper" else GREEN
+        return GREEN if line.preset == "ours" else BLUE
     return COLOURS.get(line.method, INK)
+
+
+def marker_of(line: Line) -> str:
+    """A shape for each method; SIFU by our rules has one of its own."""
+    return "X" if line == Line("sifu", "ours") else MARKERS.get(line.method, "p")
 
 
 def method_grid(
@@ -68,10 +86,11 @@ def method_grid(
                 for label, line in zip(axes.get_yticklabels(), lines, strict=True):
                     label.set_color(colour_of(line) if line.method == "sifu" else INK)
                     label.set_fontweight("bold" if line.method == "sifu" else "normal")
-            axes.tick_params(axis="x", labelsize=7.5)
+            axes.tick_params(axis="x", labelsize=8.5)
+            axes.tick_params(axis="y", labelsize=9.5)
             if row == 0:
                 axes.set_title(title, fontweight="bold", loc="left")
-            axes.set_xlabel(measure, fontsize=7.5)
+            axes.set_xlabel(measure, fontsize=8.5)
     return figure, [list(row) for row in grid]
 
 
@@ -88,26 +107,10 @@ def whisker(axes: Axes, place: float, low: float, high: float) -> None:
             axes.plot([end, end], [place - 0.13, place + 0.13], color=INK, linewidth=1.0, zorder=4)
 
 
-def mark_missed(axes: Axes, place: float, end: float, text: str, limit: float) -> None:
-    """Say that the target was missed: inside the bar, or beside it where it is too short."""
-    from matplotlib.patheffects import withStroke
-
-    inside = end > 0.45 * limit
-    # Bars grow lighter and whiskers cross them: an outline keeps the words readable.
-    outline = [withStroke(linewidth=1.8, foreground=INK)] if inside else []
-    axes.annotate(
-        text,
-        (0.0 if inside else end, place),
-        xytext=(4, 0),
-        textcoords="offset points",
-        ha="left",
-        va="center",
-        fontsize=6.5,
-        color="white" if inside else GREY,
-        fontweight="bold" if inside else "normal",
-        path_effects=outline,
-        zorder=6,
-    )
+def gutter(axes: Axes, place: float, text: str) -> None:
+    """Words in the column at the right edge of a panel, where nothing else is drawn."""
+    axes.annotate(text, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=8,
+                  color=INK)  # fmt: skip
 
 
 def reference(axes: Axes, value: float, **options: Any) -> None:
@@ -115,25 +118,25 @@ def reference(axes: Axes, value: float, **options: Any) -> None:
     axes.axvline(value, color=SCRATCH, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, **options)
 
 
-def percent_axis(axes: Axes, axis: str = "x") -> None:
+def percent_axis(axes: Axes, axis: str = "x", symbol: str = " %") -> None:
     """Shares as percentages."""
     from matplotlib.ticker import PercentFormatter
 
-    getattr(axes, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    getattr(axes, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
 
 
 def footnote(figure: Figure, sentences: Sequence[str]) -> None:
     """The paper's own statement and ours, under the figure."""
-    width = int(figure.get_figwidth() * 15.2)
+    width = int(figure.get_figwidth() * 13.6)
     text = "\n".join("\n".join(textwrap.wrap(sentence, width)) for sentence in sentences if sentence)
-    figure.supxlabel(text, x=0.008, ha="left", fontsize=8, color=GREY, parse_math=False)
+    figure.supxlabel(text, x=0.008, ha="left", fontsize=9, color=GREY, parse_math=False)
 
 
 def figure_title(figure: Figure, message: str) -> None:
     """The message of the figure above it."""
-    width = int(figure.get_figwidth() * 10.6)
+    width = int(figure.get_figwidth() * 9.8)
     figure.suptitle(
-        "\n".join(textwrap.wrap(message, width)), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False
+        "\n".join(textwrap.wrap(message, width)), x=0.008, ha="left", fontsize=12, fontweight="bold", parse_math=False
     )
 
 

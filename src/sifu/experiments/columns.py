@@ -1,0 +1,51 @@
+"""What the columns of the summaries mean, each defined once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+COLUMNS = {
+    "data": "the data set",
+    "task": "data set, how it is spread over the clients, and how many take part in a round",
+    "method": "the method, with its preset where it was run under several",
+    "requests": "how many requests of how many clients: 10x3 are three requests of ten clients each",
+    "clients": "clients of the federation",
+    "epsilon": "the epsilon each request asked for, at delta 0.01",
+    "sigma": "times the paper's sigma",
+    "groups": "how many groups train apart (S)",
+    "apart": "for how many rounds (R)",
+    "merge": "how the groups are put together: their mean, or moved further from the fresh model",
+    "leavers": "clients that leave at once",
+    "seeds": "how many seeds; every row of a data set has the same ones",
+    "runs": "seeds times sets of clients that ask; every row of a data set has the same ones",
+    "draws": "how many times the noise was drawn: single draws vary a lot",
+    "rounds": "all requests together, calibration included; median over the runs that reached the target",
+    "Scratch": "Scratch's rounds, median",
+    "speed-up": "Scratch's rounds over the method's on the same seed, of the seeds on which both reached the target: "
+    "median (least to largest), and how many runs did not reach it",
+    "automatic": "the speed-up at the sigma that the planner chose before the request",
+    "best in hindsight": "the speed-up at the best of the sigmas tried, chosen after all were run: nobody gets this",
+    "tried": "how many sigmas the best in hindsight was chosen from",
+    "sent": "bytes between server and clients: a model to each participant of a round and one back; mean",
+    "kept": "what is kept beyond the current model for the next request; the largest of the requests, mean",
+    "remaining": "accuracy on the training data of the clients that stay, after the last request; median",
+    "test": "accuracy on test samples, which no client holds; median",
+    "forgotten": "accuracy on the training data of everyone forgotten; median. Near Scratch's is good",
+    "mark": "accuracy with the leaving clients' own marks less accuracy with fresh ones, after the request; near 0 is "
+    "good; median",
+    "level": "what is proven: of how many requests",
+    "first training": "test accuracy of the first training with groups less that of plain training, in points; median",
+    "settings": "combinations of learning rate, momentum and steps",
+    "measurements": "distances that were measured and are not zero",
+    "above Psi (round)": "how many of them broke the bound with the weights of the round",
+    "above Psi (population)": "how many of them broke the bound with population weights",
+    "largest alpha/Psi (round)": "the largest distance over that bound; above 1 it is broken",
+    "largest alpha/Psi (population)": "the same with population weights",
+}
+"""Limits of time add columns of their own: `remaining, 25 %` is explained beside its table."""
+
+
+def definitions(names: Iterable[str]) -> list[str]:
+    """The columns that occur, with their meaning, in the order above."""
+    present = set(names)
+    return [f"`{name}`: {meaning}" for name, meaning in COLUMNS.items() if name in present]

@@ -1,0 +1,230 @@
+"""Two sentences on each experiment, computed from its table: what a reader should take from the figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from sifu.experiments.comparisons import (
+    by_dataset,
+    complete,
+    mean_fewer,
+    paper_line,
+    reached_gaps,
+    spread_words,
+    titles,
+)
+from sifu.experiments.group_statements import by_rule, by_rule_trainings
+from sifu.experiments.network_statements import NETWORK_STATEMENTS
+from sifu.experiments.reading import courses_of, title_of
+from sifu.experiments.round_statements import BOUND_STATEMENTS
+from sifu.experiments.settings import Experiment
+from sifu.experiments.table import Row
+from sifu.experiments.verdict import Verdict
+from sifu.plots.courses import METHOD_NAMES, Course, Line, lines_of, shape_words
+from sifu.plots.growing import settings_of
+from sifu.plots.speed import fewer_words, speed_up, times
+
+Sentences = list[str]
+Reader = Callable[[Sequence[Row]], Sentences]
+OURS = Line("sifu", "ours")
+
+
+def reading_of(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """At most two sentences."""
+    reader = READERS.get(experiment.draw, _rounds)
+    return " ".join(reader(rows)[:2])
+
+
+def _rounds(rows: Sequence[Row]) -> Sentences:
+    return [sentence for sentence in (_sifu_against_scratch(rows), _who_remembers(rows)) if sentence]
+
+
+def _sifu_against_scratch(rows: Sequence[Row]) -> str:
+    parts = []
+    for line, words in ((paper_line("sifu", rows), "by the paper's rules"), (OURS, "by ours")):
+        speeds = by_dataset(rows, line)
+        sure = complete(speeds)
+        mean = mean_fewer(sure)
+        if mean is not None:
+            where = "" if len(sure) == len(speeds) else f" on {titles(sure)}, where it always reached the target"
+            parts.append(f"{words} {fewer_words(mean)} on average{where}")
+        elif speeds:
+            parts.append(f"{words} it did not always reach the target on any data set")
+    return f"SIFU takes, against Scratch on the same seeds, {', and '.join(parts)}." if parts else ""
+
+
+def _who_remembers(rows: Sequence[Row]) -> str:
+    keep: list[str] = []
+    forget: list[str] = []
+    for line in lines_of(courses_of(rows)):
+        gaps, _ = reached_gaps(rows, line)
+        if gaps and line.method != "scratch":
+            gap = statistics.median(gaps)
+            (keep if gap > 0.05 else forget).append(f"{line.label} {100 * gap:+.0f}")
+    text = "Accuracy on the forgotten is near Scratch's (within 5 points above it) with " + ", ".join(forget)
+    if not forget:
+        return ""
+    return text + (f"; it is higher with {', '.join(keep)}" if keep else "") + " (points, median over runs)."
+
+
+def _watermark(rows: Sequence[Row]) -> Sentences:
+    marks: dict[str, float] = {}
+    courses = courses_of(rows)
+    for line in lines_of(courses):
+        own = [
+            mark
+            for course in courses
+            if course.line == line and course.reached
+            for row in course.rows
+            if (mark := row.get("mark_after")) is not None
+        ]
+        if own:
+            marks[line.label] = statistics.median(own)
+    ordered = sorted(marks, key=lambda label: marks[label])
+    shown = ", ".join(f"{label} {100 * marks[label]:+.1f}" for label in ordered)
+    sentences = [_measured(NETWORK_STATEMENTS[1].check(rows), "SIFU by the paper's rules takes the ")]
+    if shown:
+        sentences.append(f"After the request the mark is worth this many points of accuracy (median): {shown}.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def _limited(rows: Sequence[Row]) -> Sentences:
+    verdict = NETWORK_STATEMENTS[0].check(rows)
+    own = [course for course in courses_of(rows) if "limit" in course.variant and course.line == OURS]
+    sentences = [_measured(verdict, "Against a full retraining, ")]
+    before = sum(course.first["level"] == "exact" for course in own)
+    if own:
+        sentences.append(
+            f"By our rules a request went back to before the clients' first round in {before} of {len(own)} runs, and "
+            "so does nearly what Scratch does in the same time."
+        )
+    return [sentence for sentence in sentences if sentence]
+
+
+def _sigma(rows: Sequence[Row]) -> Sentences:
+    courses = courses_of(rows)
+    at_table, best = [], []
+    for dataset in dict.fromkeys(course.first["dataset"] for course in courses):
+        here = [course for course in courses if course.first["dataset"] == dataset]
+        own = [course for course in here if course.line == paper_line("sifu", rows)]
+        factors = sorted(
+            {course.variant["sigma_factor"] for course in own if "sigma_factor" in course.variant}, key=float
+        )
+        if not factors:
+            continue
+        speeds = {
+            factor: speed_up([course for course in own if course.variant.get("sigma_factor") == factor], here)
+            for factor in factors
+        }
+        quickest = min(factors, key=lambda factor: speeds[factor].rank)
+        if "1" in speeds:
+            at_table.append(f"{title_of(dataset)} {speeds['1'].text()}")
+        best.append(f"{title_of(dataset)} {speeds[quickest].text()} at {quickest} times the paper's sigma")
+    sentences = []
+    if at_table:
+        sentences.append(f"At the paper's own sigma and by its rules the speed-up is: {', '.join(at_table)}.")
+    if best:
+        sentences.append(f"In hindsight, at the best of the sigmas tried, it is: {', '.join(best)}.")
+    return sentences
+
+
+def _scale(rows: Sequence[Row]) -> Sentences:
+    settings = settings_of(courses_of(rows))
+    automatic = [setting for setting in settings if setting.automatic and setting.automatic.median is not None]
+    sentences = []
+    if automatic:
+        size = max(setting.clients for setting in automatic)
+        at_size = [setting for setting in automatic if setting.clients == size]
+        shown = ", ".join(
+            f"{setting.automatic.text()} at epsilon {setting.epsilon}" for setting in at_size if setting.automatic
+        )
+        draws = [setting.automatic.runs for setting in automatic if setting.automatic]
+        drawn = "one draw of the noise" if max(draws) == 1 else f"{min(draws)} to {max(draws)} draws of the noise"
+        sentences.append(
+            f"With the automatic sigma and {size:,} clients the speed-up is {shown} "
+            f"({shape_words(at_size[0].requests).lower()}); {drawn} stands behind each number."
+        )
+    hindsight = [setting for setting in settings if setting.hindsight and setting.hindsight.median is not None]
+    if hindsight:
+        lucky = max(hindsight, key=lambda setting: (setting.hindsight.median or 0.0) if setting.hindsight else 0.0)
+        assert lucky.hindsight is not None
+        sentences.append(
+            f"The largest number in hindsight, {times(lucky.hindsight.median or 0.0)}x at {lucky.clients:,} clients "
+            f"and epsilon {lucky.epsilon}, is the best of {lucky.tried} sigmas over {lucky.hindsight.runs} "
+            f"draw{'s' * (lucky.hindsight.runs > 1)} and no promise."
+        )
+    return sentences
+
+
+def _bound(rows: Sequence[Row]) -> Sentences:
+    honest, population = (statement.check(rows) for statement in reversed(BOUND_STATEMENTS))
+    return [
+        sentence
+        for sentence in (
+            _measured(honest, "With the weights of the round "),
+            _measured(population, "With population weights "),
+        )
+        if sentence
+    ]
+
+
+def _groups(rows: Sequence[Row]) -> Sentences:
+    sentences = []
+    one, five = by_rule(rows, 1), by_rule(rows, 5)
+    medians = [[case.speed.median for case in cases if case.speed.median] for cases in (one, five)]
+    if all(medians):
+        sentences.append(
+            f"With ten groups that all take part the speed-up over Scratch is {spread_words(medians[0])} for one "
+            f"leaver and {spread_words(medians[1])} for five at once ({len(one)} tasks, "
+            f"{min(len(case.requests) for case in one)} seeds each)."
+        )
+    differences = [100 * first.difference for first in by_rule_trainings(rows)]
+    if differences:
+        sentences.append(
+            f"The price is paid in the first training: {min(differences):+.1f} to {max(differences):+.1f} points of "
+            "test accuracy against plain training of the same length."
+        )
+    return sentences
+
+
+def _ways(rows: Sequence[Row]) -> Sentences:
+    courses = courses_of(rows)
+    sentences, parts, accuracies = [], [], []
+    for line in lines_of(courses):
+        runs = [course for course in courses if course.line == line]
+        name = METHOD_NAMES.get(line.method, line.method)
+        parts.append(f"{name} {statistics.median(_each(runs)):,.0f}")
+        tests = [run.rows[-1].get("accuracy_test") for run in runs]
+        known = [value for value in tests if value is not None]
+        if known:
+            accuracies.append(f"{name} {100 * statistics.median(known):.1f} %")
+    if parts:
+        sentences.append(f"Rounds a request takes (median): {', '.join(parts)}.")
+    if accuracies:
+        sentences.append(f"Test accuracy over all data sets (median), of models that differ: {', '.join(accuracies)}.")
+    return sentences
+
+
+def _each(runs: Sequence[Course]) -> list[int]:
+    return [rounds for run in runs for rounds in run.rounds]
+
+
+def _measured(verdict: Verdict | None, opening: str) -> str:
+    if verdict is None:
+        return ""
+    return f"{opening}{verdict.measured}{f' ({verdict.why})' if verdict.why else ''}."
+
+
+READERS: dict[str, Reader] = {
+    "rounds": _rounds,
+    "request_sets": _rounds,
+    "watermark": _watermark,
+    "time_limited": _limited,
+    "sigma": _sigma,
+    "scale": _scale,
+    "psi_alpha": _bound,
+    "groups": _groups,
+    "ways": _ways,
+}
+"""By the figure an experiment is drawn with; an unknown one is read like `rounds`."""

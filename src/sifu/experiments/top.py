@@ -1,0 +1,194 @@
+"""The five sentences at the top of the page, computed from the tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from sifu.experiments.added_statements import share_of_the_control
+from sifu.experiments.comparisons import (
+    by_dataset,
+    complete,
+    mean_fewer,
+    paper_line,
+    reached_gaps,
+    spread_words,
+    titles,
+)
+from sifu.experiments.group_statements import by_rule, by_rule_trainings
+from sifu.experiments.overview import LARGE
+from sifu.experiments.reading import courses_of
+from sifu.experiments.statements import PAPER_STATEMENTS, verdicts
+from sifu.experiments.table import Row
+from sifu.experiments.verdict import Tables
+from sifu.plots.courses import METHOD_NAMES, Course, Line
+from sifu.plots.growing import Setting, settings_of
+from sifu.plots.speed import fewer_words, times
+
+OURS = Line("sifu", "ours")
+CERTIFIED = ("exact", "proven", "conditional")
+GAINS = 1.1
+"""A speed-up from which on a method is worth its trouble."""
+
+
+def top_sentences(tables: Tables) -> list[str]:
+    """The four questions a newcomer has, and the paper's claim; only those that the tables can answer."""
+    sentences = (_forgets(tables), _costs(tables), _proven(tables), _choice(tables), _paper(tables))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _sequential(tables: Tables) -> Sequence[Row]:
+    return tables.get("sequential") or tables.get("watermark") or ()
+
+
+def _forgets(tables: Tables) -> str:
+    rows = _sequential(tables)
+    parts = []
+    gaps, _ = reached_gaps(rows, OURS)
+    if gaps:
+        parts.append(
+            f"Yes, with a method that proves it: on the data of the forgotten, SIFU by our rules ends "
+            f"{_points(statistics.median(gaps))} Scratch (the model trained again without them; median of {len(gaps)} "
+            f"runs, {100 * min(gaps):+.0f} to {100 * max(gaps):+.0f})"
+        )
+    kept, _ = reached_gaps(rows, paper_line("fine_tuning", rows))
+    if kept:
+        parts.append(f"Fine-Tuning, which only trains on, stays {_points(statistics.median(kept))} it")
+    return f"**Does it forget?** {'; '.join(parts)}." if parts else ""
+
+
+def _points(gap: float) -> str:
+    """A difference of accuracies in words.
+
+    >>> _points(0.371), _points(0.001), _points(-0.02)
+    ('37 points above', '0 points from', '2 points below')
+    """
+    points = round(100 * gap)
+    return f"{abs(points)} point{'s' * (abs(points) != 1)} {'above' if points > 0 else 'below' if points else 'from'}"
+
+
+def _costs(tables: Tables) -> str:
+    parts = []
+    rows = _sequential(tables)
+    speeds = complete(by_dataset(rows, OURS))
+    mean = mean_fewer(speeds)
+    if mean is not None:
+        runs = [course for course in courses_of(rows) if course.line == OURS]
+        before = sum(row["level"] == "exact" for run in runs for row in run.rows)
+        requests = sum(len(run.rows) for run in runs)
+        medians = [speed.median for speed in speeds.values() if speed.median is not None]
+        parts.append(
+            f"in the paper's federations of 100 clients SIFU by our rules takes {fewer_words(mean)} than Scratch "
+            f"(speed-up {spread_words(medians)} over {len(speeds)} data sets) and went back to before the clients' "
+            f"first round in {before} of {requests} requests"
+        )
+    large = _large_settings(tables)
+    if large:
+        medians = [setting.automatic.median for setting in large if setting.automatic and setting.automatic.median]
+        epsilons = sorted({float(setting.epsilon) for setting in large})
+        draws = sum(setting.automatic.runs for setting in large if setting.automatic)
+        parts.append(
+            f"on a convex task with {LARGE:,} clients and more its speed-up is {times(statistics.median(medians))}x "
+            f"(median of {len(large)} settings at epsilon {epsilons[0]:g} to {epsilons[-1]:g}, "
+            f"{spread_words(medians)}: {draws} draws of the noise, which vary)"
+        )
+    cases = [case for case in by_rule(tables.get("groups", ())) if case.speed.median]
+    if cases:
+        medians = [case.speed.median for case in cases if case.speed.median]
+        parts.append(f"groups, for networks, {spread_words(medians)} ({len(cases)} tasks)")
+    closed = [course for course in _exact_courses(tables) if course.first["method"] == "closed_form"]
+    if closed:
+        total = sum(course.total for course in closed)
+        count = sum(len(course.rows) for course in closed)
+        parts.append(f"a head in closed form {'no rounds' if total == 0 else f'{total} rounds'} for {count} requests")
+    return f"**What does it cost?** {_capital('; '.join(parts))}." if parts else ""
+
+
+def _exact_courses(tables: Tables) -> list[Course]:
+    return courses_of([*tables.get("exact", ()), *_sequential(tables)])
+
+
+def _large_settings(tables: Tables) -> list[Setting]:
+    """One request of several clients, in the largest federations, at the automatic sigma."""
+    return [
+        setting
+        for setting in settings_of(courses_of(tables.get("scale", ())))
+        if setting.clients >= LARGE and setting.automatic and setting.automatic.median and "x" not in setting.requests
+    ]
+
+
+def _proven(tables: Tables) -> str:
+    levels: Counter[str] = Counter()
+    nothing: set[str] = set()
+    for rows in tables.values():
+        for course in courses_of(rows) if rows and "rounds" in rows[0] and "leavers" not in rows[0] else ():
+            own = [row["level"] for row in course.rows]
+            if course.line == OURS:
+                levels.update(own)
+            if "none" in own and course.first["method"] not in ("sifu", "last"):
+                method = str(course.first["method"])
+                nothing.add(METHOD_NAMES.get(method, method))
+    certified = sum(levels[level] for level in CERTIFIED)
+    if not certified:
+        return ""
+    text = (
+        f"of {sum(levels.values()):,} requests by SIFU under our rules {levels['exact']:,} are exact (the model never "
+        f"saw the clients), {levels['proven']:,} proven (epsilon and delta from measured premises) and "
+        f"{levels['conditional']:,} conditional (on a premise that is assumed)"
+    )
+    if levels["diverged"]:
+        text += f", {levels['diverged']:,} diverged under a sigma that an experiment forced on them"
+    if nothing:
+        text += f"; the paper's own rules and {', '.join(sorted(nothing))} prove nothing"
+    return f"**What is proven?** {_capital(text)}."
+
+
+def _choice(tables: Tables) -> str:
+    parts = []
+    closed = [course for course in _exact_courses(tables) if course.first["method"] == "closed_form"]
+    if closed:
+        parts.append("a head on fixed features: **closed form**, exact and without rounds")
+    large = _large_settings(tables)
+    gaining = [setting for setting in large if setting.automatic and (setting.automatic.median or 0) >= GAINS]
+    if gaining:
+        least = min(setting.clients for setting in gaining)
+        parts.append(f"a convex model and {least:,} clients or more: **SIFU**, proven")
+    cases = by_rule(tables.get("groups", ()))
+    if any((case.speed.median or 0) >= GAINS for case in cases):
+        losses = [100 * first.difference for first in by_rule_trainings(tables.get("groups", ()))]
+        price = f", for {min(losses):+.1f} to {max(losses):+.1f} points of test accuracy" if losses else ""
+        parts.append(f"a network: **groups**, exact{price}")
+    rest = by_dataset(_sequential(tables), OURS)
+    medians = [speed.median for speed in rest.values() if speed.median is not None]
+    if medians:
+        best = max(medians)
+        parts.append(
+            f"everything else: **Scratch**; SIFU under honest rules gains at most {best:.2f}x there"
+            if best < 1.5
+            else f"everything else: **SIFU** by our rules, up to {best:.2f}x"
+        )
+    return f"**Which method should I take?** {_capital('; '.join(parts))}." if parts else ""
+
+
+def _paper(tables: Tables) -> str:
+    judged = [verdict.same for _, verdict in verdicts(tables, PAPER_STATEMENTS) if verdict.same is not None]
+    if not judged:
+        return ""
+    text = f"{sum(judged)} of its {len(judged)} statements that these tables can judge came out the same"
+    rows = tables.get("sequential") or ()
+    speeds = by_dataset(rows, paper_line("sifu", rows))
+    mean = mean_fewer(complete(speeds))
+    if mean is not None:
+        missed, runs = sum(s.missed for s in speeds.values()), sum(s.runs for s in speeds.values())
+        text += f'; its "52 % fewer rounds" is {fewer_words(mean)} here, on {titles(complete(speeds))}' + (
+            f", and {missed} of {runs} runs did not reach the target" if missed else ""
+        )
+    shares = share_of_the_control(rows)
+    if shares is not None and shares[0] > 0:
+        text += f"; a fresh model plus the same noise, without any history, saves {100 * shares[1]:.0f} % by itself"
+    return f"**Does the paper hold?** {_capital(text)}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
