@@ -163,12 +163,12 @@ def sequences_of(rows: Sequence[Row]) -> list[RequestSequence]:
     longest = max((len(own) for seeds in rows_of.values() for own in seeds.values()), default=0)
     result = []
     for key, seeds in rows_of.items():
-        ratios = [
-            sum(row["scratch_client_rounds"] for row in own)
-            / sum(row["client_rounds"] + row["rebuild_client_rounds"] for row in own)
-            for own in seeds.values()
-            if len(own) == longest
-        ]
+        ratios = []
+        for own in seeds.values():
+            spent = sum(row["client_rounds"] + row["rebuild_client_rounds"] for row in own)
+            if len(own) == longest:
+                scratch = sum(row["scratch_client_rounds"] for row in own)
+                ratios.append(scratch / spent if spent else math.inf)
         if ratios:
             result.append(RequestSequence(*key, longest, tuple(ratios)))
     return result

@@ -79,6 +79,8 @@ def times(ratio: float) -> str:
     >>> times(1572.3), times(30.25), times(1.234), times(0.07), times(2.0)
     ('1,572', '30.2', '1.23', '0.07', '2')
     """
+    if math.isinf(ratio):
+        return "infinitely many "
     if ratio >= 100:
         return f"{ratio:,.0f}"
     return f"{ratio:.{1 if ratio >= 10 else 2}f}".rstrip("0").rstrip(".")
