@@ -101,6 +101,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
         "audit": [own_run, "--no-attacks", "--replays", 2000],
         "client-audit": ["--client", "client-000", "--certificate", own_run / "certificates/to-the-middle.public.json"],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
+        "metrics": [own_run],
         "predict": [tmp_path / "model.safetensors", tmp_path / "rows.npz"],
         "doctor": [],
         "methods": [],

@@ -15,6 +15,7 @@ from sifu.cli.bench import bench
 from sifu.cli.clients import clients
 from sifu.cli.evidence import evidence
 from sifu.cli.flower import flower
+from sifu.cli.metrics import metrics
 from sifu.cli.options import runs_at_work
 from sifu.cli.predict import predict
 from sifu.cli.proof import audit, client_audit, verify
@@ -38,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
-    "Start here": (demo, init, advise, train, join, status, report, export, predict),
+    "Start here": (demo, init, advise, train, join, status, metrics, report, export, predict),
     "Forget a client": (plan, request, requests, forget, certificate, methods, rebuild),
     "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),

@@ -1,4 +1,4 @@
-"""Progress with time left, on a terminal only."""
+"""Progress with time left: a bar on a terminal, and elsewhere a line from time to time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sifu.cli.output import err
 from sifu.record.progress import expected_rounds
+from sifu.report.metrics import MetricsLog
 
 
 class ShownBar:
@@ -28,11 +29,16 @@ class ShownBar:
         self._bar.__exit__(kind, error, trace)
 
 
-class RoundsProgress(ShownBar):
-    """A bar for rounds until a target: how far, how fast, and about how long it still takes."""
+LINE_EVERY = 30.0
+"""Seconds between two lines where there is no terminal: long work is never silent."""
 
-    def __init__(self, quiet: bool) -> None:
-        self._shown = err.is_terminal and not quiet
+
+class RoundsProgress(ShownBar):
+    """Rounds until a target: how far, how fast, and about how long it still takes; `metrics` are kept up to date."""
+
+    def __init__(self, quiet: bool, metrics: MetricsLog | None = None) -> None:
+        self._shown, self._metrics = err.is_terminal and not quiet, metrics
+        self._told = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description:<16}"),
             BarColumn(bar_width=18),
@@ -49,14 +55,14 @@ class RoundsProgress(ShownBar):
 
     def __call__(self, update: object) -> None:
         """Takes a `sifu.record.training.Progress`."""
-        if not self._shown:
-            return
+        if self._metrics is not None:
+            self._metrics.update()
         phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]
         accuracy, target, most = update.accuracy, update.target, update.max_rounds  # type: ignore[attr-defined]
-        if phase != self._phase or self._task is None:
+        if phase != self._phase:
             if self._task is not None:
                 self._bar.remove_task(self._task)  # type: ignore[arg-type]
-            self._task = self._bar.add_task(phase, total=most, text="")
+            self._task = self._bar.add_task(phase, total=most, text="") if self._shown else None
             self._phase, self._seen, self._started = phase, [], time.monotonic()
         if not math.isnan(accuracy):
             self._seen.append((rounds, accuracy))
@@ -66,7 +72,18 @@ class RoundsProgress(ShownBar):
         text = f"{update.unit} {rounds}"  # type: ignore[attr-defined]
         if target > 0 and not math.isnan(accuracy):
             text += f", {100 * accuracy:.1f} % of {100 * target:g} %"
-        self._bar.update(self._task, completed=rounds, total=total, text=text + left)  # type: ignore[arg-type]
+        if self._shown:
+            self._bar.update(self._task, completed=rounds, total=total, text=text + left)  # type: ignore[arg-type]
+        elif time.monotonic() - self._told >= LINE_EVERY:
+            self._told = time.monotonic()
+            err.print(f"{phase}: {text}{left}", markup=False, highlight=False, soft_wrap=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self._metrics is not None:
+            self._metrics.update(now=True)
 
 
 def duration(seconds: float) -> str:

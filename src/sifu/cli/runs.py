@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sifu.cli.metrics import MetricsOption, warn
 from sifu.cli.options import (
     DataOption,
     DeviceOption,
@@ -61,6 +62,7 @@ def train(
     download: Annotated[bool, typer.Option("--download", help="Fetch missing data files.")] = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
+    metrics: MetricsOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """FedAvg with tracking; continues an unfinished run.
@@ -72,9 +74,10 @@ def train(
     from sifu.api import train as start
     from sifu.cli.commands import download_progress, show_status
     from sifu.cli.progress import RoundsProgress
+    from sifu.report.metrics import MetricsLog
 
     merged = load_spec(spec, settings or [])
-    with RoundsProgress(quiet=format is Format.json) as progress:
+    with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
         trained = start(
             merged,
             run=run,

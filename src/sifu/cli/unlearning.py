@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sifu.choices import TermsGiven
+from sifu.cli.metrics import MetricsOption, warn
 from sifu.cli.options import (
     ActorOption,
     DataOption,
@@ -148,6 +149,7 @@ def forget(
     data: DataOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
+    metrics: MetricsOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Carry out the queued requests, one of them, or a new one.
@@ -159,6 +161,7 @@ def forget(
     from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
     from sifu.cli.progress import RoundsProgress
+    from sifu.report.metrics import MetricsLog
 
     _add_records(terms, clients, records)
     of_new_requests = [name for name in terms if name != "min_level"]
@@ -166,7 +169,7 @@ def forget(
         raise InputError(
             f"{flags(of_new_requests)} belong to a new request: add --clients, or leave them out for queued requests"
         )
-    with RoundsProgress(quiet=format is Format.json) as progress:
+    with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
