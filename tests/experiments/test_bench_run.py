@@ -271,7 +271,7 @@ def test_the_command_line_runs_plots_and_makes_a_page(cli: Callable[..., Any], t
         (("bench", "run", "sequential", "--scale", "huge"), "'huge' is not one of"),
         (("bench", "run", "sequential", "--datasets", "minst"), "did you mean mnist"),
         (("bench", "run", "sequential", "--methods", "magic"), "method 'magic' is not known"),
-        (("bench", "run", "sequential", "--preset", "theirs"), "'theirs' is not one of"),
+        (("bench", "run", "sequential", "--preset", "theirs"), "preset 'theirs' is not known"),
         (("bench", "run", "sequential", "--device", "tpu"), "'tpu' is not one of"),
         (("bench", "run", "sequential", "--precision", "f16"), "'f16' is not one of"),
         (("bench", "run", "sequential", "--data", "nowhere"), "the data folder nowhere does not exist"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,53 @@ def test_the_presets_differ_in_what_they_promise_and_in_nothing_else() -> None:
     assert ours.privacy.sigma == "auto"
     for section in ("data", "model", "local", "server", "stop", "regularity"):
         assert getattr(paper, section) == getattr(ours, section)
+
+
+LETTER = {
+    "mnist": ("softmax", (0.5, "authors", "authors", 10000)),
+    "fashion_mnist": ("cnn_fashion_mnist", (0.5, "authors", "authors", 10000)),
+    "cifar10": ("authors_cifar10", (0.5, "authors", "authors", 10000)),
+    "cifar100": ("authors_cifar100", (0.5, "authors", "authors", 10000)),
+    "celeba": ("authors_celeba", (0.5, "authors", "authors", 10000)),
+}
+
+
+@pytest.mark.parametrize("dataset", LETTER)
+def test_the_preset_to_the_letter_trains_as_the_authors_code_does(dataset: str) -> None:
+    paper, authors, unclipped, ours = (
+        run_spec(load_experiment("sequential"), dataset, name, 1, "paper")[0]
+        for name in ("paper", "authors", "authors_unclipped", "authors_ours")
+    )
+    trained = (authors.local.clip, authors.data.normalise, authors.stop.evaluation, authors.stop.max_rounds)
+    assert (authors.model.kind, trained) == LETTER[dataset]
+    assert authors.privacy == paper.privacy
+    assert (paper.local.clip, paper.data.normalise, paper.stop.evaluation) == (0.0, "standard", "fixed")
+    assert replace(unclipped, local=authors.local) == authors
+    assert unclipped.local.clip == 0.0
+    assert replace(ours, privacy=authors.privacy) == authors
+    assert ours.privacy.accounting == "round"
+    for section in ("server", "regularity", "keep"):
+        assert getattr(paper, section) == getattr(authors, section)
+
+
+def test_every_training_is_compared_with_its_own_scratch() -> None:
+    chosen = ("paper", "ours", "authors", "authors_unclipped", "authors_ours")
+    planned = work("sequential", ("sifu", "scratch"), presets=chosen, seeds=(1,))
+    pairs = [(trajectory.method, trajectory.training.preset) for trajectory in planned.trajectories]
+    scratch = [("scratch", name) for name in ("paper", "authors", "authors_unclipped")]
+    assert pairs == [*(("sifu", name) for name in chosen), *scratch]
+
+
+def test_the_exact_methods_stand_beside_the_others() -> None:
+    planned = work("sequential", ("closed_form", "groups"), datasets=("cifar10",), presets=("authors",), seeds=(1,))
+    closed, groups = (trajectory.spec for trajectory in planned.trajectories)
+    assert (closed.model.kind, closed.server.participation, closed.local.clip) == ("ridge", "all", 0.0)
+    assert (groups.model.kind, groups.server.participation, groups.local.clip) == (
+        "authors_cifar10",
+        "poisson(0.05)",
+        0.5,
+    )
+    assert groups.groups.count == 10
 
 
 def test_every_experiment_of_the_issue_is_there_and_makes_specs_at_both_scales() -> None:

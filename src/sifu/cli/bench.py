@@ -69,7 +69,12 @@ def run_experiment(
     datasets: Annotated[str | None, typer.Option("--datasets", help="Only these.", metavar="A,B")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="Only these.", metavar="A,B")] = None,
     preset: Annotated[
-        Literal["paper", "ours", "both"] | None, typer.Option("--preset", help="The paper's rules, ours, or both.")
+        str | None,
+        typer.Option(
+            "--preset",
+            help="paper or ours (rules), both, authors (the paper to the letter), authors_unclipped, authors_ours.",
+            metavar="A,B",
+        ),
     ] = None,
     scale: Annotated[Literal["smoke", "paper"], typer.Option("--scale", help="smoke shrinks everything.")] = "paper",
     max_rounds: Annotated[

@@ -1,8 +1,8 @@
 """Experiments as data: the TOML files in `specs`, and the run specs that follow from them.
 
 `paper.toml` holds what all experiments share (the paper's settings table, the presets, what `--scale smoke` shrinks);
-each other file is one experiment. A run spec is laid together from the ground up: shared, data set,
-experiment, smoke, preset.
+each other file is one experiment. A run spec is laid together from the ground up: shared, data set, the preset's
+training, experiment, smoke, the preset's promises.
 """
 
 from __future__ import annotations
@@ -87,11 +87,20 @@ class DatasetSettings:
 
 
 @dataclass(frozen=True)
+class TrainingSettings:
+    """Another way to train than the paper's table: what is laid over it, for all data sets and for some."""
+
+    spec: Mapping[str, Any]
+    datasets: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Settings:
-    """What all experiments share."""
+    """What all experiments share. A preset is what it promises (`privacy`), and the name of its `training`."""
 
     spec: Mapping[str, Any]
     datasets: Mapping[str, DatasetSettings]
+    trainings: Mapping[str, TrainingSettings]
     presets: Mapping[str, Mapping[str, Any]]
     smoke: Mapping[str, Any]
 
@@ -99,13 +108,26 @@ class Settings:
         """The row of a data set, or a sentence with the known ones."""
         return self.datasets[_known("data set", name, self.datasets)]
 
+    def preset(self, name: str) -> Mapping[str, Any]:
+        """A preset, or a sentence with the known ones."""
+        return self.presets[_known("preset", name, self.presets)]
+
+    def training_of(self, preset: str, dataset: str) -> Mapping[str, Any]:
+        """What a preset lays over the paper's table for a data set; nothing where it trains as the table says."""
+        name = self.preset(preset).get("training")
+        if name is None:
+            return {}
+        training = self.trainings[name]
+        return merged(training.spec, training.datasets.get(dataset, {}))
+
 
 @cache
 def shared_settings() -> Settings:
     """The content of `paper.toml`."""
     content = _read(SHARED)
     rows = {name: DatasetSettings(name=name, **row) for name, row in content["datasets"].items()}
-    return Settings(content["spec"], rows, content["presets"], content["smoke"])
+    trainings = {name: TrainingSettings(**training) for name, training in content["trainings"].items()}
+    return Settings(content["spec"], rows, trainings, content["presets"], content["smoke"])
 
 
 def experiment_names() -> list[str]:
@@ -161,18 +183,19 @@ def run_spec(
     settings = shared_settings()
     row = settings.dataset(dataset)
     own = experiment.spec or {}
-    noise: dict[str, Any] = {"sigma": row.sigma} | dict(
-        settings.presets[_known("preset", preset, settings.presets)]["privacy"]
-    )
+    noise: dict[str, Any] = {"sigma": row.sigma} | dict(settings.preset(preset)["privacy"])
     if "sigma" in own.get("privacy", {}):
         noise["sigma"] = own["privacy"]["sigma"]
-    mapping = merged(settings.spec, row.spec, own, {"privacy": noise}, over or {}, {"seed": seed})
+    training = settings.training_of(preset, dataset)
+    mapping = merged(settings.spec, row.spec, training, own, {"privacy": noise}, over or {}, {"seed": seed})
     notes = []
     mapping["stop"]["min_rounds"] = min(mapping["stop"]["min_rounds"], mapping["stop"]["max_rounds"])
     if scale == "smoke":
         mapping["server"]["participation"] = _at_most(
             mapping["server"]["participation"], settings.smoke["largest_participation"]
         )
+    if "groups" in mapping:
+        mapping["server"]["participation"] = drawn_apart(mapping["server"]["participation"], mapping["data"]["clients"])
     kind = mapping["model"]["kind"]
     if kind not in typing.get_args(typing.get_type_hints(ModelSpec)["kind"]):
         mapping["model"]["kind"] = "cnn"
@@ -206,6 +229,16 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 result[key] = value
     return result
+
+
+def drawn_apart(participation: str, clients: int) -> str:
+    """The same share of the clients, each of whom is drawn alone: groups cannot share a fixed number.
+
+    >>> drawn_apart("fixed(10)", 100), drawn_apart("all", 100)
+    ('poisson(0.1)', 'all')
+    """
+    match = re.fullmatch(r"fixed\((\d+)\)", participation)
+    return f"poisson({int(match[1]) / clients:g})" if match else participation
 
 
 def _at_most(participation: str, count: int) -> str:

@@ -23,7 +23,7 @@ from sifu.experiments.settings import (
 from sifu.theory.calibration import noise_multiplier
 
 BOTH_PRESETS = ("sifu", "last")
-"""Methods whose result depends on accounting, calibration or scope; others run once, under the first preset."""
+"""Methods whose result depends on accounting, calibration or scope; others run under the first preset of a training."""
 NOISE_AXES = ("sigma_factor", "sigma_scale", "epsilon")
 TAKES_SIGMA = ("sifu", "noisy_scratch")
 """Only these take sigma from the request; along a noise axis every other method stays the same."""
@@ -116,7 +116,7 @@ def plan_work(
     notes: dict[str, None] = {}
     trajectories = []
     for dataset, seed, method in itertools.product(datasets, seeds, methods):
-        for preset in presets if method in BOTH_PRESETS else presets[:1]:
+        for preset in presets if method in BOTH_PRESETS else _one_for_each_training(presets):
             for variant in _variants(experiment, method):
                 trajectory, adjustments = _trajectory(
                     experiment, dataset, seed, method, preset, variant, scale, over or {}
@@ -124,6 +124,18 @@ def plan_work(
                 notes |= dict.fromkeys(adjustments)
                 trajectories.append(trajectory)
     return Work(tuple(trajectories), tuple(notes))
+
+
+def _one_for_each_training(presets: Sequence[str]) -> list[str]:
+    """The first of the presets that share a training: what they promise makes no difference to most methods.
+
+    >>> _one_for_each_training(["paper", "ours", "authors", "authors_ours"])
+    ['paper', 'authors']
+    """
+    first: dict[Any, str] = {}
+    for preset in presets:
+        first.setdefault(shared_settings().preset(preset).get("training"), preset)
+    return list(first.values())
 
 
 def _variants(experiment: Experiment, method: str) -> list[dict[str, Any]]:
