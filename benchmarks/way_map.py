@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from sifu.core.spec.group_rule import rounds_apart
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.experiments.group_trials import USUAL_STRETCH
+from sifu.experiments.reading import title_of
 from sifu.experiments.settings import load_experiment, run_spec
 from sifu.experiments.table import Row, read_table
 from sifu.plots.group_cases import Case, cases_of
@@ -69,6 +70,7 @@ class Place:
     parameters: int
     way: str
     shares: tuple[float, ...]
+    tasks: tuple[str, ...]
 
     @property
     def label(self) -> str:
@@ -119,7 +121,8 @@ def noise_by_task(rows: Sequence[Row]) -> Iterable[Measured]:
         )
         shares = [ours[seed] / scratch[seed] for seed in ours if seed in scratch]
         if shares:
-            yield Measured(100, parameters_of(dataset), "noise", statistics.median(shares), dataset)
+            task = "one class" if dataset == "mnist" else title_of(dataset)
+            yield Measured(100, parameters_of(dataset), "noise", statistics.median(shares), task)
 
 
 def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
@@ -132,17 +135,17 @@ def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
         moved = [case for case in cases if case.stretch == USUAL_STRETCH] or cases
         rate = Participation.parse(task.participation).rate
         usual = min(moved, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)))
-        yield Measured(int(task.clients), parameters_of(task.dataset), "groups", usual.share, task.dataset)
+        yield Measured(int(task.clients), parameters_of(task.dataset), "groups", usual.share, title_of(task.dataset))
 
 
 def in_closed_form(content: dict[str, Any]) -> Iterable[Measured]:
     """No round, whatever the number of clients: whole runs of 100 clients, and sums over more."""
     for run in content["runs"]:
         if run["level"] == "exact":
-            yield Measured(100, run["features"] * CLASSES, "closed form", float(run["rounds"]), run["data"])
-    for federation in content["federations"]:
+            yield Measured(100, run["features"] * CLASSES, "closed form", float(run["rounds"]), "head")
+    for federation in content["federations"][1:]:  # the first has 100 clients, as the whole runs have
         parameters = federation["features"] * CLASSES
-        yield Measured(federation["clients"], parameters, "closed form", 0.0, "random features")
+        yield Measured(federation["clients"], parameters, "closed form", 0.0, "head")
 
 
 def measured_points() -> list[Measured]:
@@ -163,14 +166,19 @@ def places_of(points: Iterable[Measured]) -> list[Place]:
         way, shares = min(ways.items(), key=lambda entry: statistics.median(entry[1]))
         if statistics.median(shares) > WINS:
             way, shares = "scratch", (1.0,)
-        places.append(Place(clients, parameters, way, shares))
+        places.append(Place(clients, parameters, way, shares, tuple(dict.fromkeys(p.task for p in here))))
     return places
+
+
+def _has_one_right_above(place: Place, places: Sequence[Place]) -> bool:
+    """Whether another mark is so near that the words of this one go below it."""
+    return any(other.clients == place.clients and 1.0 < other.parameters / place.parameters < 1.2 for other in places)
 
 
 @styled
 def draw(places: Sequence[Place]) -> Figure:
     """The map."""
-    figure = new_figure(4.4)
+    figure = new_figure(4.8)
     axes = figure.subplots()
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -180,16 +188,20 @@ def draw(places: Sequence[Place]) -> Figure:
                   markeredgecolor=INK, markeredgewidth=1.6 if mark == "x" else 0.6, linestyle="none",
                   label=words)  # fmt: skip
         for place in here:
+            at, low = (place.clients, place.parameters), _has_one_right_above(place, places)
             if way != "scratch":
-                axes.annotate(place.label, (place.clients, place.parameters), xytext=(0, 7), ha="center",
+                axes.annotate(place.label, at, xytext=(0, -15 if low else 7), ha="center",
                               textcoords="offset points", fontsize=7.5)  # fmt: skip
-    sizes = [10.0**power for power in (3.3, 6.6)]
+            if way in ("scratch", "groups"):
+                axes.annotate(", ".join(place.tasks), at, xytext=(-8, -7 if low else -1), ha="right", color=GREY,
+                              textcoords="offset points", fontsize=7)  # fmt: skip
+    sizes = [10.0**power for power in (3.6, 6.4)]
     multiplier = exact_multiplier(EPSILON, DELTA)
     axes.plot([multiplier * math.sqrt(size) for size in sizes], sizes, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate(r"clients $= s\sqrt{d}$", (multiplier * math.sqrt(1.6e6), 1.6e6), xytext=(-6, 4), color=GREY,
                   textcoords="offset points", fontsize=7.5, ha="right")  # fmt: skip
     axes.set_xlim(25, 25_000)
-    axes.set_ylim(2.5e3, 4e6)
+    axes.set_ylim(4e3, 2.5e6)
     axes.set_xlabel("clients")
     axes.set_ylabel("parameters")
     axes.legend(loc="upper right", title="fewest rounds to forget one client", title_fontsize=8.5, alignment="left")
@@ -204,7 +216,8 @@ def main() -> None:
     places = places_of(measured_points())
     options.out.write_bytes(figure_bytes(draw(places), "png"))
     for place in places:
-        print(f"{place.clients:6d} clients, {place.parameters:8d} parameters: {place.way} {place.label}")
+        named = f"{place.clients:6d} clients, {place.parameters:8d} parameters ({', '.join(place.tasks)})"
+        print(f"{named}: {place.way} {place.label}")
 
 
 if __name__ == "__main__":

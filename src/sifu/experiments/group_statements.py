@@ -69,7 +69,7 @@ def _at_least(
 ) -> Callable[[Sequence[Row]], Verdict | None]:
     def check(rows: Sequence[Row]) -> Verdict | None:
         cases = by_rule(rows, leavers, participation)
-        if not cases:
+        if len(cases) < (enough or 1):
             return None
         held = sum(_holds(case, least(case.task)) for case in cases)
         same = held >= (len(cases) if enough is None else enough)

@@ -24,7 +24,7 @@ def draw_groups(results: Results) -> Figure:
     """The speed-up over Scratch, for each setting that was tried."""
     from matplotlib.figure import Figure
 
-    cases = [case for case in cases_of(results.rows) if case.leavers in LEAVERS]
+    cases = _shown([case for case in cases_of(results.rows) if case.leavers in LEAVERS])
     if not cases:
         return nothing_yet("no request with groups has been measured yet")
     order = list(results.titles)
@@ -69,6 +69,13 @@ def draw_groups(results: Results) -> Figure:
         ],
     )
     return figure
+
+
+def _shown(cases: list[Case]) -> list[Case]:
+    """Of a task whose merges were moved on only these, and the plain mean beside it where it was tried alike."""
+    moved = {(case.task, case.groups, case.apart) for case in cases if case.stretch != 1.0}
+    tasks = {task for task, _, _ in moved}
+    return [case for case in cases if case.task not in tasks or (case.task, case.groups, case.apart) in moved]
 
 
 def _ways(cases: list[Case], task: Task) -> list[tuple[int, int, float]]:
