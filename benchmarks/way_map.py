@@ -135,7 +135,8 @@ def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
         moved = [case for case in cases if case.stretch == USUAL_STRETCH] or cases
         rate = Participation.parse(task.participation).rate
         usual = min(moved, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)))
-        yield Measured(int(task.clients), parameters_of(task.dataset), "groups", usual.share, title_of(task.dataset))
+        share = statistics.median(request.rounds / request.scratch for request in usual.requests)
+        yield Measured(int(task.clients), parameters_of(task.dataset), "groups", share, title_of(task.dataset))
 
 
 def in_closed_form(content: dict[str, Any]) -> Iterable[Measured]:
