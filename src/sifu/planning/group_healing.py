@@ -1,8 +1,8 @@
 """How many common rounds a merge of groups needs to come back to the target (docs/theory.md, section 15).
 
 The run has done it once: after the first merge of all S groups, moved on by the same factor as every later one, the
-common phase took r rounds to the target, after R rounds apart. A request merges the share q of the groups that is left. What those left out had learned must be learned
-again, by everyone together:
+common phase took r rounds to the target, after R rounds apart. A request merges the share q of the groups that is left.
+What those left out had learned must be learned again, by everyone together:
 
     rounds = r + c (1 - q) R,    c = 0.1,
 
