@@ -32,8 +32,24 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None,
     """What the request would do: by its method, or by the way that `auto` takes at the least level accepted.
 
     Where no way reaches that level the plan is that of the strongest one, and says so. With `controls`, what is never
-    chosen is planned beside the others, to be shown.
+    chosen is planned beside the others, to be shown. A plan that leaves one client says so in its notes.
     """
+    plan = _planned(view, terms, floor, controls)
+    alone = left_alone(view, terms)
+    return replace(plan, notes=(*plan.notes, alone)) if alone else plan
+
+
+def left_alone(view: RunView, terms: RequestTerms) -> str:
+    """The warning that a request leaves a single client, whose data alone the next model will show; "" otherwise."""
+    leaving = () if terms.records else view.indices(terms.clients)
+    staying = np.setdiff1d(view.active, leaving)
+    if staying.size != 1:
+        return ""
+    name = view.clients[int(staying[0])].name
+    return f"{name} is the only client left: the model is made from its data alone, and shows them to whoever gets it"
+
+
+def _planned(view: RunView, terms: RequestTerms, floor: Level | None, controls: bool) -> Plan:
     if terms.method != AUTO:
         return method_for(view, terms.method).plan(view, terms)
     view.new_subjects(terms, view.next_order)

@@ -20,7 +20,7 @@ from sifu.core.spec import RIDGE, StopSpec
 from sifu.core.streaming import should_stop
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import method_for
-from sifu.methods.ways import plan_request
+from sifu.methods.ways import left_alone, plan_request
 from sifu.record.closed_form import RecordedSolve
 from sifu.record.evaluations import ACTIVE
 from sifu.record.group_training import GroupTraining, record_first_merge
@@ -205,6 +205,9 @@ class Worker:
             }
             with uninterrupted():
                 self.writer.record("request planned", content)
+        alone = left_alone(view, row.terms)
+        if alone:
+            log.warning("request %s: %s", row.request, alone)
         start = method.starting_model(view, plan, self.engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start).record()
         self._join_again()

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LONGEST_ABSENCE = 120.0
+"""Seconds that a round waits for a node where there is none."""
 LOOK_FOR_NEWCOMERS = 10.0
 """Seconds between two looks whether a client that may join is online."""
 REPORTED = "reported"
@@ -95,7 +97,8 @@ class Settings:
     @property
     def patience(self) -> Patience:
         """What the engine needs of them."""
-        return Patience(timeout=float(self.timeout), min_replies=int(self.min_replies))
+        timeout = float(self.timeout)
+        return Patience(timeout=timeout, min_replies=int(self.min_replies), absence=min(timeout, LONGEST_ABSENCE))
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ def free_port() -> int:
             return port
 
 
-def make_certificates(folder: Path) -> None:
-    """A certificate authority (ca.crt) and a server's certificate for loopback (server.pem, server.key)."""
+def make_certificates(folder: Path, *addresses: str) -> None:
+    """An authority (ca.crt) and a certificate of it (server.pem, server.key) for loopback and `addresses`."""
     now = datetime.datetime.now(datetime.UTC)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
@@ -83,7 +83,8 @@ def make_certificates(folder: Path) -> None:
     ca = ca.add_extension(
         x509.KeyUsage(True, False, False, False, False, True, True, False, False), critical=True
     ).add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    own_addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", *addresses)]
+    names = [x509.DNSName("localhost"), *own_addresses]
     own = builder(server, server_key).add_extension(x509.SubjectAlternativeName(names), critical=False)
     own = own.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
@@ -136,10 +137,10 @@ def running(parent: int, program: str) -> list[int]:
 
 
 class Deployment:
-    """The processes of one federation; everything is ended by `close`."""
+    """The processes of one federation; everything is ended by `close`. Nodes know SuperLink by an address."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
+        self.folder, self.address = folder, address
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         mark = uuid.uuid4().hex
@@ -156,18 +157,22 @@ class Deployment:
             PYTHONPATH=os.pathsep.join(folder for folder in sys.path if folder),
         )
         (folder / "flwr").mkdir()
-        make_certificates(folder)
+        make_certificates(folder, address)
         (folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
             f'root-certificates = "{folder / "ca.crt"}"\n'
         )
 
+    def inside(self, name: str) -> list[str]:
+        """Words in front of a process's command that say where it runs; here it is this machine as it is."""
+        return []
+
     def start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
         """A process in the background, its output in a file of its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(word) for word in command], stdout=log, stderr=log, env=self.environment, cwd=self.folder,
-                start_new_session=True,
+                [*self.inside(name), *map(str, command)], stdout=log, stderr=log, env=self.environment,
+                cwd=self.folder, start_new_session=True,
             )  # fmt: skip
         self.processes[name] = process
         return process
@@ -175,8 +180,8 @@ class Deployment:
     def call(self, *command: object, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """A command in the foreground."""
         return subprocess.run(
-            [str(word) for word in command], env=self.environment, cwd=self.folder, capture_output=True, text=True,
-            timeout=timeout,
+            [*self.inside(""), *map(str, command)], env=self.environment, cwd=self.folder, capture_output=True,
+            text=True, timeout=timeout,
         )  # fmt: skip
 
     def sifu(self, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -188,13 +193,18 @@ class Deployment:
         self.start(
             "superlink", BIN / "flower-superlink", "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem",
             "--ssl-keyfile", "server.key", "--enable-supernode-auth", "--database", self.folder / "superlink.db",
-            "--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", self.port,
+            "--disable-runtime-dependency-installation", "--host", self.listens_on, "--port", self.port,
         )  # fmt: skip
         self.wait_for(self._answers, 60, "superlink")
 
+    @property
+    def listens_on(self) -> str:
+        """Loopback alone, unless nodes are elsewhere."""
+        return "127.0.0.1" if self.address == "127.0.0.1" else "0.0.0.0"
+
     def _answers(self) -> bool:
-        with socket.socket() as connection:
-            return connection.connect_ex(("127.0.0.1", self.port)) == 0
+        connect = f"import socket; socket.create_connection(('127.0.0.1', {self.port}), 2)"
+        return self.call(sys.executable, "-S", "-c", connect).returncode == 0
 
     def register(self, key: str) -> None:
         """Tell SuperLink of a node's key."""
@@ -205,7 +215,7 @@ class Deployment:
         """Start a SuperNode with a key."""
         self.start(
             key, sys.executable, "-c", HASTY_NODE, "--root-certificates", "ca.crt", "--auth-supernode-private-key", key,
-            "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", free_port(),
+            "--superlink", f"{self.address}:{self.port}", "--host", "127.0.0.1", "--port", free_port(),
             "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key",
             "--node-config", config,
         )  # fmt: skip

@@ -68,6 +68,7 @@ HOSTILE: dict[str, Change] = {
     "all NaN": values(lambda vector: vector * np.nan),
     "huge": values(lambda vector: vector + 1e30),
     "squares overflow": values(lambda vector: vector + 1e200),
+    "the largest there are": values(lambda vector: np.full_like(vector, 1.7e308)),
     "shorter": values(lambda vector: vector[:-1]),
     "longer": values(lambda vector: np.concatenate([vector, vector])),
     "scalar": values(lambda vector: np.array(1.0)),

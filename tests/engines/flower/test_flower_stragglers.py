@@ -88,6 +88,24 @@ def test_an_evaluation_does_not_wait_for_who_is_busy_with_a_round() -> None:
     assert evaluation.samples.tolist() == [0, *[12] * 7]
 
 
+def test_a_round_waits_for_a_node_where_there_is_none() -> None:
+    _, flower, grid = both_engines(small_spec(), replace(PATIENT, pause=0.01, absence=60.0))
+    apps, looks = dict(grid.apps), []
+
+    def nodes() -> list[int]:
+        looks.append(len(grid.apps))
+        if len(looks) == 3:
+            grid.apps.update(apps)
+        return list(grid.apps)
+
+    grid.apps.clear()
+    grid.get_node_ids = nodes  # type: ignore[method-assign]
+    result = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
+    assert result.participants.size == 8
+    assert looks[:2] == [0, 0]
+    assert flower.take_incidents() == []
+
+
 @pytest.mark.parametrize(("wait", "level"), [("all", "proven"), ("30s", "proven"), ("80%", "conditional")])
 def test_closing_early_couples_clients_and_is_an_assumption(tmp_path: Path, wait: str, level: str) -> None:
     spec = small_spec(data={"preprocessing": "fixed"}, privacy={"sigma": 0.2}, server={"wait": wait})

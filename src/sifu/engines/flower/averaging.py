@@ -63,7 +63,7 @@ def average_replies(
         mean = _whole_mean(rows, weights, size)
         bad = tuple(place for place in np.flatnonzero(~np.isfinite(norms)).tolist() if not _finite(rows[place]))
         if bad or not np.isfinite(mean).all():
-            return Average(step, np.zeros(count), 0.0, None, bad)
+            return Average(step, np.full(count, np.inf), np.inf, None, bad)
         for place in np.flatnonzero(~trusted).tolist():
             norms[place] = norm_up(np.asarray(rows[place], dtype=np.float64) - mean)
         mean_norm, step_norm = norm_up(mean), norm_up(step)

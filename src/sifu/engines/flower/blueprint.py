@@ -69,7 +69,8 @@ class Patience:
     `timeout` seconds for the answers of a round or an evaluation; `min_replies` answers make a round (more than one
     couples clients to each other, which certificates then name as assumed harmless); after `rounds_without_answer`
     empty rounds in a row training stops, to be continued later; `pause` seconds pass before the next try; replies are
-    looked for every `poll` seconds. `wait` says when a round closes before that (`server.wait`).
+    looked for every `poll` seconds. `wait` says when a round closes before that (`server.wait`). Where not a single
+    node is there, a round waits `absence` seconds for one: after SuperLink was started again, nodes need a minute.
     """
 
     timeout: float = 600.0
@@ -78,6 +79,7 @@ class Patience:
     pause: float = 5.0
     poll: float = 0.5
     wait: Wait = Wait()
+    absence: float = 0.0
 
     @property
     def round_timeout(self) -> float:

@@ -6,6 +6,8 @@ to, whatever is asked of them.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +30,7 @@ from sifu.theory.participation import ClientIndices
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
 
+log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 Answers = tuple[dict[int, Answer], dict[int, str]]
 """Answers by client, and for everybody else why there is none."""
@@ -108,6 +111,16 @@ class Messenger:
         nodes = self._roster.nodes(list(names.values()))
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
+    def _nodes_if_any_come(self, clients: Sequence[int]) -> dict[int, int]:
+        """As `nodes`; if there is none, one is waited for."""
+        nodes, end = self.nodes(clients), time.monotonic() + self.patience.absence
+        if clients and not nodes and self.patience.absence:
+            log.warning("no client's node is there: waiting up to %g s for one", self.patience.absence)
+        while clients and not nodes and time.monotonic() < end:
+            time.sleep(min(self.patience.pause, max(0.0, end - time.monotonic())))
+            nodes = self.nodes(clients)
+        return nodes
+
     def online(
         self, position: Position, clients: Iterable[int] | ClientIndices, everybody: bool = False
     ) -> dict[int, int]:
@@ -117,7 +130,7 @@ class Messenger:
         """
         self.note_late(position)
         reachable, busy = self.may_ask(clients), frozenset() if everybody else self.busy()
-        nodes = self.nodes(reachable)
+        nodes = self._nodes_if_any_come(reachable)
         for client in reachable:
             if client not in nodes:
                 self.note(position, client, "its node is not there")

@@ -1,0 +1,303 @@
+"""A bad week of a federation on Flower, in network namespaces: delay, loss, kills, a straggler, a node that is gone.
+
+    python tests/engines/flower/bad_week.py [--exact] [--delay 0.04] [--jitter 0.02] [--loss 0.02] [--folder FOLDER]
+
+For root on Linux (`lossy_network`); it takes five to fifteen minutes. SuperLink and each of five SuperNodes have a
+network namespace of their own, TLS and node authentication are on. site-2 takes ten times as long to train as the
+others, and `server.wait` closes rounds without it. While the federation trains, two requests are filed and held; one is
+withdrawn and one approved beside the running server. Then every process is killed once: each SuperNode, the ServerApp,
+SuperLink. site-4 never comes back. Nothing is repaired by hand: processes are started again as their units would. At
+the end the folder, its certificates and the heads that clients kept must verify, and what it cost is printed as JSON.
+With `--exact` a head in closed form and a federation in groups train and forget in the same network instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from deployment import Deployment, make_node_key, running
+from lossy_network import LossyNetwork
+from test_flower_deployment import (
+    CLIENT,
+    NODES,
+    check,
+    finish,
+    never_sampled_after,
+    new_app,
+    numpy_app,
+    query,
+    statuses,
+)
+
+import sifu
+from sifu.requests.client_list import ask_for_change, fingerprint_of_file
+
+PACE, SLOW, GONE = 2.0, 2, 4
+"""Seconds of training; the node that takes ten times as long; the one that never comes back."""
+SLEEPING_TRAIN = """    def train(arrays):
+        time.sleep(float(context.node_config["pace"]))
+"""
+
+
+class Scattered(Deployment):
+    """A deployment whose nodes have namespaces of their own; everything else is where SuperLink is."""
+
+    def __init__(self, folder: Path, network: LossyNetwork) -> None:
+        super().__init__(folder, network.address(0))
+        self._network = network
+
+    def inside(self, name: str) -> list[str]:
+        """The namespace of a process."""
+        return self._network.inside(int(name.removeprefix("node")) + 1 if name.startswith("node") else 0)
+
+    def node(self, number: int) -> None:
+        """Start a SuperNode that keeps the heads it is shown."""
+        pace = PACE * (10.0 if number == SLOW else 1.0)
+        kept = self.folder / f"heads-{number}.jsonl"
+        self.supernode(
+            f"node{number}", f'partition-id={number} num-partitions={NODES} pace={pace} checkpoints="{kept}"'
+        )
+
+
+class BadWeek:
+    """The federation, and what happens to it."""
+
+    def __init__(self, deployment: Scattered, folder: Path, rounds: int) -> None:
+        self._deployment, self._began = deployment, time.monotonic()
+        self._app, self.run = numpy_app(deployment, folder, rounds)
+        client = self._app / "federation" / "client_app.py"
+        client.write_text(
+            CLIENT.replace("MASKED", "False")
+            .replace("import numpy as np", "import time\n\nimport numpy as np")
+            .replace("    def train(arrays):\n", SLEEPING_TRAIN)
+        )
+        spec = self._app / "spec.toml"
+        text = spec.read_text().replace('wait = "all" ', 'wait = "60%" ')
+        spec.write_text(text.replace('approval = "none"', 'approval = "one"'))
+        self.paused: dict[str, float] = {}
+        self._servers = 0
+
+    def say(self, line: str) -> None:
+        """What happens, and when."""
+        print(f"{time.monotonic() - self._began:6.0f} s  {line}", flush=True)
+
+    def serve(self) -> None:
+        """Start a server, as its unit would."""
+        self._servers += 1
+        self._deployment.flwr_run(self._app, self.server)
+
+    @property
+    def server(self) -> str:
+        """The latest server's name."""
+        return f"server-{self._servers}"
+
+    def counted(self) -> int:
+        """Rounds that somebody took part in."""
+        return len(query(self.run, "SELECT DISTINCT node FROM participation"))
+
+    def wait_for_round(self, after: int) -> None:
+        """Until a round more than `after` counted, or nothing is left to do."""
+        self._deployment.wait_for(lambda: self.counted() > after or self.done(), 600, "the next round")
+
+    def done(self) -> bool:
+        """Whether everything is done; a server that stopped before that is started again, as its unit would."""
+        if self._deployment.processes[self.server].poll() is None:
+            return False
+        if statuses(self.run).get("held") == "done":
+            return True
+        self.say("the server stopped and is started again")
+        self.serve()
+        return False
+
+    def kill(self, what: str, strike: Callable[[], None], again: Callable[[], None] | None) -> None:
+        """Kill something, start it again, and count the seconds until the next round counts."""
+        self.say(f"{what} is killed{'' if again else ' for good'}")
+        before, began = self.counted(), time.monotonic()
+        strike()
+        if again is not None:
+            again()
+        self.wait_for_round(before)
+        self.paused[what] = round(time.monotonic() - began, 1)
+
+    def sifu(self, *words: object) -> None:
+        """A command beside the running server, which must hand it over."""
+        ended = self._deployment.sifu(*words)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        self.say(ended.stdout.strip().splitlines()[0])
+
+    def kill_node(self, number: int) -> None:
+        """A SuperNode, in the middle of whatever it does."""
+        again = None if number == GONE else (lambda: self._deployment.node(number))
+        self.kill(f"node{number}", lambda: self._deployment.kill(f"node{number}", signal.SIGKILL), again)
+
+    def kill_server(self) -> None:
+        """The ServerApp; the stream of `flwr run` goes with it."""
+
+        def strike() -> None:
+            for server in running(self._deployment.processes["superlink"].pid, "flwr-serverapp"):
+                os.kill(server, signal.SIGKILL)
+            self._deployment.kill(self.server, signal.SIGKILL)
+
+        self.kill("the ServerApp", strike, self.serve)
+
+    def kill_superlink(self) -> None:
+        """SuperLink, and with it the ServerApp and the stream."""
+
+        def strike() -> None:
+            self._deployment.kill("superlink", signal.SIGKILL)
+            self._deployment.kill(self.server, signal.SIGKILL)
+
+        def again() -> None:
+            self._deployment.superlink()
+            self.serve()
+
+        self.kill("SuperLink", strike, again)
+
+    def happen(self) -> dict[str, object]:
+        """From the first round to the last, and what it cost."""
+        self.serve()
+        self.wait_for_round(0)
+        self.say("the first round counted; two requests are filed")
+        self.sifu("request", self.run, "--clients", "site-1", "--id", "held", "--actor", "ann")
+        self.sifu("request", self.run, "--clients", "site-3", "--id", "taken-back", "--actor", "ann")
+        self._deployment.wait_for(lambda: len(statuses(self.run)) == 2, 300, "the inbox")
+        self.wait_for_round(self.counted())
+        assert statuses(self.run)["held"] == "received", statuses(self.run)  # a round later it still waits
+        self.sifu("requests", "decide", self.run, "taken-back", "withdrawn", "--actor", "ann")
+        self.sifu("requests", "decide", self.run, "held", "approved", "--actor", "ben")
+        self._deployment.wait_for(lambda: statuses(self.run)["held"] in ("running", "done"), 600, "the request")
+        self.kill_node(GONE)
+        for number in range(GONE):
+            self.kill_node(number)
+        self.kill_server()
+        self.kill_superlink()
+        self._deployment.wait_for(self.done, 900, "the end")
+        return self.account()
+
+    def account(self) -> dict[str, object]:
+        """Everything verifies; what was lost and how long was waited."""
+        run = self.run
+        assert statuses(run) == {"held": "done", "taken-back": "withdrawn"}, statuses(run)
+        check(run)
+        assert never_sampled_after(run, 1, "held")
+        assert sifu.open_run(run).status().phase == "ready"
+        heads = [path for path in sorted(self._deployment.folder.glob("heads-*.jsonl")) if path.stat().st_size]
+        for path in heads:
+            ended = self._deployment.sifu("verify", run, "--witness", path)
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+        with sifu.open_run(run).reader() as reader:
+            told = [
+                incident
+                for event in reader.events()
+                if event.kind == "incidents"
+                for incident in json.loads(event.payload)["incidents"]
+            ]
+        closings = [
+            float(match[1]) for incident in told if (match := re.search(r"enough after ([\d.]+) s", incident["what"]))
+        ]
+        rounds = query(run, "SELECT COUNT(*) FROM nodes WHERE kind = 'round'")[0][0]
+        present = Counter(dict(query(run, "SELECT client, COUNT(*) FROM participation GROUP BY client")))
+        return {
+            "seconds": round(time.monotonic() - self._began),
+            "servers started": self._servers,
+            "rounds that counted": self.counted(),
+            "rounds lost": rounds - self.counted(),
+            "rounds of each site": {f"site-{client}": present[client] for client in range(NODES)},
+            "late": sifu.open_run(run).status().late,
+            "median seconds until a round closed without the slow": statistics.median(closings) if closings else None,
+            "seconds to the next round after a kill": self.paused,
+            "kinds of incidents": dict(Counter(_kind(incident["what"]) for incident in told).most_common()),
+            "folders that verify": 1,
+            "clients' heads that verify": len(heads),
+        }
+
+
+def exact_methods(deployment: Scattered, folder: Path) -> dict[str, object]:
+    """A head in closed form and groups, on the nodes that are left: each trains, forgets, and is exact."""
+    result: dict[str, object] = {}
+    changes = {
+        "closed form": [('kind = "softmax"', 'kind = "ridge"')],
+        "groups": [
+            ("\ncount = 0        # how many groups", "\ncount = 2 # how many groups"),
+            ("\nrounds = 0 ", "\nrounds = 2 "),
+        ],
+    }
+    for number, (kind, replacements) in enumerate(changes.items()):
+        began = time.monotonic()
+        place = folder / f"exact-{number}"
+        place.mkdir()
+        app, run = new_app(deployment, place, 3)
+        spec = app / "spec.toml"
+        text = spec.read_text()
+        for old, new in replacements:
+            assert old in text, old
+            text = text.replace(old, new)
+        spec.write_text(text)
+        for node in range(GONE):
+            key = fingerprint_of_file(deployment.folder / f"node{node}.pub")
+            ask_for_change(run, {"do": "add", "name": f"site-{node}", "key": key})
+        for name in (f"exact-{number}-trains", f"exact-{number}-forgets"):
+            deployment.flwr_run(app, name)
+            finish(deployment, name)
+            if name.endswith("trains"):
+                ended = deployment.sifu("request", run, "--clients", "site-1", "--id", "leaves")
+                assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert statuses(run) == {"leaves": "done"}, deployment.logs()
+        check(run)
+        level = query(run, "SELECT level FROM requests")[0][0]
+        assert level == "exact", level
+        result[kind] = {"level": level, "seconds": round(time.monotonic() - began)}
+    return result
+
+
+def _kind(what: str) -> str:
+    """An incident without its numbers."""
+    return re.sub(r"[\d.]+", "#", what)[:70]
+
+
+def main() -> None:
+    """Make the network, let it happen, print the account."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--delay", type=float, default=0.04, help="seconds each way")
+    parser.add_argument("--jitter", type=float, default=0.02, help="up to so many seconds more")
+    parser.add_argument("--loss", type=float, default=0.02, help="share of packets that are lost")
+    parser.add_argument("--exact", action="store_true", help="only a head in closed form and groups, no kills")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of training and of retraining")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where everything is kept; a temporary one if not given"
+    )
+    chosen = parser.parse_args()
+    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="bad-week-"))
+    (folder / "processes").mkdir(parents=True)
+    with LossyNetwork(NODES + 1, chosen.delay, chosen.jitter, chosen.loss) as network:
+        deployment = Scattered(folder / "processes", network)
+        try:
+            deployment.superlink()
+            for number in range(NODES):
+                make_node_key(deployment.folder / f"node{number}")
+                deployment.register(f"node{number}")
+                deployment.node(number)
+            if chosen.exact:
+                print(json.dumps(exact_methods(deployment, folder), indent=1))
+            else:
+                print(json.dumps(BadWeek(deployment, folder, chosen.rounds).happen(), indent=1))
+        except BaseException:
+            sys.stderr.write(deployment.logs())
+            raise
+        finally:
+            deployment.close()
+
+
+if __name__ == "__main__":
+    main()
