@@ -289,7 +289,12 @@ class Truth:
 
     @cached_property
     def distances(self) -> dict[int, dict[int, float]]:
-        """Of each world and node: how far the absence of its clients moved the model."""
+        """Of each world and node: how far the absence of its clients moved the model.
+
+        None where groups refuse replies: who was left out of a round apart is not recorded for the other world.
+        """
+        if self.spec.server.update_bound and self.record.groups:
+            return {key: {} for key in self.worlds()}
         engine, real = self.engine, self.real
         if self.spec.server.update_bound:  # both worlds by the same sums, or the last bits differ
             engine, real = self.engine_without_gate, self.models(self.engine_without_gate, (), self.record.nodes)
@@ -391,15 +396,20 @@ class Truth:
                 self.violation("delta", name, f"delta {request['delta']!r} asked, {body['delta_at_most']!r} stated")
 
     def check_training_noise(self) -> None:
-        """Method dp: what leaving the clients out would do to the mean of each round, against the noise that hid it."""
+        """Method dp: what leaving the clients out would do to the mean of each round, against the noise that hid it.
+
+        Rounds count that lead to a model released since the request: others were cut off before.
+        """
         for request in self.done:
             if request["method"] != "dp" or request["level"] == "none":
                 continue
+            since = [row for row in self.done if row["request_order"] >= request["request_order"]]
+            released = {node for row in since for node in self.record.path(row["final_node"])}
             stated = self.auditor(request["request"])["delta_at_most"]
             for subject, clients in self.record.subjects.items():
                 if self.record.owner[subject] is not request:
                     continue
-                squares = sum(self._ratio(node, clients) ** 2 for node in self.record.nodes)
+                squares = sum(self._ratio(node, clients) ** 2 for node in sorted(released))
                 delta = delta_at(math.sqrt(squares), request["epsilon"])
                 self.findings.deltas += 1
                 if delta > stated * self.findings.psi_scale + 1e-15:

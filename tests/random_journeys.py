@@ -345,6 +345,8 @@ def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
         done = random_request(dice, journey)
         if done:
             observer.carried_out(journey, done)
+        if journey.open().status().phase != "ready":  # rounds of a network that diverged: nothing more can be done
+            break
         chance = dice.random()
         if chance < 0.12:
             restore_in_the_middle(dice, journey, observer)

@@ -117,8 +117,10 @@ def check_updates_erased(
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     extra = 0
     if recorded.replayed:
-        # Whoever asked before takes no part any more, whether the request was carried out or waits.
-        asking = {view.index_of[name] for row in tables["requests"].values() for name in json.loads(row["clients"])}
+        # Whoever asked before takes no part any more, whether the request was carried out or waits; whoever took the
+        # request back, or was refused, does.
+        standing = [row for row in tables["requests"].values() if row["status"] not in ("refused", "withdrawn")]
+        asking = {view.index_of[name] for row in standing for name in json.loads(row["clients"])}
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
         limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
         replayed = rounds_to_replay(on_path, asking)[:limit]

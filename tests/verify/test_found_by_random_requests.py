@@ -1,0 +1,55 @@
+"""Honest runs that random requests (`benchmarks/random_audits.py`) showed to be called wrong: they verify now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sifu
+from claims_against_truth import Findings, audit_journey
+from independent_verifier import verify
+from run_tools import small_spec
+
+TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0, "max_rounds": 2}}
+
+
+def test_stored_updates_of_whoever_took_a_request_back_are_replayed(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(**TINY, keep={"updates_every": 1}), run=tmp_path / "run")
+    run.request(["client-004"], "taken-back")
+    run.decide("taken-back", "withdrawn", actor="desk")
+    run.request(["client-005"], "not-theirs")
+    run.decide("not-theirs", "refused", "another person", actor="desk")
+    run.forget(["client-001"], "replayed", method="fed_accum", min_level="none")
+    assert run.verify().problems == []
+    assert verify(run.folder) == []
+
+
+def test_noise_of_training_that_led_to_a_model_that_is_gone_is_held_against_nobody(tmp_path: Path) -> None:
+    """After Scratch the model never saw client 2; what training with it cost earlier is no claim of the certificate."""
+    spec = small_spec(**TINY, server={"participation": "poisson(0.5)", "clip": 0.5, "noise": 1.0})
+    run = sifu.train(spec | {"seed": 3}, run=tmp_path / "run")
+    run.forget(["client-000"], "fresh", method="scratch", max_rounds=1)
+    with run.reader() as reader:
+        on_path = {int(row[0]) for row in reader.query("SELECT client FROM participation WHERE node > 3")}
+    absent = next(f"client-{number:03d}" for number in range(1, 6) if number not in on_path)
+    (outcome,) = run.forget([absent], "untouched", method="dp", epsilon=0.5, min_level="none")
+    assert outcome.level in ("exact", "conditional")
+    assert run.verify().problems == []
+    assert verify(run.folder) == []
+    for form in ("auditor", "public"):
+        certificate = run.folder / "certificates" / f"untouched.{form}.json"
+        assert sifu.verify_certificate(certificate).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "family"),
+    [(144, "linear"), (670, "linear"), (629, "network"), (1031, "network"), (475, "training noise"),
+     (411, "training noise"), (1309, "linear"), (197, "closed form")],
+)  # fmt: skip
+def test_the_journeys_that_showed_it(tmp_path: Path, seed: int, family: str) -> None:
+    """An edge of a condition, population accounting, deltas of 1e-300: both verifiers say the same."""
+    findings = Findings()
+    audit_journey(seed, tmp_path, findings, [family])
+    assert findings.violations == []
