@@ -72,3 +72,28 @@ def test_hospitals_and_patients_leave_as_the_page_says() -> None:
         cells = [cell.strip() for cell in shown.split("|")[2:-1]]
         assert abs(float(cells.pop(1)) - row["area_after"]) <= 0.00051  # rounded twice
         assert cells == [str(row["patients"]), f"`{row['level']}`", str(row["rounds"])]
+
+
+def test_the_costs_are_those_of_the_benchmark() -> None:
+    page = (ROOT / "docs/closed-form.md").read_text()
+    measured = json.loads((ROOT / "benchmarks/results/closed_form.json").read_text())
+    fixed, chosen, sums = measured["runs"]
+
+    def seconds(part: dict[str, Any], what: str) -> str:
+        return f"{part[what]['processor_seconds']:.1f}"
+
+    for line, figure in (
+        ("features and statistics of all 100 clients, first time", seconds(fixed, "features_and_statistics_of_all")),
+        ("the same with kept features", seconds(chosen, "features_and_statistics_of_all")),
+        ("forget ten clients, certificate included, r fixed", seconds(fixed, "forget_ten_with_certificate")),
+        ("forget ten clients, certificate included, r by", seconds(chosen, "forget_ten_with_certificate")),
+        ('forget ten clients with `keep.statistics = "sum"`', seconds(sums, "forget_ten_with_certificate")),
+    ):
+        shown = next(row for row in page.splitlines() if row.startswith(f"| {line}"))
+        assert shown.endswith(f" {figure} |"), line
+    assert fixed["features_and_statistics_of_all"]["processor_seconds"] < 60.0
+    assert (fixed["rounds"], chosen["rounds"], sums["rounds"]) == (0, 0, 1)
+    assert {run["level"] for run in (*measured["runs"], *measured["sums"])} == {"exact"}
+    for row in measured["sums"]:
+        cells = f"{row['clients']:,} | {seconds(row, 'forget_ten_with_certificate')} | 1 | "
+        assert f"| {cells}{row['megabytes_of_statistics']:.1f} MB | {row['largest_resident_mib']} MiB |" in page
