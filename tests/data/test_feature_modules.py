@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import sifu
 from run_tools import run_cli
 from sifu.data import ClientData
 from sifu.data.feature_maps import CachedFeatures, feature_map
+from sifu.data.feature_maps.networks import NetworkFeatures
 from sifu.engines.sim import closed_form
 from sifu.errors import InputError
 
@@ -112,6 +114,9 @@ def test_a_run_with_kept_features_is_the_same_run(tmp_path: Path) -> None:
     )
     assert plain.export(tmp_path / "a").read_bytes() == kept.export(tmp_path / "b").read_bytes()
     assert len(list((tmp_path / "kept").iterdir())) == 4
+    plan = kept.plan(["client-001"])
+    assert any(str(tmp_path / "kept") in note and "no request erases it" in note for note in plan.notes)
+    assert not any("features.cache" in note for note in plain.plan(["client-001"]).notes)
 
 
 def test_a_client_beyond_memory_is_computed_in_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,3 +154,40 @@ def test_softmax_on_image_features_is_proven_without_python(tmp_path: Path) -> N
     assert request["level"] == "proven", answer.err
     assert request["sigma"] > 0.0
     assert run_cli("verify", folder).code == 0
+
+
+class _MinusTheMean(torch.nn.Module):
+    """Standardises by whatever lies in the batch: everybody's data shape everybody's features."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(dim=0)
+
+
+class _Remembers(torch.nn.Module):
+    """Keeps a running mean outside of its state, where no digest sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x.mean(dim=0))
+        return x - torch.stack(self.seen).mean(dim=0)
+
+
+class _Draws(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True)
+
+
+@pytest.mark.parametrize("module", [_MinusTheMean(), _Remembers(), _Draws()])
+def test_a_module_that_does_not_look_at_each_sample_by_itself_is_refused(module: torch.nn.Module) -> None:
+    with pytest.raises(InputError, match="each sample by itself"):
+        NetworkFeatures(module, (6,))
+
+
+def test_modules_that_look_at_each_sample_by_itself_are_not_refused() -> None:
+    torch.manual_seed(0)
+    parts = (torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5))
+    assert NetworkFeatures(torch.nn.Sequential(*parts), (3, 8, 8)).features == 8 * 36
+    assert NetworkFeatures(torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 4)), (6,)).features == 4

@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from sifu.cli.output import level_text, names_text, number, out, table
+from sifu.core.wording import forgotten_words
 from sifu.planning.plan import Plan
 from sifu.planning.ways import Way
 
@@ -26,7 +27,9 @@ def print_ways(plan: Plan) -> None:
     """The table for people; nothing where a method was named."""
     if plan.auto is None:
         return
-    out.print(f"Ways to forget {names_text(plan.terms.clients)}, certified ones first:")
+    records = len(plan.terms.records or ())
+    whom = forgotten_words([names_text(plan.terms.clients)], records or None)
+    out.print(f"Ways to forget {whom}, certified ones first:")
     allowed = [way for way in plan.ways if not way.refused]
     shown = table("way", "level", "-rounds", "-sent", "-time", "-attacker", "earlier ones pay")
     for way in allowed:

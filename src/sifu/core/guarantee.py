@@ -58,7 +58,8 @@ CLOSED_FORM_GUARANTEE = (
 CLOSED_FORM_NOT_COVERED = (
     "The difference between releases before and after this request tells of the client; only those from now on are "
     "covered.",
-    "Whoever kept a copy of the client's statistics, or of a sum with them, still knows them.",
+    "Whoever kept a copy of the client's features (features.cache keeps them), of its statistics, or of a sum with "
+    "them, still knows them.",
 )
 
 RECORDS_GUARANTEE = (

@@ -31,13 +31,19 @@ class ClosedForm(Scratch):
             super().plan(view, terms),
             predicted_rounds=self._rounds(view),
             scratch_rounds=1,
-            notes=(self._note(view, 0 if terms.records else len(terms.clients)),),
+            notes=(self._note(view, 0 if terms.records else len(terms.clients)), *self._cache_note(view)),
         )
 
     def _rounds(self, view: RunView) -> int:
         """Rounds of communication: none where everyone's statistics are at hand."""
         own = {row.clients[0] for row in view.reader.statistics().values() if not row.is_sum}
         return 0 if set(view.active.tolist()) <= own else 1
+
+    def _cache_note(self, view: RunView) -> tuple[str, ...]:
+        folder = view.spec.features.cache
+        if not folder:
+            return ()
+        return (f"{folder} (features.cache) keeps features of whoever leaves: no request erases it, so delete it, too",)
 
     def _note(self, view: RunView, leaving: int) -> str:
         size, staying = self.bytes_kept(view), len(view.clients) - len(view.forgotten) - leaving

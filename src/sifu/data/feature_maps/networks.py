@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 BATCH = 32
+SAME_FEATURES = 1e-3
+"""Features of one sample differ by at most this, relative to the largest: by far more than by rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,8 @@ class NetworkFeatures(FeatureMap):
         self.module.eval().requires_grad_(False).to(self.device)
         object.__setattr__(self, "_weights", weights_digest(self.module))
         object.__setattr__(self, "features", self._batch(np.zeros((1, *self.shape))).shape[1])
+        if self.kind == "module":
+            self._check_samples_stay_apart()
 
     def on(self, device: str) -> NetworkFeatures:
         """The same map computed on another device."""
@@ -77,6 +81,22 @@ class NetworkFeatures(FeatureMap):
         # fsum is rounded once, whatever the order.
         lengths = np.array([math.sqrt(math.fsum(row * row)) for row in rows]).reshape(-1, 1)
         return np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
+
+    def _check_samples_stay_apart(self) -> None:
+        """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
+
+        A sample beside another one, alone, and again after a third must have the same features to rounding.
+        """
+        probes = np.random.default_rng(0).random((3, *self.shape))
+        together, alone = self._batch(probes[:2]), self._batch(probes[:1])
+        self._batch(probes[2:])
+        again = self._batch(probes[:2])
+        allowed = SAME_FEATURES * float(np.max(np.abs(together), initial=0.0))
+        if np.max(np.abs(together[:1] - alone)) > allowed or np.max(np.abs(together - again)) > allowed:
+            raise InputError(
+                "the feature module gives a sample other features beside other samples or after them: it must look at "
+                "each sample by itself, without statistics over a batch, memory or randomness"
+            )
 
     def _batch(self, samples: NDArray[Any]) -> Floats:
         """At most BATCH samples, padded to BATCH."""
