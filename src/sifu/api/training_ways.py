@@ -124,14 +124,15 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     count, apart = number_of_groups(clients, rate), rounds_apart(spec.stop.max_rounds, rate)
     terms = RequestTerms((view.clients[0].name,), spec.privacy.epsilon, spec.privacy.delta, method="groups")
     level = level_of(method_named("groups").premises(view, [0], [], 0, terms), exact=True)
-    shares = sorted(run.one_leaver / run.scratch for run in EVIDENCE)
-    share = statistics.median(shares)
+    reached = sorted(run.share for run in EVIDENCE if run.one_leaver is not None)
+    share = statistics.median(run.share for run in EVIDENCE)
     rounds = None if training_rounds is None else share * training_rounds
     possible, why = (
         True,
         (
-            f"a request took {share:.0%} of Scratch's rounds where it was tried ({shares[0]:.0%} to {shares[-1]:.0%}), "
-            "exact for any model; the first training takes about as long"
+            f"a request took {share:.0%} of Scratch's rounds where tried ({reached[0]:.0%} to {reached[-1]:.0%}, "
+            f"on {len(EVIDENCE) - len(reached)} of {len(EVIDENCE)} tasks it never got there), exact for any model; the "
+            "first training takes about as long"
         ),
     )
     if clients < 2 * LEAST_MEMBERS:
