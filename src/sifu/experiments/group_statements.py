@@ -38,14 +38,15 @@ def _main_tasks(rows: Sequence[Row], participation: str) -> list[Task]:
 
 
 def _by_rule(rows: Sequence[Row], task: Task, leavers: int) -> Case | None:
-    """Groups as the rule makes them, merged with the usual stretch; of the rounds apart that were tried the nearest."""
+    """Groups as the rule makes them, of the rounds apart that were tried the nearest.
+
+    Merges are moved on by the usual stretch; where that was not tried yet, they are plain means.
+    """
     rate = Participation.parse(task.participation).rate
     groups = number_of_groups(int(task.clients), rate)
-    cases = [
-        case
-        for case in cases_of(rows)
-        if (case.task, case.leavers, case.groups, case.stretch) == (task, leavers, groups, USUAL_STRETCH)
-    ]
+    cases = [case for case in cases_of(rows) if (case.task, case.leavers, case.groups) == (task, leavers, groups)]
+    stretch = USUAL_STRETCH if any(case.stretch == USUAL_STRETCH for case in cases) else 1.0
+    cases = [case for case in cases if case.stretch == stretch]
     return min(cases, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)), default=None)
 
 
@@ -74,7 +75,9 @@ def _at_least(
         held = sum(_holds(case, least(case.task)) for case in cases)
         same = held >= (len(cases) if enough is None else enough)
         seeds = min(len(case.requests) for case in cases)
-        measured = "; ".join(f"{_name(case.task)} {case.speed.text()}" for case in cases)
+        measured = "; ".join(
+            f"{_name(case.task)} {case.speed.text()}{', plain mean' if case.stretch == 1.0 else ''}" for case in cases
+        )
         return Verdict(f"{measured} ({seeds} seeds)", same, "" if same else MISSED)
 
     return check
