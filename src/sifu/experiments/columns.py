@@ -28,6 +28,7 @@ COLUMNS = {
     "tried": "how many sigmas the best in hindsight was chosen from",
     "sent": "bytes between server and clients: a model to each participant of a round and one back; mean",
     "kept": "what is kept beyond the current model for the next request; the largest of the requests, mean",
+    "seconds": "of a request, mean, and on what; whatever else ran there at the time slowed it",
     "remaining": "accuracy on the training data of the clients that stay, after the last request; median",
     "test": "accuracy on test samples, which no client holds; median",
     "forgotten": "accuracy on the training data of everyone forgotten; median. Near Scratch's is good",

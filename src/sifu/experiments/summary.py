@@ -100,12 +100,24 @@ def _one(dataset: str, line: Line, axes: Sequence[tuple[str, str]], runs: Sequen
         "speed-up": speed,
         "sent": byte_size(statistics.fmean(sum(row["bytes_sent"] or 0 for row in course.rows) for course in runs)),
         "kept": byte_size(statistics.fmean(max(row["bytes_kept"] or 0 for row in course.rows) for course in runs)),
+        "seconds": _seconds(runs),
         "remaining": _median([course.rows[-1]["accuracy_retain_after"] for course in runs]),
         "test": _median([course.rows[-1].get("accuracy_test") for course in runs]),
         "forgotten": _median([course.forgotten for course in runs]),
         "mark": _median(marks),
         "level": ", ".join(f"{count} {level}" for level, count in sorted(levels.items())),
     }
+
+
+def _seconds(runs: Sequence[Course]) -> str | None:
+    """The mean of a request on each device, where the table says which it was."""
+    by_device: dict[str, list[float]] = {}
+    for row in (row for course in runs for row in course.rows):
+        if row.get("device") and row["seconds"] is not None:
+            device = {"cuda": "GPU", "cpu": "CPU"}.get(str(row["device"]), str(row["device"]))
+            by_device.setdefault(device, []).append(float(row["seconds"]))
+    words = [f"{statistics.fmean(seconds):,.1f} ({device})" for device, seconds in sorted(by_device.items())]
+    return ", ".join(words) or None
 
 
 def _without_empty(rows: list[SummaryRow]) -> list[SummaryRow]:
