@@ -192,14 +192,6 @@ def test_what_would_take_too_long_is_left_out_by_method() -> None:
     ]
 
 
-def test_every_seed_draws_a_feature_map_of_its_own() -> None:
-    planned = work("exact", ("closed_form", "scratch"), presets=("ours",), seeds=(4, 7))
-    seeds = {
-        (trajectory.method, trajectory.spec.seed, trajectory.spec.features.seed) for trajectory in planned.trajectories
-    }
-    assert seeds == {("closed_form", 4, 4), ("closed_form", 7, 7), ("scratch", 4, 0), ("scratch", 7, 0)}
-
-
 def test_requests_of_one_class_go_through_the_classes_in_turn() -> None:
     spec, _ = run_spec(load_experiment("exact"), "mnist", "ours", 1, "paper")
     clients = [ClientData(f"c{number:02d}", np.zeros((3, 1)), np.full(3, number % 4)) for number in range(20)]

@@ -189,8 +189,6 @@ def run_spec(
     training = settings.training_of(preset, dataset)
     mapping = merged(settings.spec, row.spec, training, own, {"privacy": noise}, over or {}, {"seed": seed})
     notes = []
-    if "features" in mapping:
-        mapping["features"]["seed"] = seed  # another map for every seed; the default one was designed with seed 0
     mapping["stop"]["min_rounds"] = min(mapping["stop"]["min_rounds"], mapping["stop"]["max_rounds"])
     if scale == "smoke":
         mapping["server"]["participation"] = _at_most(
