@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,7 +172,7 @@ def test_every_experiment_is_read_in_two_sentences_at_most() -> None:
 def with_a_letter() -> Settings:
     settings = shared_settings()
     letter = {"privacy": settings.presets["paper"]["privacy"], "local": {"clip": 0.5}}
-    return Settings(settings.spec, settings.datasets, {**settings.presets, "letter": letter}, settings.smoke)
+    return replace(settings, presets={**settings.presets, "letter": letter})
 
 
 @pytest.mark.usefixtures("text_only")
