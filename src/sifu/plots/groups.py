@@ -59,7 +59,7 @@ def draw_groups(results: Results) -> Figure:
     axes.set_xlabel("speed-up over Scratch, to within one point of its test accuracy", fontsize=9.5)
     for words, colour, marker, _ in LEAVERS.values():
         axes.plot([], [], marker, color=colour, markersize=6, label=words)
-    axes.legend(loc="lower right", handletextpad=0.2, fontsize=9.5)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, handletextpad=0.2)
     figure_title(figure, _message(cases))
     footnote(
         figure,
