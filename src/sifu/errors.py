@@ -12,6 +12,10 @@ class SifuError(Exception):
     exit_code = 1
 
 
+class SifuWarning(UserWarning):
+    """Something that looks like a mistake and is done all the same."""
+
+
 class InputError(SifuError):
     """A bad argument, spec, data set or model: nothing was changed."""
 

@@ -90,6 +90,29 @@ def test_what_is_wrong_is_named(held: Held, tmp_path: Path) -> None:
     assert not wrong.holds
 
 
+def test_a_model_before_that_is_not_from_before_is_found(held: Held, tmp_path: Path) -> None:
+    own, certificate = held.folder, held.folder / "certificate.json"
+    told = audit_client(CLIENT, certificate, before=own / "before.safetensors").statements
+    assert any("the model before was released on" in statement for statement in told)
+    swapped = audit_client(
+        CLIENT, certificate, before=own / "after.safetensors", nonce=held.nonce, after=own / "after.safetensors"
+    )
+    assert any("released after the request" in problem for problem in swapped.problems)
+    late = tmp_path / "late.safetensors"
+    late.write_bytes((own / "before.safetensors").read_bytes())
+    assert any("cannot be told" in statement for statement in audit_client(CLIENT, certificate, before=late).statements)
+    description = json.loads((own / "before.safetensors.json").read_text())
+    for change, words in (
+        ({"time": "2999-01-01T00:00:00Z"}, "after your request was received"),
+        ({"run": "another"}, "from another run"),
+    ):
+        changed = description | {"released": description["released"] | change}
+        (tmp_path / "late.safetensors.json").write_text(json.dumps(changed))
+        assert any(words in problem for problem in audit_client(CLIENT, certificate, before=late).problems)
+    (tmp_path / "late.safetensors.json").write_text(json.dumps(description | {"sha256": "0" * 64}))
+    assert any("not the file" in problem for problem in audit_client(CLIENT, certificate, before=late).problems)
+
+
 def test_a_certificate_alone_can_be_checked(held: Held) -> None:
     audited = audit_client(CLIENT, held.folder / "certificate.json")
     assert audited.holds

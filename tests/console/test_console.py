@@ -517,3 +517,51 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(desk: Any, monkeypa
     (message, *others) = asyncio.run(watch())
     assert json.loads(message.removeprefix(b"data: "))["waiting"] == 1
     assert all(other == message for other in others)
+
+
+def test_what_the_console_cannot_carry_out_it_says_how_to(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs on Flower's nodes and runs made from Python: the page and the API say what to do instead."""
+    from dataclasses import replace
+
+    from sifu.api import Run
+
+    south, spec = desk.key("south"), sifu.open_run(desk.folder / "south").spec
+    for name, words in (("flower", "start it with flwr run"), ("python", "sifu.open_run(folder")):
+        other = replace(spec, data=replace(spec.data, name=name))
+        monkeypatch.setattr(Run, "spec", property(lambda run, other=other: other))
+        page = desk.browser("otto").get(f"/runs/{south}/requests/5").text
+        assert words in page
+        assert "Carry out now" not in page
+        answer = desk.program("otto").post(f"/api/v1/runs/{south}/carry-out", json={"request": "waits"})
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]
+
+
+def test_many_who_look_at_a_run_at_work_share_one_look(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run at work writes all the time; whoever looks within a second gets what the first one read."""
+    from sifu.console import live
+
+    looks = 0
+    original = live.LiveView._read
+
+    def counted(view: Any, *arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return original(view, *arguments)
+
+    monkeypatch.setattr(live.LiveView, "_read", counted)
+    north, eve = desk.key("north"), desk.program("eve")
+    monkeypatch.setattr(live, "FRESH_FOR", 1000.0)
+    with RunWriter.open(desk.folder / "north") as writer:
+        assert eve.get(f"/runs/{north}").status_code == 200
+        looks = 0
+        for number in range(3):
+            writer.record("run note", {"note": number})
+            assert eve.get(f"/runs/{north}").status_code == 200
+            assert eve.get(f"/runs/{north}/live").status_code == 200
+        assert looks == 0
+        filed = desk.program("otto").post(
+            f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "a"}
+        )
+        assert filed.status_code == 201
+        assert eve.get(f"/api/v1/runs/{north}").json()["waiting"] == 1  # what we did ourselves is seen at once

@@ -245,3 +245,17 @@ def test_the_verdict_of_a_busy_run(busy_run: Path) -> None:
         "4 requests, 5 clients forgotten: 1 certified as exact, 3 certified as proven. "
         "1 request waits to be carried out."
     )
+
+
+@pytest.mark.parametrize(
+    ("after", "scratch", "words"),
+    [(0.80, 0.85, "within the spread"), (0.99, 0.40, "not within the spread"), (0.9, None, "no verdict")],
+)
+def test_the_accuracy_of_the_forgotten_has_a_verdict(after: float, scratch: float | None, words: str) -> None:
+    """100 samples: two equal models differ by up to 11 points by chance at 80 %."""
+    import types
+
+    from sifu.report.words import forgotten_verdict
+
+    request = types.SimpleNamespace(forgotten_after=after, scratch_forgotten=scratch, forgotten_samples=100)
+    assert forgotten_verdict(request).startswith(words)  # type: ignore[arg-type]

@@ -147,7 +147,11 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
         assert words in " ".join(answer.out.split())
         for hidden in ("Psi", "sigma", "commitment"):
             assert hidden not in answer.out
-    content = cli("certificate", "show", own_run, "strictly").json
+    text = " ".join(cli("certificate", "show", own_run, "to-the-middle").out.split())
+    assert "is right about at most 70.2 % of those" in text
+    assert "For auditors, confidential: level proven, method sifu" in text
+    assert "Psi, the most that they can have moved the model" in text
+    content = cli("certificate", "show", own_run, "strictly", "--format", "json").json
     assert content["body"]["form"] == "auditor"
     assert cli("certificate", "show", own_run, "waits", "--public").code == 2
 

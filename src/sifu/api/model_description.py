@@ -62,8 +62,16 @@ def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
         "client": spec.data.client if table else None,
         "categories": {name: list(words) for name, words in parse_categories(spec.data.categories).items()},
         "columns": _columns_at_hand(spec) if table else None,
+        "released": _released(reader),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
+
+
+def _released(reader: RunReader) -> dict[str, Any]:
+    """The last event of the ledger when the model was exported: it is from before every later request."""
+    seq, head = reader.last_event()
+    ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
+    return {"run": reader.value("run"), "event": seq, "head": head, "time": str(time)}
 
 
 def description_bytes(reader: RunReader, content: bytes) -> bytes:

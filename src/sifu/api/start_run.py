@@ -20,6 +20,7 @@ from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import with_groups_by_rule
 from sifu.errors import InputError
+from sifu.launch.data_warnings import warn_of_data
 from sifu.launch.devices import check_choice, on_device
 from sifu.launch.features import with_features
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
@@ -113,6 +114,7 @@ def train(
     if engine is None:
         data = clients if clients is not None else clients_from_spec(spec, data_folder, download, data_progress)
         data = as_clients(data, spec)
+        warn_of_data(spec, data)
         engine, resolved = engine_from_spec(spec, data, as_model(model))
         engine = on_device(engine, data, resolved, device, precision)
     else:

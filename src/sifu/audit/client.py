@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sifu.api.model_description import description_path, read_description
 from sifu.audit.scoring import Samples, Scorer
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.wording import attacker_words, exact_words
@@ -124,6 +125,8 @@ def audit_client(
             "Whether this model is the one certified cannot be told: its commitment is salted. Ask the operator for "
             "the nonce of final_model (--nonce)."
         )
+    if before is not None:
+        _check_is_from_before(Path(before), body, nonce, problems, statements)
     distance = None
     if len(arrays) == 2:
         distance = _distance(arrays["before"], arrays["after"])
@@ -193,6 +196,37 @@ def _opens(path: Path, nonce: str, commitment: str) -> bool:
     except ValueError as error:
         raise InputError(f"the nonce must be hexadecimal digits, found {nonce[:20]!r}") from error
     return hashlib.sha256(salt + hashlib.sha256(path.read_bytes()).digest()).hexdigest() == commitment
+
+
+def _check_is_from_before(
+    before: Path, body: dict[str, Any], nonce: str | None, problems: list[str], statements: list[str]
+) -> None:
+    """Whether the model before can be from before the request: by its description, and by the certified one."""
+    if nonce is not None and _opens(before, nonce, body["commitments"]["final_model"]):
+        problems.append("model before: it is the model that the certificate released after the request")
+    if not description_path(before).exists():
+        statements.append(
+            "Whether the model before really is from before your request cannot be told from the file alone: keep the "
+            f"{description_path(before).name} that sifu export writes beside it."
+        )
+        return
+    description = read_description(description_path(before))
+    released = description.get("released")
+    if description["sha256"] != hashlib.sha256(before.read_bytes()).hexdigest() or not isinstance(released, dict):
+        problems.append("model before: it is not the file that its description names")
+        return
+    time, received = str(released.get("time")), str(body.get("received"))
+    if released.get("run") != body.get("run"):
+        problems.append("model before: by its description it is from another run than the certificate")
+    elif time > received:
+        problems.append(
+            f"model before: by its description it was released on {time}, after your request was received ({received})"
+        )
+    else:
+        statements.append(
+            f"By its description, which is the operator's word, the model before was released on {time}, and your "
+            f"request was received on {received}."
+        )
 
 
 def _distance(model: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:

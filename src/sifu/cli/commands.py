@@ -86,7 +86,10 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     if status.updates.files:
         out.print(f"updates of clients stored for {status.updates.files} rounds, {status.updates.bytes / 1e6:.2f} MB")
     if status.psi_star:
-        out.print(f"sigma {number(status.sigma)} hides Psi up to Psi* = {number(status.psi_star)}")
+        out.print(
+            f"Noise of standard deviation sigma = {number(status.sigma)} hides an influence of up to Psi* = "
+            f"{number(status.psi_star)}"
+        )
 
 
 def _print_clients(status: RunStatus) -> None:
@@ -97,6 +100,11 @@ def _print_clients(status: RunStatus) -> None:
     for client in active[:MOST_CLIENTS]:
         shown.add_row(escape(client.name), str(client.samples), number(client.psi), number(client.sigma_needed_now))
     out.print(shown)
+    out.print(
+        "Psi bounds how far a client can have moved the current model, whatever its data. Sigma needed now is the "
+        f"noise that hides it for ({status.epsilon:g}, {status.delta:g}) without undoing a round; less noise means "
+        "going back."
+    )
 
 
 def _print_refusals(status: RunStatus) -> None:

@@ -6,8 +6,9 @@ import errno
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -25,7 +26,7 @@ from sifu.cli.serve import serve
 from sifu.cli.tokens import token
 from sifu.cli.unlearning import advise, forget, plan, request
 from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
-from sifu.errors import SifuError
+from sifu.errors import SifuError, SifuWarning
 from sifu.version import __version__
 
 app = typer.Typer(
@@ -94,7 +95,9 @@ def main() -> None:
     as_json = _wants_json(sys.argv[1:])
     runs_at_work.clear()
     try:
-        code = app(standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = app(standalone_mode=False)
     except SifuError as error:
         _fail(str(error), error.exit_code, as_json)
     except typer.Exit as exit_error:
@@ -127,6 +130,22 @@ def main() -> None:
         _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1, as_json)
     else:
         _leave(code if isinstance(code, int) else 0, as_json)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of ours as a sentence, without the line of code that it came from; others as Python does it."""
+    from sifu.cli.output import harmless
+
+    ours = issubclass(category, SifuWarning)
+    text = f"sifu: warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
+    sys.stderr.write(harmless(text))
 
 
 INTERRUPTED = 130

@@ -243,11 +243,15 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
     facts.add_row("clients, parameters", f"{advice.clients}, {advice.parameters}")
     solved = [way.name for way in advice.ways] == ["closed form"]
     if not solved:
-        facts.add_row("clients / (s sqrt(d))", f"{number(advice.clients_over_law, 3)}; several times 1 is good")
+        facts.add_row(
+            "enough clients?",
+            f"{number(advice.clients_over_law, 3)} times the rule of thumb s sqrt(parameters); several times 1 is good",
+        )
         facts.add_row(
             "noise / signal",
             f"{number(advice.noise_to_signal, 3)} for the most expensive client, "
-            f"{number(advice.typical_noise_to_signal, 3)} for a typical one",
+            f"{number(advice.typical_noise_to_signal, 3)} for a typical one; the noise that hides a client against "
+            "what training moved the model, well below 1 is good",
         )
     reached = "its target was reached" if advice.reached_target else "its target was not reached"
     pilot = "a solve" if solved else f"{advice.pilot_rounds} rounds"

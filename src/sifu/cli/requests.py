@@ -173,16 +173,22 @@ def show_certificate(
     public: Annotated[bool, typer.Option("--public", help="The answer to the client, in plain words.")] = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """A certificate; with --public the answer to the client in plain words."""
+    """A certificate in words for people, with --public only what the client is told.
+
+    With --format json it is the signed file.
+    """
     from sifu.api import Run
     from sifu.cli.output import out, print_json
-    from sifu.requests.request_record import plain_answer
+    from sifu.requests.request_record import auditor_lines, plain_answer
 
-    content = Run(run).certificate(request, "public" if public else "auditor")
-    if format is Format.json or not public:
-        print_json(content.to_mapping())
+    opened = Run(run)
+    if format is Format.json:
+        print_json(opened.certificate(request, "public" if public else "auditor").to_mapping())
         return
-    for line in plain_answer(content.body):
+    lines = plain_answer(opened.certificate(request).body)
+    if not public:
+        lines += ["", *auditor_lines(opened.certificate(request, "auditor").body)]
+    for line in lines:
         out.print(line, markup=False)
 
 

@@ -24,6 +24,7 @@ from sifu.console.live import Live, LiveView
 from sifu.console.roles import Right
 from sifu.console.tokens import Token
 from sifu.errors import InputError, SifuError
+from sifu.launch.federation import carried_out_elsewhere
 from sifu.requests.approvals import same_person
 from sifu.requests.deadlines import POSTED, pending_requests
 from sifu.store.files import write_atomically
@@ -283,6 +284,9 @@ class Desk:
             raise InputError(f"request {request} is {status.status}: there is nothing to carry out")
         if status.approvals_missing:
             raise InputError(f"request {request} needs {status.approvals_missing} more to approve it")
+        elsewhere = carried_out_elsewhere(run.run.spec)
+        if elsewhere:
+            raise InputError(elsewhere)
         arguments = ["forget", str(run.folder), "--request", request]
         arguments += ["--data", str(self._data)] if self._data else []
         return self.jobs.start("carry out", key, arguments, who.name, request)

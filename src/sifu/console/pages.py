@@ -28,6 +28,7 @@ from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
 from sifu.console.tokens import Token
 from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, SifuError
+from sifu.launch.federation import carried_out_elsewhere
 from sifu.report.words import LEVEL_WORDS
 from sifu.requests.request_record import plain_answer
 
@@ -207,6 +208,7 @@ async def show_request(request: Request) -> Response:
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     numbered = await work(desk.request, visitor.token, key, request.path_params["number"])
     status, run = numbered.record.status, desk.find(visitor.token, key)
+    spec = await work(lambda: run.run.spec)
     done = status.status == "done"
     waits = status.status in ("received", "verified", "planned")
     plan = None
@@ -230,7 +232,8 @@ async def show_request(request: Request) -> Response:
         live=await work(desk.live, visitor.token, key) if visitor.token.may("see") else None,
         jobs=[job for job in desk.jobs.of_run(key) if job.request == status.request][:3],
         own=visitor.token.name.casefold() == status.filed_by.strip().casefold(),
-        approval=run.run.spec.requests.approval,
+        approval=spec.requests.approval,
+        elsewhere=carried_out_elsewhere(spec),
     )
 
 

@@ -39,6 +39,21 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
     return "sifu train" if phase == "training" else "sifu forget"
 
 
+def carried_out_elsewhere(spec: Spec) -> str:
+    """What to do instead where `sifu forget` cannot carry a request out by itself; empty where it can."""
+    if spec.data.name == FLOWER:
+        return (
+            "The clients of this run are nodes of Flower: its server carries the request out by itself, between "
+            "rounds, as soon as nothing is missing. If it does not run, start it with flwr run."
+        )
+    if spec.data.name == PYTHON or spec.model.kind == "python":
+        return (
+            "This run was made from Python with data or a model of its own: carry the request out there, with "
+            "sifu.open_run(folder, clients=..., model=...).forget(request=...)."
+        )
+    return ""
+
+
 def clients_from_spec(
     spec: Spec,
     data_folder: str | Path | None = None,

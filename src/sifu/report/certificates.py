@@ -8,7 +8,15 @@ from typing import Any
 from sifu.core.wording import forgotten_words
 from sifu.plots.run_data import Request
 from sifu.plots.style import counted
-from sifu.report.words import LEVEL_WORDS, attacker_words, percent, promise, rounds_words, status_words
+from sifu.report.words import (
+    LEVEL_WORDS,
+    attacker_words,
+    forgotten_verdict,
+    percent,
+    promise,
+    rounds_words,
+    status_words,
+)
 
 MOST_NAMES = 12
 MOST_SUBJECTS = 20
@@ -97,6 +105,7 @@ def _figures(request: Request, body: Mapping[str, Any]) -> list[tuple[str, objec
             "Accuracy of the forgotten, before and after",
             f"{percent(request.forgotten_before)}, {percent(request.forgotten_after)}",
         ),
+        ("Is that what Scratch would have?", forgotten_verdict(request)),
         (
             "Accuracy of who remains, before and after",
             f"{percent(request.remaining_before)}, {percent(request.remaining_after)}",

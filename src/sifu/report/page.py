@@ -14,7 +14,7 @@ from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import byte_size, counted, inline_svg
 from sifu.report.certificates import certificate_article
 from sifu.report.figures import FIGURES
-from sifu.report.words import moment, percent, rounds_words, verdict
+from sifu.report.words import forgotten_verdict, moment, percent, rounds_words, verdict
 from sifu.version import __version__
 
 OPEN_UP_TO = 3  # with more requests, what every certificate repeats is folded
@@ -98,10 +98,20 @@ def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Ma
 
 def _small_print(name: str, data: ReportData) -> str:
     if name == "before-after":
+        verdicts = [forgotten_verdict(request) for request in data.done]
+        within = sum(verdict.startswith("within") for verdict in verdicts)
+        outside = sum(verdict.startswith("not within") for verdict in verdicts)
+        told = (
+            f" On the forgotten clients the yardstick is Scratch, not zero: {within} of {within + outside} requests "
+            "are within its spread."
+            if within + outside
+            else " Without a comparison with Scratch the left side has no yardstick: a low accuracy proves nothing."
+        )
         fewest = min((request.forgotten_samples for request in data.done if request.forgotten_samples), default=None)
         if fewest is not None and fewest < 200:
             step = 100 / fewest
-            return f" With only {counted(fewest, 'sample')}, one of them is worth {step:.1f} points."
+            return f"{told} With only {counted(fewest, 'sample')}, one of them is worth {step:.1f} points."
+        return told
     if name == "psi":
         rolled_back = sum(1 for request in data.requests if request.sigma is not None and request.rollback is not None)
         if rolled_back > len(data.psi_panels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from sifu.core import wording
@@ -149,3 +150,22 @@ def moment(time: str) -> str:
     '2026-11-15 02:40 UTC'
     """
     return f"{time[:10]} {time[11:16]} UTC" if len(time) == 20 and time.endswith("Z") else time
+
+
+def forgotten_verdict(request: Request) -> str:
+    """Whether the accuracy on the forgotten is that of Scratch, within what chance allows on so few samples.
+
+    Two models that are equally good differ on n samples by chance, with a standard deviation of at most sqrt(2 p (1-p)
+    / n); twice that is taken as the spread.
+    """
+    after, scratch, samples = request.forgotten_after, request.scratch_forgotten, request.forgotten_samples
+    if after is None or not samples:
+        return "not measured"
+    if scratch is None:
+        return "no verdict: only a comparison with Scratch (sifu forget --compare-scratch) tells what it should be"
+    rate = ((after + scratch) * samples + 2.0) / (2.0 * samples + 4.0)
+    spread, gap = 2.0 * math.sqrt(2.0 * rate * (1.0 - rate) / samples), after - scratch
+    words = f"{100 * abs(gap):.1f} points {'above' if gap > 0 else 'below'} Scratch, which never saw them"
+    if abs(gap) <= spread:
+        return f"within the spread of Scratch: {words}; up to {100 * spread:.1f} points are chance"
+    return f"not within the spread of Scratch: {words}; only {100 * spread:.1f} points would be chance"

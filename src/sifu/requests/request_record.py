@@ -212,3 +212,22 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
     lines += [f"Erased: {body['erased']}", f"Kept: {body['remains']}", "Not covered:"]
     lines += [f"- {sentence}" for sentence in body["not_covered"]]
     return lines
+
+
+def auditor_lines(body: dict[str, Any]) -> list[str]:
+    """What the auditor's certificate has beyond the public one, in words."""
+    lines = [
+        f"For auditors, confidential: level {body['level']}, method {body['method']}, epsilon {body['epsilon']:g}, "
+        f"delta {body['delta']:g}."
+    ]
+    psi, limit = body.get("psi"), body.get("psi_star")
+    if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
+        lines.append(
+            f"Psi, the most that they can have moved the model that was gone back to, is {psi:.4g}; noise of standard "
+            f"deviation {float(body['sigma']):.4g} hides up to Psi* = {limit:.4g}."
+        )
+    if body.get("rounds") is not None:
+        lines.append(f"Rounds of retraining: {body['rounds']}.")
+    lines += [f"- {premise['status']}: {premise['statement']}" for premise in body["premises"]]
+    lines.append(f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}.")
+    return lines
