@@ -6,7 +6,8 @@ One training goes on all the time. Beside it, windows of `--seconds` alternate: 
 stopped (SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream
 open and loads the page again every half minute. Compared are the rounds of a window with viewers and the mean of the
 windows before and after it, so that a drift of the machine cancels. The viewers run on the same machine and cost it
-something, too.
+something, too. On a machine that others use as well, look at the processor time of a round, which they do not lengthen,
+and at the share of a core that the console takes.
 
 In the last window a request is filed, the console is killed with everybody connected, and the training ends by itself:
 every round must be recorded once, the request must be in the ledger, and the run must verify.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sqlite3
 import statistics
@@ -61,6 +63,12 @@ class Seen:
 def sifu(*arguments: str) -> subprocess.Popen[bytes]:
     """A command of sifu in a process of its own."""
     return subprocess.Popen([sys.executable, "-m", "sifu.cli.main", *arguments], stdout=subprocess.DEVNULL)
+
+
+def processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    """The time that a process has spent computing, by the kernel's count."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rounds_of(folder: Path) -> int:
@@ -166,18 +174,26 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         listed = call(options.port, secret, "/api/v1/runs")["runs"]
         key = next(row["run"] for row in listed if row["name"] == "watched")  # type: ignore[attr-defined]
         speeds: list[float] = []
+        costs: list[float] = []
+        console_shares: list[float] = []
         watched: list[Seen] = []
         for window in range(2 * options.windows + 1):
             crowd = window % 2 == 1
             console.send_signal(signal.SIGCONT if crowd else signal.SIGSTOP)
             time.sleep(1.0)
             before, started = rounds_of(run), time.monotonic()
+            computed, served = processor_seconds(training), processor_seconds(console)
             if crowd:
                 watched.append(asyncio.run(watch(options.viewers, options.port, secret, key, options.seconds)))
             else:
                 time.sleep(options.seconds)
-            speeds.append((rounds_of(run) - before) / (time.monotonic() - started))
-            print(f"window {window}: {speeds[-1]:.1f} rounds a second{' with viewers' if crowd else ''}", flush=True)
+            rounds, seconds = rounds_of(run) - before, time.monotonic() - started
+            speeds.append(rounds / seconds)
+            costs.append(1000.0 * (processor_seconds(training) - computed) / rounds)
+            if crowd:
+                console_shares.append((processor_seconds(console) - served) / seconds)
+            told = f"window {window}: {speeds[-1]:.1f} rounds a second, {costs[-1]:.2f} ms of a processor each"
+            print(told + (" with viewers" if crowd else ""), flush=True)
         console.send_signal(signal.SIGCONT)
         body = json.dumps({"clients": ["client-007"], "request": "before-the-kill"}).encode()
         call(options.port, secret, f"/api/v1/runs/{key}/requests", body)
@@ -194,6 +210,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     ratios = [
         2.0 * speeds[window] / (speeds[window - 1] + speeds[window + 1]) for window in range(1, len(speeds) - 1, 2)
     ]
+    dearer = [2.0 * costs[window] / (costs[window - 1] + costs[window + 1]) for window in range(1, len(costs) - 1, 2)]
     pages = sorted(seconds for seen in watched for seconds in seen.pages)
     verification = verify_run(run)
     with RunReader(run) as reader:
@@ -204,6 +221,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         "rounds_a_second": [round(speed, 1) for speed in speeds],
         "slower_by_percent_in_each_watched_window": [round(100 * (1 / ratio - 1), 1) for ratio in ratios],
         "slower_by_percent_median": round(100 * (1 / statistics.median(ratios) - 1), 1),
+        "processor_ms_a_round": [round(cost, 2) for cost in costs],
+        "rounds_dearer_by_percent_median": round(100 * (statistics.median(dearer) - 1), 1),
+        "console_share_of_a_core_median": round(statistics.median(console_shares), 2),
         "viewers_that_failed": sum(len(seen.failures) for seen in watched),
         "first_failure": next((seen.failures[0] for seen in watched if seen.failures), None),
         "messages_a_viewer_and_second": round(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 import sifu
-from run_tools import copy_run, environment, query
+from run_tools import copy_run, environment, query, small_spec
 from sifu.console.tokens import TokenFile, state_folder
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -50,18 +51,34 @@ def served(approved_run: Path, tmp_path: Path) -> Iterator[Served]:
     tokens = TokenFile(state_folder(folder))
     people = {"rita": "requester", "ann": "approver", "bob": "approver", "eve": "auditor", "otto": "operator"}
     secrets = {name: tokens.create(name, [role])[1] for name, role in people.items()}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = start_console(folder, port)
     yield Served(f"http://127.0.0.1:{port}", folder, secrets, process)
     process.kill()
     process.wait()
 
 
-def start_console(folder: Path, port: int) -> subprocess.Popen[bytes]:
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+DAYS_LATER = """
+import datetime
+from sifu.requests import deadlines
+days_left = deadlines._days_left
+deadlines._days_left = lambda deadline, now: days_left(deadline, now + datetime.timedelta(days=DAYS))
+from sifu.cli.main import main
+main()
+"""
+"""A console for which it is some days later: what is due today is overdue there."""
+
+
+def start_console(folder: Path, port: int, days_later: int = 0) -> subprocess.Popen[bytes]:
+    program = ["-c", DAYS_LATER.replace("DAYS", str(days_later))]
     process = subprocess.Popen(
-        [sys.executable, "-m", "sifu.cli.main", "serve", str(folder), "--port", str(port)],
+        [sys.executable, *program, "serve", str(folder), "--port", str(port)],
         env=environment(),
         stdout=subprocess.DEVNULL,
     )
@@ -177,3 +194,56 @@ def test_a_killed_console_loses_nothing(served: Served) -> None:
         time.sleep(0.2)
     assert run.request_status("old-case") == "done"
     assert run.verify().problems == []
+
+
+LONG_AND_HOSTILE = "<img src=x onerror=alert(1)>" + "Sankt-Elisabeth-Krankenhaus-" * 6
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}},
+}
+
+
+def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Path) -> None:
+    """Pictures of every look are in the folder that SIFU_PICTURES names, for people who want to see them."""
+    folder = tmp_path / "desk"
+    rows = [([[0.1 * k, 0.2], [0.3, 0.1 * k]], [0, 1]) for k in range(14)]
+    clients = {LONG_AND_HOSTILE if k == 0 else f"client-{k:03d}": data for k, data in enumerate(rows)}
+    spec = small_spec(model={"kind": "logistic"}, stop={"max_rounds": 3}, requests={"approval": "one"}) | {"data": {}}
+    run = sifu.train(spec, run=folder / "wards", clients=clients)
+    run.request([LONG_AND_HOSTILE], "overdue-one", deadline_days=0, actor="rita")
+    for number in range(1, 10):
+        run.request([f"client-{number:03d}"], f"case-{number}", deadline_days=3 * number, actor="rita")
+    run.decide("case-9", "approved", actor="ann")
+    _, secret = TokenFile(state_folder(folder)).create("otto", ["operator"])
+    port = free_port()
+    process = start_console(folder, port, days_later=1)
+    pictures = Path(os.environ.get("SIFU_PICTURES") or tmp_path)
+    dialogs: list[str] = []
+    try:
+        with sync_api.sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            for look, options in LOOKS.items():
+                page = log_in(browser, f"http://127.0.0.1:{port}", secret, **options)
+                page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+                page.wait_for_selector("text=overdue")
+                assert "overdue-one" in page.locator("tbody tr").first.inner_text()
+                page.screenshot(path=pictures / f"home-{look}.png", full_page=True)
+                width = options.get("viewport", {"width": 1280})["width"]
+                for name, way in (
+                    ("run", "main a:has-text('wards') >> nth=0"),
+                    ("overdue", "a:has-text('overdue-one')"),
+                ):
+                    page.click(way)
+                    page.wait_for_selector(".badge")
+                    assert page.evaluate("document.documentElement.scrollWidth") <= width, (look, name)
+                    page.screenshot(path=pictures / f"{name}-{look}.png", full_page=True)
+                page.go_back()
+                page.click("a:has-text('case-9')")
+                page.wait_for_selector("text=made from Python with data or a model of its own")
+                assert page.locator("button:has-text('Carry out now')").count() == 0
+            browser.close()
+    finally:
+        process.kill()
+        process.wait()
+    assert dialogs == []

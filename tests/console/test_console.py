@@ -106,14 +106,49 @@ MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("GET", "/runs/SOUTH/requests/1", {}, {"ann", "eve", "otto"}),
     ("GET", "/runs/SOUTH/requests/5/figure.svg", {}, {"ann", "eve", "otto"}),
     ("GET", "/runs/SOUTH/report", {}, {"eve", "otto"}),
+    ("GET", "/", {}, {"rita", "ann", "eve", "otto"}),
+    ("GET", "/runs/SOUTH", {}, {"rita", "ann", "eve", "otto"}),
+    ("GET", "/runs/SOUTH/requests/1/evidence", {}, {"eve", "otto"}),
+    ("POST", "/runs/SOUTH/requests", {"clients": "client-008", "request": "form"}, {"rita", "otto"}),
+    ("POST", "/runs/SOUTH/requests", {"clients": "client-008", "plan": "1"}, {"ann", "eve", "otto"}),
+    ("POST", "/runs/SOUTH/decide", {"request": "waits", "decision": "approved"}, {"ann"}),
+    ("POST", "/runs/SOUTH/decide", {"request": "to-the-middle", "decision": "refused"}, {"ann", "otto"}),
+    ("POST", "/runs/SOUTH/carry-out", {"request": "to-the-middle"}, {"otto"}),
+    ("POST", "/runs/SOUTH/verify", {}, {"eve", "otto"}),
+    ("POST", "/runs/SOUTH/report", {}, {"eve", "otto"}),
+    ("POST", "/api/v1/runs/SOUTH/verify", {}, {"eve", "otto"}),
+    ("GET", "/api/v1/runs/SOUTH/requests", {}, {"rita", "ann", "eve", "otto"}),
 ]
+OPEN = {"/login", "/logout", "/api/v1/openapi.json", "/runs/SOUTH/stream"}
+"""Routes for everybody, one that only ends a session, and the stream, which has the rights of /live."""
+
+
+def test_the_table_of_roles_names_every_route() -> None:
+    from sifu.console import json_api, pages, streaming
+
+    routes = {
+        (method, route.path)
+        for route in (*pages.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    tested = {(method, re.sub(r"/requests/\d", "/requests/N", path)) for method, path, _, _ in MATRIX}
+    for method, path in routes:
+        plain = path.replace("{run}", "SOUTH").replace("{number:int}", "N")
+        assert plain in OPEN or (method, plain) in tested, (method, path)
 
 
 @pytest.mark.parametrize("name", ["rita", "ann", "eve", "otto"])
-def test_everybody_may_do_what_their_role_allows_and_nothing_else(desk: Any, name: str) -> None:
+def test_everybody_may_do_what_their_role_allows_and_nothing_else(
+    desk: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sifu.console.jobs import Job, Jobs
+
+    monkeypatch.setattr(Jobs, "start", lambda *arguments: Job("1", "verify", "", name, 0.0))
     south, program = desk.key("south"), desk.program(name)
     for method, path, body, allowed in MATRIX:
-        answer = program.request(method, path.replace("SOUTH", south), json=body if method == "POST" else None)
+        form = method == "POST" and not path.startswith("/api/")
+        sent = {"data": body} if form else {"json": body} if method == "POST" else {}
+        answer = program.request(method, path.replace("SOUTH", south), **sent)
         # What is allowed may still be senseless (400, a report that nobody wrote yet); a refusal is 403, or 404 where
         # even the existence of something is not for everybody.
         refused = answer.status_code in (401, 403) or (answer.status_code == 404 and not path.endswith("/report"))
@@ -144,6 +179,37 @@ def test_nobody_gets_in_without_a_token_that_works(desk: Any, cli: Any) -> None:
     assert cli("token", "revoke", desk.folder, "otto").code == 0
     assert "Your token" in browser.get("/").text  # the session ended with its token
     assert desk.program("otto").get("/api/v1/runs").status_code == 401
+
+
+def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(desk: Any) -> None:
+    """Cookie and form of somebody who logged out; and run names that are paths."""
+    north, otto = desk.key("north"), desk.browser("otto")
+    cookie = otto.client.cookies["sifu_session"]
+    csrf = re.search(r'name="csrf" value="([^"]+)"', otto.get("/").text)
+    assert csrf
+    otto.send("/logout")
+    thief = desk.stranger()
+    thief.cookies.set("sifu_session", cookie)
+    form = {"csrf": csrf[1], "clients": "client-001", "request": "x"}
+    answer = thief.post(f"/runs/{north}/requests", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert thief.get("/api/v1/runs").status_code == 401
+    assert sifu.open_run(desk.folder / "north").request_records() == []
+    eve = desk.program("eve")
+    for name in (
+        "north",
+        "..",
+        "%2e%2e",
+        "..%2f..%2fetc%2fpasswd",
+        "%2fetc%2fpasswd",
+        f"{north}%2f..%2f{north}",
+        "a%00b",
+    ):
+        for way in ("", "/live", "/report", "/trail", "/requests/1/evidence"):
+            for start in ("/runs", "/api/v1/runs"):
+                answer = eve.get(f"{start}/{name}{way}")
+                assert answer.status_code in (307, 404), (start, name, way, answer.status_code)
+                assert "root:" not in answer.text
 
 
 def test_a_change_needs_the_token_of_its_page(desk: Any) -> None:
