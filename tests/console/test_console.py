@@ -198,7 +198,6 @@ def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(desk:
     eve = desk.program("eve")
     for name in (
         "north",
-        "..",
         "%2e%2e",
         "..%2f..%2fetc%2fpasswd",
         "%2fetc%2fpasswd",
