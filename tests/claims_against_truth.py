@@ -24,7 +24,7 @@ from independent_verifier import PROTECTION, Verifier, tensors_of, verify
 from random_journeys import FAMILIES, MASKED, Journey, go_on, normals_of, replayable_noise, start_journey
 from sifu.core.engine import Engine, Position
 from sifu.data import ClientData
-from sifu.errors import SifuError
+from sifu.errors import RoundRejectedError, SifuError
 
 LEVELS = ("none", "conditional", "proven", "exact")
 BEFORE_TRAINING = {"preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
@@ -557,6 +557,8 @@ def audit_journey(
         journey = start_journey(seed, folder, families)
         try:
             go_on(journey, Auditor(findings), most_requests)
+        except RoundRejectedError:  # a network that diverges is refused in a sentence, which claims nothing
+            journey.refused += 1
         except SifuError as error:
             row = {"kind": "stopped", "seed": seed, "family": journey.family, "request": "", "what": str(error)}
             findings.violations.append(row)

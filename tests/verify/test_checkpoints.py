@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from forged_runs import execute, rebuild_chain
-from run_tools import Command, query, small_spec
+from run_tools import Command, connect, query, small_spec
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError
 from sifu.store import keys, writer
@@ -162,3 +162,15 @@ def test_a_destroyed_key_is_noted_in_the_ledger_once(
     assert result.problems == []
     assert any("the operator's key was gone" in note for note in result.notes)  # permanently
     assert not any("the folder has no" in note for note in result.notes)
+
+
+def test_a_payload_that_was_canonical_once_is_looked_at_again_when_it_is_another(own_trained: Path) -> None:
+    """What was seen to be canonical is remembered by its own digest, never by what the record says of it."""
+    sifu.open_run(own_trained).request(["client-001"], "first")
+    seq, payload = query(own_trained, "SELECT seq, payload FROM events ORDER BY seq DESC LIMIT 1")[0]
+    connection = connect(own_trained)
+    connection.execute("UPDATE events SET payload = ? WHERE seq = ?", (payload.replace(":", ": ", 1), seq))
+    connection.close()
+    assert any("canonical JSON" in problem for problem in verify_run(own_trained).problems)
+    with pytest.raises(RunDamagedError):
+        sifu.open_run(own_trained).request(["client-002"], "second")

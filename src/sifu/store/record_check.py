@@ -6,11 +6,12 @@ Clients and rounds are not looked at, of which there can be a million; code that
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from sifu.core.ledger import NONCE_BYTES, broken_links, canonical_json
+from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json
 from sifu.errors import RunDamagedError
 from sifu.store.checkpoints import check_checkpoints
 from sifu.store.database import schema_problems
@@ -68,7 +69,7 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
     yield from broken_links(events)
     for event in events:
         # Read one way only: another program might take the first of two equal keys, or refuse what we let pass.
-        if len(event.nonce) != NONCE_BYTES or canonical_json(event.content) != event.payload:
+        if len(event.nonce) != NONCE_BYTES or not _is_canonical(event):
             yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
         if not TIME.fullmatch(event.time):
             yield f"ledger: the time of event {event.seq} is {event.time[:40]!r}, not YYYY-MM-DDTHH:MM:SSZ"
@@ -78,6 +79,21 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
     last = events[-1]
     if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
         yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."
+
+
+_seen_canonical: set[bytes] = set()
+"""Digests of payloads that this process found to be canonical: a run is opened for writing again and again."""
+_MOST_SEEN = 200_000
+
+
+def _is_canonical(event: Event) -> bool:
+    digest = hashlib.sha256(event.payload).digest()  # of the bytes themselves, whatever the record says of them
+    if digest in _seen_canonical:
+        return True
+    canonical = canonical_json(event.content) == event.payload
+    if canonical and len(_seen_canonical) < _MOST_SEEN:
+        _seen_canonical.add(digest)
+    return canonical
 
 
 def check_tables(reader: RunReader) -> Iterator[str]:
