@@ -1062,7 +1062,7 @@ class Verifier:
         """Whether the automatic local rate would be another one without the clients of the request."""
         if self.facts["shape_from_labels"] or request["method"] == "closed_form":
             return bool(self.facts["shape_from_labels"])
-        if any(row["smoothness"] is None for row in self.clients.values()):
+        if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in self.clients.values()):
             return False
         names, rho = json.loads(request["clients"]), self.facts["momentum"]
         rates = {
