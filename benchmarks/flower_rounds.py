@@ -37,7 +37,7 @@ def measure(clients: int, rounds: int) -> dict[str, Any]:
     """Rounds of both in turns, on one simulation."""
     spec = sifu.Spec.from_mapping(
         {
-            "data": {"name": "digits", "clients": clients, "samples_per_client": 1797 // clients},
+            "data": {"name": "digits", "clients": clients, "samples_per_client": 1600 // clients},
             "model": {"kind": "softmax", "outputs": 10},
             "local": {"rate": 0.1, "steps": 5},
             "seed": 1,

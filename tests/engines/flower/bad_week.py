@@ -43,8 +43,10 @@ from test_flower_deployment import (
 import sifu
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 
-PACE, SLOW, GONE = 2.0, 2, 4
+PACE, SLOW, GONE = 1.0, 2, 4
 """Seconds of training; the node that takes ten times as long; the one that never comes back."""
+RESTART = 10.0
+"""Seconds until a unit starts its process again."""
 SLEEPING_TRAIN = """    def train(arrays):
         time.sleep(float(context.node_config["pace"]))
 """
@@ -86,7 +88,8 @@ class BadWeek:
         text = spec.read_text().replace('wait = "all" ', 'wait = "60%" ')
         spec.write_text(text.replace('approval = "none"', 'approval = "one"'))
         self.paused: dict[str, float] = {}
-        self._servers = 0
+        self._servers = self.node_starts = 0
+        self._next_start = [0.0] * NODES
 
     def say(self, line: str) -> None:
         """What happens, and when."""
@@ -108,10 +111,11 @@ class BadWeek:
 
     def wait_for_round(self, after: int) -> None:
         """Until a round more than `after` counted, or nothing is left to do."""
-        self._deployment.wait_for(lambda: self.counted() > after or self.done(), 600, "the next round")
+        self._deployment.wait_for(lambda: self.done() or self.counted() > after, 600, "the next round")
 
     def done(self) -> bool:
-        """Whether everything is done; a server that stopped before that is started again, as its unit would."""
+        """Whether everything is done; what stopped before that is started again, as its unit would."""
+        self._start_stopped_nodes()
         if self._deployment.processes[self.server].poll() is None:
             return False
         if statuses(self.run).get("held") == "done":
@@ -119,6 +123,16 @@ class BadWeek:
         self.say("the server stopped and is started again")
         self.serve()
         return False
+
+    def _start_stopped_nodes(self) -> None:
+        """A killed node that comes back too soon is refused by SuperLink and stops; its unit starts it again."""
+        now = time.monotonic()
+        for number in range(GONE):
+            process = self._deployment.processes.get(f"node{number}")
+            if process is not None and process.poll() is not None and now > self._next_start[number]:
+                self._next_start[number] = now + RESTART
+                self.node_starts += 1
+                self._deployment.node(number)
 
     def kill(self, what: str, strike: Callable[[], None], again: Callable[[], None] | None) -> None:
         """Kill something, start it again, and count the seconds until the next round counts."""
@@ -211,6 +225,7 @@ class BadWeek:
         return {
             "seconds": round(time.monotonic() - self._began),
             "servers started": self._servers,
+            "nodes started again because SuperLink refused them": self.node_starts,
             "rounds that counted": self.counted(),
             "rounds lost": rounds - self.counted(),
             "rounds of each site": {f"site-{client}": present[client] for client in range(NODES)},
@@ -278,6 +293,7 @@ def main() -> None:
         "--folder", type=Path, default=None, help="where everything is kept; a temporary one if not given"
     )
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then, too
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="bad-week-"))
     (folder / "processes").mkdir(parents=True)
     with LossyNetwork(NODES + 1, chosen.delay, chosen.jitter, chosen.loss) as network:
