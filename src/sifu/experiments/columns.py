@@ -10,7 +10,8 @@ COLUMNS = {
     "method": "the method, with its preset where it was run under several",
     "requests": "how many requests of how many clients: 10x3 are three requests of ten clients each",
     "clients": "clients of the federation",
-    "epsilon": "the epsilon each request asked for, at delta 0.01",
+    "epsilon": "the epsilon each request asked for, at delta 0.01; of the field's metrics: what thresholds on a "
+    "sample's margin show (NeurIPS 2023 unlearning challenge), median over the forgotten's samples, 0 is best",
     "sigma": "times the paper's sigma",
     "groups": "how many groups train apart (S)",
     "apart": "for how many rounds (R)",
@@ -36,6 +37,19 @@ COLUMNS = {
     "good; median",
     "level": "what is proven: of how many requests",
     "first training": "test accuracy of the first training with groups less that of plain training, in points; median",
+    "models": "runs of the method, and as many of Scratch that it is held against",
+    "KLoM forgotten": "KL divergence of margins from Scratch's, in nats, on the forgotten's samples: median over "
+    "samples (95th percentile); 0 is best",
+    "KLoM remaining": "the same on samples of the clients that stay, median",
+    "KLoM test": "the same on test samples, median",
+    "quality": "the challenge's forgetting quality, from 0.0002 to 1; 1 is best",
+    "TPR at 1 % FPR": "how often an attack (U-LiRA) that is wrong about 1 % of Scratch's models tells the method's "
+    "from them, on the forgotten's samples; 1 % is chance",
+    "relearn": "rounds with the forgotten back until the model is as good on their data as before; near Scratch's is "
+    "good",
+    "gap forgotten": "accuracy on the forgotten's samples less Scratch's, in points of medians",
+    "gap test": "accuracy on test samples less Scratch's, in points of medians",
+    "seconds": "wall clock of the request, median",
     "settings": "combinations of learning rate, momentum and steps",
     "measurements": "distances that were measured and are not zero",
     "above Psi (round)": "how many of them broke the bound with the weights of the round",

@@ -13,6 +13,7 @@ from sifu.plots.courses import Results
 from sifu.plots.distance import draw_psi_alpha
 from sifu.plots.groups import draw_groups
 from sifu.plots.methods import draw_request_sets, draw_rounds, draw_time_limited, draw_watermark
+from sifu.plots.metrics import draw_metrics
 from sifu.plots.noise import draw_sigma
 from sifu.plots.scale import draw_scale
 from sifu.plots.style import VERMILLION, figure_bytes
@@ -32,6 +33,7 @@ DRAW: dict[str, Callable[[Results], Figure]] = {
     "psi_alpha": draw_psi_alpha,
     "groups": draw_groups,
     "ways": draw_ways,
+    "metrics": draw_metrics,
 }
 """How an experiment is drawn, by the `draw` of its file."""
 

@@ -15,6 +15,7 @@ from sifu.experiments.comparisons import (
     titles,
 )
 from sifu.experiments.group_statements import by_rule, by_rule_trainings
+from sifu.experiments.metric_summary import largest_of
 from sifu.experiments.network_statements import NETWORK_STATEMENTS
 from sifu.experiments.reading import courses_of, title_of
 from sifu.experiments.round_statements import BOUND_STATEMENTS
@@ -28,6 +29,7 @@ from sifu.plots.speed import fewer_words, speed_up, times
 Sentences = list[str]
 Reader = Callable[[Sequence[Row]], Sentences]
 OURS = Line("sifu", "ours")
+NOT_FORGOTTEN = "not_forgotten"
 
 
 def reading_of(experiment: Experiment, rows: Sequence[Row]) -> str:
@@ -216,6 +218,22 @@ def _measured(verdict: Verdict | None, opening: str) -> str:
     return f"{opening}{verdict.measured}{f' ({verdict.why})' if verdict.why else ''}."
 
 
+def _metrics(rows: Sequence[Row]) -> Sentences:
+    overall = {row["method"]: row for row in largest_of(rows)}
+    if not {"scratch", NOT_FORGOTTEN} <= set(overall):
+        return []
+    others = [row for row in overall.values() if row["method"] != "scratch"]
+    order = sorted(others, key=lambda row: row["klom_forgotten"])
+    floor = overall["scratch"]
+    shown = ", ".join(f"{Line(row['method'], '').label} {row['klom_forgotten']:.2f}" for row in order)
+    first = (
+        f"KLoM on the forgotten is {floor['klom_forgotten']:.2f} between {floor['models']} runs of Scratch and as many "
+        f"others of it, which is the floor; {shown}."
+    )
+    told = ", ".join(f"{Line(row['method'], '').label} {100 * (row['tpr_at_1'] or 0.0):.0f} %" for row in order)
+    return [first, f"An attack wrong about 1 % of Scratch's models tells apart: {told}."]
+
+
 READERS: dict[str, Reader] = {
     "rounds": _rounds,
     "request_sets": _rounds,
@@ -226,5 +244,6 @@ READERS: dict[str, Reader] = {
     "psi_alpha": _bound,
     "groups": _groups,
     "ways": _ways,
+    "metrics": _metrics,
 }
 """By the figure an experiment is drawn with; an unknown one is read like `rounds`."""

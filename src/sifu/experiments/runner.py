@@ -27,11 +27,12 @@ from sifu.experiments.engines import ClientCache, EngineSource, Failure, Stopped
 from sifu.experiments.group_measurements import GroupMeasurement, last_place
 from sifu.experiments.group_trials import GroupTrial, TrialClients, trials_of
 from sifu.experiments.held_out import HeldOut
+from sifu.experiments.metric_runs import MetricRuns
 from sifu.experiments.options import Options, narrowed
 from sifu.experiments.provenance import provenance, read_record, record
 from sifu.experiments.requests import choose_requests
 from sifu.experiments.settings import Experiment, Scale, load_experiment, run_spec, shared_settings
-from sifu.experiments.table import DISTANCE_COLUMNS, GROUP_COLUMNS, REQUEST_COLUMNS, Table
+from sifu.experiments.table import COLUMNS_OF, REQUEST_COLUMNS, Table
 from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_row
 from sifu.experiments.work import Training, Trajectory, Work, combinations, plan_work, variant_text
 from sifu.launch.federation import engine_from_spec
@@ -102,6 +103,8 @@ class Bench:
             self._run_distances(source, result)
         elif self.experiment.kind == "groups":
             self._run_groups(source, result)
+        elif self.experiment.kind == "metrics":
+            self._run_metrics(result)
         else:
             self._run_requests(work, source, result)
         self.write_failures(result)
@@ -115,7 +118,7 @@ class Bench:
         options.out.mkdir(parents=True, exist_ok=True)
         settings = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
         record(options.out, settings, provenance(device, options.command))
-        columns = {"distance": DISTANCE_COLUMNS, "groups": GROUP_COLUMNS}.get(self.experiment.kind, REQUEST_COLUMNS)
+        columns = COLUMNS_OF.get(self.experiment.kind, REQUEST_COLUMNS)
         return Result(self.experiment, Table(options.out / TABLE, columns), [])
 
     @cached_property
@@ -368,6 +371,33 @@ class Bench:
             self._done += 1
             update = Update(self._done, self._total, trial.name, "measured", finished=True)
         self.report(update)
+
+    # -- metrics -----------------------------------------------------------------------------------------
+
+    def _run_metrics(self, result: Result) -> None:
+        options, seeds = self.options, self.options.seeds
+        self._total = len(seeds) * len(self.datasets)
+        for dataset in self.datasets:
+            runs = MetricRuns(
+                self.experiment,
+                dataset,
+                options.scale,
+                options.methods or self.experiment.methods,
+                options.out,
+                options.data,
+            )
+            for seed in seeds:
+                task = runs.task(seed)
+                try:
+                    runs.measure(seed, result.table)
+                except Exception as error:
+                    result.failures.append(Failure.of(task, error))
+                self._done += 1
+                self.report(Update(self._done, self._total, task.name, "measured", finished=True))
+            if not result.failures:
+                runs.aggregate(seeds, result.table)
+                if not options.keep_runs:
+                    shutil.rmtree(options.out / RUNS, ignore_errors=True)
 
     def write_failures(self, result: Result) -> None:
         """What went wrong, beside the table; nothing when nothing did."""

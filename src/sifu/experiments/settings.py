@@ -59,7 +59,7 @@ class Experiment:
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
     paper_figure: str = ""
-    kind: Literal["requests", "distance", "groups"] = "requests"
+    kind: Literal["requests", "distance", "groups", "metrics"] = "requests"
     presets: tuple[str, ...] = ("paper", "ours")
     unlimited: tuple[str, ...] = ()
     requests: Requests = Requests()

@@ -13,7 +13,8 @@ from sifu.experiments.settings import Experiment, experiment_names, load_experim
 from sifu.experiments.table import Row, read_table
 
 TABLE = "results.csv"
-ORDER = ("sequential", "watermark", "time-limited", "sigma", "request-sets", "psi-alpha", "scale", "groups", "exact")
+PAPERS = ("sequential", "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
+ORDER = (*PAPERS, "scale", "groups", "exact", "metrics")
 """How a page orders experiments: the paper's, then ours; those that are not named here come last."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sifu.experiments.metric_summary import metric_summary
 from sifu.experiments.reading import courses_of, datasets_of, title_of
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
@@ -42,6 +43,8 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
         return _groups(rows)
     if experiment.kind == "distance":
         return Summary(_distances(rows))
+    if experiment.kind == "metrics":
+        return Summary(*metric_summary(rows))
     if experiment.draw == "scale":
         return _growing(rows)
     return _limited(rows) if experiment.draw == "time_limited" else _requests(rows)

@@ -80,8 +80,44 @@ GROUP_COLUMNS = (
 )
 """For `groups` experiments: request 0 is the first training, 1 a single request, and more those of a sequence."""
 
+METRIC_COLUMNS = (
+    *PLACE,
+    "rounds",
+    "reached",
+    "level",
+    "accuracy_retain_after",
+    "accuracy_test",
+    "accuracy_forgotten_after",
+    "relearn_rounds",
+    "bytes_sent",
+    "bytes_kept",
+    "seconds",
+    "models",
+    "klom_forgotten",
+    "klom_forgotten_95",
+    "klom_remaining",
+    "klom_test",
+    "epsilon_median",
+    "separable",
+    "forgetting_quality",
+    "tpr_at_1",
+)
+"""For `metrics` experiments: a row for each run, and with request 0 one for each method over all of them."""
+
+COLUMNS_OF = {"distance": DISTANCE_COLUMNS, "groups": GROUP_COLUMNS, "metrics": METRIC_COLUMNS}
+"""By kind of experiment; all others have those of requests."""
+
 _WHOLE = ("seed", "request", "clients", "rounds", "extra_rounds", "training_rounds", "node", "client", "round")
-_WHOLE_COUNTS = ("local_steps", "bytes_sent", "bytes_kept", "leavers", "length", "groups_left")
+_WHOLE_COUNTS = (
+    "models",
+    "relearn_rounds",
+    "local_steps",
+    "bytes_sent",
+    "bytes_kept",
+    "leavers",
+    "length",
+    "groups_left",
+)
 _TEXT = ("experiment", "dataset", "preset", "method", "variant", "level", "device")
 
 

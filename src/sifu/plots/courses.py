@@ -19,6 +19,7 @@ METHOD_NAMES = {
     "fine_tuning": "Fine-Tuning",
     "last": "Last",
     "dp": "DP",
+    "not_forgotten": "Not forgotten",
 }
 """Methods as people know them, in the order figures show them."""
 ALWAYS_WITH_PRESET = ("sifu", "last")
