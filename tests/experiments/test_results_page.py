@@ -17,7 +17,7 @@ from sifu.experiments.columns import COLUMNS
 from sifu.experiments.overview import standings
 from sifu.experiments.page import write_page
 from sifu.experiments.readings import reading_of
-from sifu.experiments.settings import Settings, experiment_names, load_experiment, shared_settings
+from sifu.experiments.settings import Settings, TrainingSettings, experiment_names, load_experiment, shared_settings
 from sifu.experiments.statements import PAPER_STATEMENTS, verdicts
 from sifu.experiments.summary import summarise
 from sifu.experiments.top import top_sentences
@@ -171,8 +171,15 @@ def test_every_experiment_is_read_in_two_sentences_at_most() -> None:
 
 def with_a_letter() -> Settings:
     settings = shared_settings()
-    letter = {"privacy": settings.presets["paper"]["privacy"], "local": {"clip": 0.5}}
-    return replace(settings, presets={**settings.presets, "letter": letter})
+    presets = {
+        **settings.presets,
+        "letter": {"privacy": settings.presets["paper"]["privacy"], "training": "letter"},
+        "letter_ours": {"privacy": settings.presets["ours"]["privacy"], "training": "letter"},
+    }
+    training = TrainingSettings(
+        {"local": {"clip": 0.1, "rate": 0.1, "steps": 1, "batch": 2, "momentum": 0.0}}, {"a": {}}
+    )
+    return replace(settings, trainings={**settings.trainings, "letter": training}, presets=presets)
 
 
 @pytest.mark.usefixtures("text_only")
@@ -195,6 +202,10 @@ def test_a_new_preset_and_a_new_method_need_no_code(monkeypatch: pytest.MonkeyPa
         assert verdict.word == "not the same"
         labels = {standing.label for standing in standings({"sequential": both})}
         assert {"Scratch (letter)", "SIFU (letter)", "SIFU (ours)", "Brand new (letter)"} <= labels
+        assert "Scratch" not in labels
+        own = [row | {"preset": "letter_ours"} for row in rows if row["preset"] == "ours"]
+        assert reading.honest_preset(both) == "ours"
+        assert reading.honest_preset([*both, *own]) == "letter_ours"
         text = write_page([write_results("sequential", tmp_path / "new", both)], tmp_path / "page").read_text()
         assert "| Brand new (letter) |" in text
     finally:

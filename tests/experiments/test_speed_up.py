@@ -91,12 +91,17 @@ def test_every_row_of_a_data_set_has_the_same_seeds() -> None:
     summary = summarise(load_experiment("sequential"), rows)
     assert {row["seeds"] for row in summary.rows} == {3}
     assert summary.note == "Seeds 2 to 4."
+    elsewhere = [row | {"preset": "authors"} for row in made_up_rows("sequential", seeds=5) if row["preset"] != "ours"]
+    both = summarise(load_experiment("sequential"), [*rows, *elsewhere])
+    seeds = {row["method"]: row["seeds"] for row in both.rows}
+    assert (seeds["Scratch"], seeds["Scratch (authors)"]) == (3, 5)  # each way of training has its own
+    assert both.note == "Seeds 2 to 4 (trained as paper), 1 to 5 (trained as authors)."
 
 
 def test_a_method_with_too_few_seeds_is_left_out_and_named() -> None:
     rows = [row for row in made_up_rows("sequential", seeds=5) if row["method"] != "dp" or row["seed"] == 1]
     same = same_seeds([course for course in courses_of(rows) if course.first["dataset"] == "mnist"])
-    assert (same.seeds, same.left_out) == ((1, 2, 3, 4, 5), ("DP",))
+    assert (same.seeds, same.left_out) == ({"paper": (1, 2, 3, 4, 5)}, ("DP",))
     summary = summarise(load_experiment("sequential"), rows)
     assert all(row["method"] != "DP" for row in summary.rows)
     assert "too few of them for DP, left out" in summary.note
@@ -122,6 +127,10 @@ def test_scratch_of_another_training_is_no_yardstick() -> None:
     assert Line("scratch", "elsewhere").label == "Scratch (elsewhere)"
 
 
-def test_presets_that_only_promise_otherwise_share_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_that_only_promise_otherwise_share_scratch() -> None:
     assert trained_like("ours") == trained_like("paper") == "paper"
-    assert letter_preset(one_request()) == "paper"
+    assert trained_like("authors_ours") == trained_like("authors") == "authors"
+    rows = one_request()
+    assert letter_preset(rows) == "paper"
+    several = [*rows, *({**row, "preset": preset} for row in rows for preset in ("authors_unclipped", "authors"))]
+    assert letter_preset(several) == "authors"

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sifu.experiments.comparisons import by_dataset, complete, fewer_by_dataset, mean_fewer, paper_line, titles
+from sifu.experiments.comparisons import (
+    by_dataset,
+    complete,
+    fewer_by_dataset,
+    mean_fewer,
+    our_line,
+    paper_line,
+    titles,
+)
 from sifu.experiments.reading import courses_of
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Statement, Verdict
-from sifu.plots.courses import Line, shape_words
+from sifu.plots.courses import shape_words
 from sifu.plots.growing import Setting, settings_of
 from sifu.plots.speed import fewer_words
 
@@ -38,7 +46,7 @@ def _share_of_the_control(rows: Sequence[Row]) -> Verdict | None:
 
 
 def _both_accountings(rows: Sequence[Row]) -> Verdict | None:
-    ours = by_dataset(rows, Line("sifu", "ours"))
+    ours = by_dataset(rows, our_line(rows))
     mean = mean_fewer(complete(ours))
     if mean is None:
         return None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sifu.experiments.group_statements import by_rule
-from sifu.experiments.reading import courses_of, datasets_of, letter_preset, title_of
+from sifu.experiments.reading import courses_of, datasets_of, honest_preset, letter_preset, title_of, trained_like
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Tables
 from sifu.plots.courses import Course, Line, lines_of, scratch_beside
@@ -21,19 +21,21 @@ LARGE = 1000
 def standings(tables: Tables) -> list[Standing]:
     """Methods of the paper's experiment, and the exact ones and large federations from their own."""
     result = _of_requests(tables.get("sequential") or tables.get("watermark") or ())
-    if not any(standing.label == "Closed form" for standing in result):
+    if not any(standing.label.startswith("Closed form") for standing in result):
         result += _closed_form(tables.get("exact", ()))
     return [*result, *_groups(tables.get("groups", ())), *_large(tables.get("scale", ()))]
 
 
 def _of_requests(rows: Sequence[Row]) -> list[Standing]:
-    shown = {letter_preset(rows), "ours"}
+    shown = {letter_preset(rows), honest_preset(rows)}
+    trainings = {trained_like(preset) for preset in shown}
     tasks = {
         title_of(dataset): same_seeds(
             [
                 course
                 for course in courses_of(rows)
-                if course.first["dataset"] == dataset and course.line.preset in shown
+                if course.first["dataset"] == dataset
+                and (course.line.preset in shown or (course.line.method == "scratch" and course.training in trainings))
             ]
         ).courses
         for dataset in datasets_of(rows)
@@ -42,8 +44,8 @@ def _of_requests(rows: Sequence[Row]) -> list[Standing]:
     return [
         _standing(line.label, line, tasks)
         for line in lines
-        # Without rounds of their own there is nothing to say of Last by our rules that its letter does not say.
-        if line.method != "last" or line.preset != "ours"
+        # Last by our rules says nothing that Last by the paper's does not.
+        if line.preset in shown and not (line.method == "last" and line.honest)
     ]
 
 

@@ -83,7 +83,8 @@ def _opening(sections: Sequence[Section], tables: Tables) -> list[str]:
 def _paper_opening(tables: Tables) -> str:
     """Which preset the paper's statements are held against, and what the presets are."""
     used = sorted({letter_preset(rows) for rows in tables.values() if rows and rows[0].get("preset")})
-    others = [name for name in shared_settings().presets if name not in ("paper", "ours")]
+    present = {row["preset"] for rows in tables.values() for row in rows}
+    others = [name for name in shared_settings().presets if name not in ("paper", "ours") and name in present]
     text = (
         "`paper` is the paper's set of rules (population weights, classical calibration, latest release), `ours` the "
         "honest one (weights of the round, exact calibration, all releases, sigma chosen at the request)"

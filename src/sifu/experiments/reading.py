@@ -32,8 +32,9 @@ def _course(rows: Sequence[Row]) -> Course:
     first = ordered[0]
     variant = parse_variant(first["variant"])
     shared = {name: value for name, value in variant.items() if name not in (*NOISE_AXES, "limit")}
-    world = (first["dataset"], first["seed"], trained_like(first["preset"]), variant_text(shared))
-    return Course(ordered, variant, world)
+    training = trained_like(first["preset"])
+    world = (first["dataset"], first["seed"], training, variant_text(shared))
+    return Course(ordered, variant, world, training)
 
 
 @cache
@@ -65,7 +66,23 @@ def letter_preset(rows: Iterable[Row]) -> str:
     theirs = [
         name for name in presets if name in present and presets[name]["privacy"].get("accounting") == "population"
     ]
-    return max(theirs, key=lambda name: _count(presets[name]), default="paper")
+    return max(theirs, key=_settings_laid_over, default="paper")
+
+
+def honest_preset(rows: Iterable[Row]) -> str:
+    """The preset by our rules (weights of the round), of the same training as the one to the letter where there is."""
+    rows = list(rows)
+    present = {row["preset"] for row in rows}
+    presets = shared_settings().presets
+    ours = [name for name in presets if name in present and _accounting(presets[name]) == "round"]
+    letter = trained_like(letter_preset(rows))
+    return next((name for name in ours if trained_like(name) == letter), next(iter(ours), "ours"))
+
+
+def _settings_laid_over(preset: str) -> int:
+    settings = shared_settings()
+    training = settings.trainings.get(str(settings.presets[preset].get("training")))
+    return 0 if training is None else _count(training.spec) + _count(training.datasets)
 
 
 def _accounting(preset: Mapping[str, Any]) -> object:

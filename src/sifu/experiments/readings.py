@@ -9,6 +9,7 @@ from sifu.experiments.comparisons import (
     by_dataset,
     complete,
     mean_fewer,
+    our_line,
     paper_line,
     reached_gaps,
     spread_words,
@@ -28,7 +29,6 @@ from sifu.plots.speed import fewer_words, speed_up, times
 
 Sentences = list[str]
 Reader = Callable[[Sequence[Row]], Sentences]
-OURS = Line("sifu", "ours")
 NOT_FORGOTTEN = "not_forgotten"
 
 
@@ -44,7 +44,7 @@ def _rounds(rows: Sequence[Row]) -> Sentences:
 
 def _sifu_against_scratch(rows: Sequence[Row]) -> str:
     parts = []
-    for line, words in ((paper_line("sifu", rows), "by the paper's rules"), (OURS, "by ours")):
+    for line, words in ((paper_line("sifu", rows), "by the paper's rules"), (our_line(rows), "by ours")):
         speeds = by_dataset(rows, line)
         sure = complete(speeds)
         mean = mean_fewer(sure)
@@ -93,7 +93,7 @@ def _watermark(rows: Sequence[Row]) -> Sentences:
 
 def _limited(rows: Sequence[Row]) -> Sentences:
     verdict = NETWORK_STATEMENTS[0].check(rows)
-    own = [course for course in courses_of(rows) if "limit" in course.variant and course.line == OURS]
+    own = [course for course in courses_of(rows) if "limit" in course.variant and course.line == our_line(rows)]
     sentences = [_measured(verdict, "Against a full retraining, ")]
     before = sum(course.first["level"] == "exact" for course in own)
     if own:

@@ -16,7 +16,7 @@ from sifu.experiments.table import Row
 from sifu.plots.courses import Course, Line, lines_of, scratch_beside
 from sifu.plots.group_cases import cases_of, first_trainings_of
 from sifu.plots.growing import settings_of
-from sifu.plots.speed import same_seeds, speed_up
+from sifu.plots.speed import SameSeeds, same_seeds, speed_up
 from sifu.plots.style import byte_size
 
 SummaryRow = dict[str, Any]
@@ -57,7 +57,7 @@ def _requests(rows: Sequence[Row]) -> Summary:
         same = same_seeds([course for course in everyone if course.first["dataset"] == dataset])
         if not same.courses:
             continue
-        notes.append(_seeds_note(dataset, same.seeds, same.left_out))
+        notes.append(_seeds_note(dataset, same))
         lines: list[tuple[Any, SummaryRow]] = []
         varied = any(_numbers(course) for course in same.courses)
         for place, line in enumerate(lines_of(same.courses)):
@@ -132,10 +132,15 @@ def _without_empty(rows: list[SummaryRow]) -> list[SummaryRow]:
     return [{name: row.get(name) for name in dict.fromkeys(columns)} for row in rows]
 
 
-def _seeds_note(dataset: str, seeds: Sequence[int], left_out: Sequence[str]) -> tuple[str, str]:
-    words = f"seed{'s' * (len(seeds) > 1)} {_ranges(seeds)}"
-    if left_out:
-        words += f" (too few of them for {', '.join(left_out)}, left out)"
+def _seeds_note(dataset: str, same: SameSeeds) -> tuple[str, str]:
+    by_training = {training: _ranges(seeds) for training, seeds in same.seeds.items()}
+    if len(set(by_training.values())) == 1:
+        numbers = next(iter(by_training.values()))
+    else:
+        numbers = ", ".join(f"{numbers} (trained as {training})" for training, numbers in by_training.items())
+    words = f"seed{'s' * (not numbers.isdigit())} {numbers}"
+    if same.left_out:
+        words += f" (too few of them for {', '.join(same.left_out)}, left out)"
     return title_of(dataset), words
 
 
@@ -176,12 +181,13 @@ def _limited(rows: Sequence[Row]) -> Summary:
         limited = [course for course in same.courses if "limit" in course.variant]
         if not limited:
             continue
-        notes.append(_seeds_note(dataset, same.seeds, same.left_out))
+        notes.append(_seeds_note(dataset, same))
         beside = scratch_beside(same.courses)
         limits = sorted({course.variant["limit"] for course in limited}, key=float)
         lines = []
         for line in lines_of(limited):
-            row: SummaryRow = {"data": title_of(dataset), "method": line.label, "seeds": len(same.seeds)}
+            seeds = {run.first["seed"] for run in limited if run.line == line}
+            row: SummaryRow = {"data": title_of(dataset), "method": line.label, "seeds": len(seeds)}
             for words, column in (("remaining", "accuracy_retain_after"), ("forgotten", "accuracy_forget_after")):
                 for limit in limits:
                     runs = [run for run in limited if run.line == line and run.variant["limit"] == limit]

@@ -11,6 +11,7 @@ from sifu.experiments.comparisons import (
     by_dataset,
     complete,
     mean_fewer,
+    our_line,
     paper_line,
     reached_gaps,
     spread_words,
@@ -22,11 +23,10 @@ from sifu.experiments.reading import courses_of
 from sifu.experiments.statements import PAPER_STATEMENTS, verdicts
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Tables
-from sifu.plots.courses import METHOD_NAMES, Course, Line
+from sifu.plots.courses import METHOD_NAMES, Course
 from sifu.plots.growing import Setting, settings_of
 from sifu.plots.speed import fewer_words, times
 
-OURS = Line("sifu", "ours")
 CERTIFIED = ("exact", "proven", "conditional")
 GAINS = 1.1
 """A speed-up from which on a method is worth its trouble."""
@@ -45,7 +45,7 @@ def _sequential(tables: Tables) -> Sequence[Row]:
 def _forgets(tables: Tables) -> str:
     rows = _sequential(tables)
     parts = []
-    gaps, _ = reached_gaps(rows, OURS)
+    gaps, _ = reached_gaps(rows, our_line(rows))
     if gaps:
         parts.append(
             f"Yes, with a method that proves it: on the data of the forgotten, SIFU by our rules ends "
@@ -71,10 +71,10 @@ def _points(gap: float) -> str:
 def _costs(tables: Tables) -> str:
     parts = []
     rows = _sequential(tables)
-    speeds = complete(by_dataset(rows, OURS))
+    speeds = complete(by_dataset(rows, our_line(rows)))
     mean = mean_fewer(speeds)
     if mean is not None:
-        runs = [course for course in courses_of(rows) if course.line == OURS]
+        runs = [course for course in courses_of(rows) if course.line == our_line(rows)]
         before = sum(row["level"] == "exact" for run in runs for row in run.rows)
         requests = sum(len(run.rows) for run in runs)
         medians = [speed.median for speed in speeds.values() if speed.median is not None]
@@ -124,7 +124,7 @@ def _proven(tables: Tables) -> str:
     for rows in tables.values():
         for course in courses_of(rows) if rows and "rounds" in rows[0] and "leavers" not in rows[0] else ():
             own = [row["level"] for row in course.rows]
-            if course.line == OURS:
+            if course.first["method"] == "sifu" and course.line.honest:
                 levels.update(own)
             if "none" in own and course.first["method"] not in ("sifu", "last"):
                 method = str(course.first["method"])
@@ -159,7 +159,7 @@ def _choice(tables: Tables) -> str:
         losses = [100 * first.difference for first in by_rule_trainings(tables.get("groups", ()))]
         price = f", for {min(losses):+.1f} to {max(losses):+.1f} points of test accuracy" if losses else ""
         parts.append(f"a network: **groups**, exact{price}")
-    rest = by_dataset(_sequential(tables), OURS)
+    rest = by_dataset(_sequential(tables), our_line(_sequential(tables)))
     medians = [speed.median for speed in rest.values() if speed.median is not None]
     if medians:
         best = max(medians)

@@ -42,6 +42,11 @@ class Line:
         return f"{name} ({self.preset})" if self._named_by_preset else name
 
     @property
+    def honest(self) -> bool:
+        """Whether it was run by our rules: presets that end in `ours`."""
+        return self.preset.endswith("ours")
+
+    @property
     def _named_by_preset(self) -> bool:
         return self.preset not in PLAIN_PRESETS or (self.method in ALWAYS_WITH_PRESET and bool(self.preset))
 
@@ -50,12 +55,14 @@ class Line:
 class Course:
     """One trajectory: its rows in the order of the requests, and what was varied.
 
-    `world` is what it shares with the trajectory of Scratch that it is compared with.
+    `world` is what it shares with the trajectory of Scratch that it is compared with, and `training` names the way of
+    training in it: presets that only promise otherwise share one.
     """
 
     rows: tuple[Row, ...]
     variant: Mapping[str, str]
     world: tuple[object, ...]
+    training: str = ""
 
     @property
     def first(self) -> Row:
@@ -122,7 +129,7 @@ def lines_of(courses: Sequence[Course]) -> list[Line]:
         key=lambda line: (
             order.index(line.method) if line.method in order else len(order),
             line.method,
-            line.preset == "ours",  # other people's rules first, then ours
+            line.honest,  # other people's rules first, then ours
             line.preset,
         ),
     )

@@ -107,7 +107,7 @@ def _along_sigma(
     forgotten = [
         [course.forgotten for course in by_factor[factor] if course.forgotten is not None] for factor in factors
     ]
-    style, marker = ("-", marker_of(line)) if line.preset == "ours" else ("--", marker_of(line))
+    style, marker = ("-", marker_of(line)) if line.honest else ("--", marker_of(line))
     for axes, values in ((top, totals), (bottom, forgotten)):
         present = [
             (sigma, factor, by_seed) for sigma, factor, by_seed in zip(sigmas, factors, values, strict=True) if by_seed
@@ -138,7 +138,7 @@ def _level(
     reached = [course.total for course in courses if course.reached]
     accuracies = [value for course in courses if (value := course.forgotten) is not None]
     colour = SCRATCH if line.method == "scratch" else colour_of(line)
-    if line.preset == "ours" and line.method == "last":
+    if line.honest and line.method == "last":
         return  # the same end of the scale; one line is enough
     name = "Last" if line.method == "last" else line.label
     if reached:

@@ -56,13 +56,13 @@ PANEL_WIDTH, LABEL_WIDTH = 1.85, 1.45
 def colour_of(line: Line) -> str:
     """SIFU stands out, in green by our rules and blue by others'."""
     if line.method == "sifu":
-        return GREEN if line.preset == "ours" else BLUE
+        return GREEN if line.honest else BLUE
     return COLOURS.get(line.method, INK)
 
 
 def marker_of(line: Line) -> str:
     """A shape for each method; SIFU by our rules has one of its own."""
-    return "X" if line == Line("sifu", "ours") else MARKERS.get(line.method, "p")
+    return "X" if line.method == "sifu" and line.honest else MARKERS.get(line.method, "p")
 
 
 def method_grid(

@@ -115,24 +115,42 @@ def speed_up_of(pairs: Iterable[tuple[Course, Course | None]]) -> SpeedUp:
 
 @dataclass(frozen=True)
 class SameSeeds:
-    """The runs of one table of one data set on the seeds that all its lines have; `left_out` has lines with too few."""
+    """The runs of one table of one data set on seeds that all lines of a training have.
+
+    `seeds` are by training; `left_out` has the lines with too few.
+    """
 
     courses: tuple[Course, ...]
-    seeds: tuple[int, ...]
+    seeds: dict[str, tuple[int, ...]]
     left_out: tuple[str, ...]
 
 
 def same_seeds(courses: Sequence[Course]) -> SameSeeds:
-    """Only the seeds on which every line was run; lines that would leave fewer than three are set aside and named."""
+    """Only the seeds on which every line was run; lines that would leave fewer than three are set aside and named.
+
+    Each way of training has its own Scratch, and so seeds of its own.
+    """
+    kept: list[Course] = []
+    seeds: dict[str, tuple[int, ...]] = {}
+    left_out: list[str] = []
+    for training in dict.fromkeys(course.training for course in courses):
+        here = [course for course in courses if course.training == training]
+        common, lacking = _common_seeds(here)
+        seeds[training] = tuple(sorted(common))
+        left_out += lacking
+        kept += [run for run in here if run.first["seed"] in common and run.line.label not in lacking]
+    return SameSeeds(tuple(kept), seeds, tuple(left_out))
+
+
+def _common_seeds(courses: Sequence[Course]) -> tuple[set[int], list[str]]:
     seeds_of: dict[str, set[int]] = {}
     for course in courses:
         seeds_of.setdefault(course.line.label, set()).add(course.first["seed"])
-    common = set().union(*seeds_of.values())
-    left_out = []
+    common: set[int] = set().union(*seeds_of.values())
+    lacking = []
     for label, seeds in sorted(seeds_of.items(), key=lambda item: -len(item[1])):
         if len(common & seeds) >= min(FEWEST_SEEDS, len(common)):
             common &= seeds
         else:
-            left_out.append(label)
-    kept = tuple(course for course in courses if course.first["seed"] in common and course.line.label not in left_out)
-    return SameSeeds(kept, tuple(sorted(common)), tuple(left_out))
+            lacking.append(label)
+    return common, lacking
