@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ON_FORGOTTEN = "accuracy on the forgotten"
 DIVERGED = "Runs that diverged have no accuracy: dots are of the others, no dot where all did."
-MISSED = "✗ 3/10: three of ten runs did not reach the target, and are in no bar."
+MISSED = "✗\u00a03/10: three of ten runs did not reach the target, and are in no bar."
 
 
 @styled

@@ -116,7 +116,7 @@ def draw_overview(standings: Sequence[Standing]) -> Figure:
         figure,
         [
             "A mark for each task: median over seeds, of the runs that reached the target. Thick bar: median over the "
-            "tasks, with its number. ✗ 3/15: three of fifteen runs did not reach the target. Above the dotted line: "
+            "tasks, with its number. ✗\u00a03/15: three of fifteen runs did not reach the target. Above the dotted line: "
             "methods that prove what they do.",
             ", ".join(f"{SHAPES[marker]} {name}" for name, marker in markers.items()) + ".",
         ],
