@@ -49,7 +49,6 @@ COLUMNS = {
     "good",
     "gap forgotten": "accuracy on the forgotten's samples less Scratch's, in points of medians",
     "gap test": "accuracy on test samples less Scratch's, in points of medians",
-    "seconds": "wall clock of the request, median",
     "settings": "combinations of learning rate, momentum and steps",
     "measurements": "distances that were measured and are not zero",
     "above Psi (round)": "how many of them broke the bound with the weights of the round",
