@@ -114,6 +114,7 @@ def test_every_experiment_of_the_issue_is_there_and_makes_specs_at_both_scales()
         "scale",
         "groups",
         "exact",
+        "metrics",
     }
     assert set(experiment_names()) == wanted
     for name, scale in itertools.product(wanted, ("paper", "smoke")):

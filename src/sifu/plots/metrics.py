@@ -68,7 +68,8 @@ def _dots(axes: Axes, rows: list[Row], name: str) -> None:
         if math.isfinite(value):
             axes.plot(value, place, marker_of(line), color=colour_of(line), markersize=7, zorder=5)
             axes.annotate(f"{value:.2f}", (value, place), xytext=(7, 0), textcoords="offset points", va="center",
-                          fontsize=9, color=INK)  # fmt: skip
+                          fontsize=9, color=INK, zorder=4,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
         else:
             axes.annotate("inf", (high, place), va="center", fontsize=9, color=GREY, fontweight="bold")
     axes.set_xlim(-0.06 * high, 1.45 * high)
