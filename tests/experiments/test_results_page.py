@@ -129,6 +129,16 @@ def test_the_answers_follow_the_tables() -> None:
     )
 
 
+def test_a_head_that_takes_no_round_needs_no_scratch_to_be_compared_with() -> None:
+    rows = [
+        row | {"method": "closed_form", "rounds": 0}
+        for row in made_up_rows("exact", seeds=1)
+        if row["method"] == "sifu"
+    ]
+    (standing,) = standings({"exact": rows})
+    assert (standing.label, standing.median) == ("Closed form (a head)", float("inf"))
+
+
 def test_levels_are_counted() -> None:
     rows = made_up_rows("sequential", seeds=1)
     ours = [row for row in rows if (row["method"], row["preset"]) == ("sifu", "ours")]

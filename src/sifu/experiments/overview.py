@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -85,11 +86,14 @@ def _closed_form(rows: Sequence[Row]) -> list[Standing]:
     runs = [course for course in courses if course.first["method"] == "closed_form"]
     if not runs:
         return []
-    speeds = {
-        title_of(name): speed_up_of((run, beside(run)) for run in runs if run.first["dataset"] == name)
-        for name in datasets_of(rows)
-        if any(run.first["dataset"] == name for run in runs)
-    }
+    speeds = {}
+    for name in datasets_of(rows):
+        own = [run for run in runs if run.first["dataset"] == name]
+        at_once = sum(run.total == 0 for run in own)
+        if own and at_once == len(own):  # no round at all needs nothing to be compared with
+            speeds[title_of(name)] = SpeedUp((math.inf,) * at_once, at_once, 0)
+        elif own:
+            speeds[title_of(name)] = speed_up_of((run, beside(run)) for run in own)
     levels = Counter(row["level"] for run in runs for row in run.rows)
     return [Standing("Closed form (a head)", {}, speeds, dict(levels))]
 
