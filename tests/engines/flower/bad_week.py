@@ -1,6 +1,6 @@
 """A bad week of a federation on Flower, in network namespaces: delay, loss, kills, a straggler, a node that is gone.
 
-    python tests/engines/flower/bad_week.py [--exact] [--delay 0.04] [--jitter 0.02] [--loss 0.02] [--folder FOLDER]
+    python tests/engines/flower/bad_week.py [--delay 0.04] [--jitter 0.02] [--loss 0.02] [--folder FOLDER]
 
 For root on Linux (`lossy_network`); it takes five to fifteen minutes. SuperLink and each of five SuperNodes have a
 network namespace of their own, TLS and node authentication are on. site-2 takes ten times as long to train as the
@@ -8,7 +8,6 @@ others, and `server.wait` closes rounds without it. While the federation trains,
 withdrawn and one approved beside the running server. Then every process is killed once: each SuperNode, the ServerApp,
 SuperLink. site-4 never comes back. Nothing is repaired by hand: processes are started again as their units would. At
 the end the folder, its certificates and the heads that clients kept must verify, and what it cost is printed as JSON.
-With `--exact` a head in closed form and a federation in groups train and forget in the same network instead.
 """
 
 from __future__ import annotations
@@ -32,16 +31,13 @@ from test_flower_deployment import (
     CLIENT,
     NODES,
     check,
-    finish,
     never_sampled_after,
-    new_app,
     numpy_app,
     query,
     statuses,
 )
 
 import sifu
-from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 
 PACE, SLOW, GONE = 1.0, 2, 4
 """Seconds of training; the node that takes ten times as long; the one that never comes back."""
@@ -238,44 +234,6 @@ class BadWeek:
         }
 
 
-def exact_methods(deployment: Scattered, folder: Path) -> dict[str, object]:
-    """A head in closed form and groups, on the nodes that are left: each trains, forgets, and is exact."""
-    result: dict[str, object] = {}
-    changes = {
-        "closed form": [('kind = "softmax"', 'kind = "ridge"')],
-        "groups": [
-            ("\ncount = 0        # how many groups", "\ncount = 2 # how many groups"),
-            ("\nrounds = 0 ", "\nrounds = 2 "),
-        ],
-    }
-    for number, (kind, replacements) in enumerate(changes.items()):
-        began = time.monotonic()
-        place = folder / f"exact-{number}"
-        place.mkdir()
-        app, run = new_app(deployment, place, 3)
-        spec = app / "spec.toml"
-        text = spec.read_text()
-        for old, new in replacements:
-            assert old in text, old
-            text = text.replace(old, new)
-        spec.write_text(text)
-        for node in range(GONE):
-            key = fingerprint_of_file(deployment.folder / f"node{node}.pub")
-            ask_for_change(run, {"do": "add", "name": f"site-{node}", "key": key})
-        for name in (f"exact-{number}-trains", f"exact-{number}-forgets"):
-            deployment.flwr_run(app, name)
-            finish(deployment, name)
-            if name.endswith("trains"):
-                ended = deployment.sifu("request", run, "--clients", "site-1", "--id", "leaves")
-                assert ended.returncode == 0, ended.stdout + ended.stderr
-        assert statuses(run) == {"leaves": "done"}, deployment.logs()
-        check(run)
-        level = query(run, "SELECT level FROM requests")[0][0]
-        assert level == "exact", level
-        result[kind] = {"level": level, "seconds": round(time.monotonic() - began)}
-    return result
-
-
 def _kind(what: str) -> str:
     """An incident without its numbers."""
     return re.sub(r"[\d.]+", "#", what)[:70]
@@ -287,7 +245,6 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.04, help="seconds each way")
     parser.add_argument("--jitter", type=float, default=0.02, help="up to so many seconds more")
     parser.add_argument("--loss", type=float, default=0.02, help="share of packets that are lost")
-    parser.add_argument("--exact", action="store_true", help="only a head in closed form and groups, no kills")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of training and of retraining")
     parser.add_argument(
         "--folder", type=Path, default=None, help="where everything is kept; a temporary one if not given"
@@ -304,10 +261,7 @@ def main() -> None:
                 make_node_key(deployment.folder / f"node{number}")
                 deployment.register(f"node{number}")
                 deployment.node(number)
-            if chosen.exact:
-                print(json.dumps(exact_methods(deployment, folder), indent=1))
-            else:
-                print(json.dumps(BadWeek(deployment, folder, chosen.rounds).happen(), indent=1))
+            print(json.dumps(BadWeek(deployment, folder, chosen.rounds).happen(), indent=1))
         except BaseException:
             sys.stderr.write(deployment.logs())
             raise
