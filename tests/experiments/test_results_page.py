@@ -137,6 +137,7 @@ def test_a_head_that_takes_no_round_needs_no_scratch_to_be_compared_with() -> No
     ]
     (standing,) = standings({"exact": rows})
     assert (standing.label, standing.median) == ("Closed form (a head)", float("inf"))
+    assert {row["speed-up"] for row in summarise(load_experiment("exact"), rows).rows} == {"no rounds"}
 
 
 def test_levels_are_counted() -> None:

@@ -67,7 +67,8 @@ def _requests(rows: Sequence[Row]) -> Summary:
                 speed = speed_up(runs, same.courses)
                 # Along a scale a method's rows stand together; otherwise the quickest method comes first.
                 order = (_words(runs[0]), place if varied else 0, _numbers(runs[0]), speed.rank, place)
-                lines.append((order, _one(dataset, line, axes, runs, speed.text())))
+                at_once = not speed.runs and all(run.total == 0 for run in runs)  # there is nothing to compare
+                lines.append((order, _one(dataset, line, axes, runs, "no rounds" if at_once else speed.text())))
         result += [row for _, row in sorted(lines, key=lambda pair: pair[0])]
     return Summary(_without_empty(result), _joined_notes(notes))
 

@@ -37,7 +37,7 @@ def draw_ways(results: Results) -> Figure:
             axes.margins(x=0.15)
         _dots(panels[0][column], [(line, _rounds(by_line(here, line))) for line in lines], "{:,.0f}")
         _dots(panels[1][column], [(line, _accuracies(by_line(here, line))) for line in lines], "{:.1f}")
-        panels[0][column].set_xlim(left=-0.06 * max(rounds, default=1), right=1.35 * max([*rounds, 1]))
+        panels[0][column].set_xlim(left=-0.06 * max([*rounds, 1]), right=1.35 * max([*rounds, 1]))
         panels[1][column].set_xlim(right=panels[1][column].get_xlim()[1] + 8)
     for axes in (row[0] for row in panels):
         axes.set_yticks(range(len(lines)), [HELD.get(line.method, line.label) for line in lines])
@@ -58,13 +58,16 @@ def ways_message(courses: Sequence[Course]) -> str:
     """What the figure shows, in a sentence."""
     closed = [course for course in courses if course.first["method"] == "closed_form"]
     network = [course for course in courses if course.first["method"] == "scratch"]
-    if not closed or not network:
+    if not closed:
         return "Ways to hold the same federation"
     requests = sum(len(course.rows) for course in closed)
     rounds = sum(course.total for course in closed)
-    again = statistics.fmean(value for course in network for value in course.rounds)
     took = "no round" if rounds == 0 else f"{rounds} rounds"
-    return f"{requests} requests by a head in closed form took {took}; a network took {again:,.0f} rounds each"
+    text = f"{requests} requests by a head in closed form took {took}"
+    if not network:
+        return text
+    again = statistics.fmean(value for course in network for value in course.rounds)
+    return f"{text}; a network took {again:,.0f} rounds each"
 
 
 def _rounds(courses: Sequence[Course]) -> list[float]:
