@@ -630,3 +630,20 @@ def test_many_who_look_at_a_run_at_work_share_one_look(desk: Any, monkeypatch: p
         )
         assert filed.status_code == 201
         assert eve.get(f"/api/v1/runs/{north}").json()["waiting"] == 1  # what we did ourselves is seen at once
+
+
+def test_a_page_of_a_request_that_was_just_begun_is_no_error(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited when the page was made, and nothing can be planned when the page asks for the rest."""
+    from sifu.api import Run
+    from sifu.errors import InputError
+
+    def begun(*arguments: Any, **terms: Any) -> None:
+        raise InputError("already forgotten")
+
+    south, otto = desk.key("south"), desk.browser("otto")
+    monkeypatch.setattr(Run, "plan", begun)
+    page = otto.get(f"/runs/{south}/requests/5")
+    assert page.status_code == 200
+    assert "side by side" not in page.text
+    figure = otto.get(f"/runs/{south}/requests/5/figure.svg")
+    assert (figure.status_code, figure.headers["content-type"]) == (200, "image/svg+xml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -40,6 +41,8 @@ FILE_POLICY = (
     "frame-ancestors 'none'"
 )
 """For documents of our own that carry their style within: the report and figures."""
+NOTHING_TO_PLAN = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
+"""Instead of the figure of a request that is being carried out already."""
 
 
 def page(handler: Handler) -> Handler:
@@ -214,7 +217,8 @@ async def show_request(request: Request) -> Response:
     plan = None
     if waits and visitor.token.may("see"):
         terms = terms_given({"epsilon": status.epsilon, "delta": status.delta, "method": AUTO})
-        plan = await work(desk.plan, visitor.token, key, list(status.clients), terms)
+        with suppress(InputError):  # it was begun since it was read: there is nothing to plan any more
+            plan = await work(desk.plan, visitor.token, key, list(status.clients), terms)
     body = (await work(desk.certificate, visitor.token, key, numbered.number))["body"] if done else None
     answer = _certificate_words(body) if body else None
     return _page(
@@ -344,7 +348,10 @@ def _draw(desk: Desk, who: Token, key: str, status: Any) -> bytes:
     run = desk.find(who, key)
 
     def draw() -> bytes:
-        plan = run.run.plan(list(status.clients), epsilon=status.epsilon, delta=status.delta, method=status.method)
+        try:
+            plan = run.run.plan(list(status.clients), epsilon=status.epsilon, delta=status.delta, method=status.method)
+        except InputError:  # it was begun since its page was loaded
+            return NOTHING_TO_PLAN
         return figure_bytes(draw_plan(plan), "svg")
 
     drawing: bytes = run.remembered(("figure", status.request), draw)
