@@ -115,6 +115,7 @@ def test_every_experiment_of_the_issue_is_there_and_makes_specs_at_both_scales()
         "groups",
         "exact",
         "metrics",
+        "letter",
     }
     assert set(experiment_names()) == wanted
     for name, scale in itertools.product(wanted, ("paper", "smoke")):

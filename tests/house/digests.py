@@ -132,6 +132,8 @@ def _own_module() -> torch.nn.Module:
 
 
 NETWORK = ConvNet((2, 6, 6), (Convolution(3, 1), Convolution(4, 1, pool=False)), (5,), 3, dropout=0.2)
+LANES_NETWORK = ConvNet((2, 6, 6), (Convolution(8, 1), Convolution(8, 1, pool=False)), (5,), 3, dropout=0.2)
+"""Of a shape that lanes take on a GPU (`sifu.engines.sim.lanes.refuse_unchecked_shapes`)."""
 BATCHES = {"rate": 0.05, "steps": 4, "batch": 4, "momentum": 0.9}
 
 
@@ -220,7 +222,7 @@ CASES: dict[str, Callable[[], Digest]] = {
     ),
     "lanes: softmax, Poisson": lanes((7,), None, local=BATCHES, server={"participation": "poisson(0.6)"}),
     "lanes: softmax, clipped": lanes((7,), None, local=BATCHES, server={"clip": 0.05}),
-    "lanes: convolutions": lanes((2, 6, 6), NETWORK, model={"dtype": "float32"}, local=BATCHES),
+    "lanes: convolutions": lanes((2, 6, 6), LANES_NETWORK, model={"dtype": "float32"}, local=BATCHES),
     "flower: softmax": flower(masked=False),
     "flower: mini-batches, Poisson": flower(
         masked=False, server={"participation": "poisson(0.7)", "rate": 0.7}, local={"batch": 5}
