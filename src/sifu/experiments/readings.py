@@ -173,13 +173,13 @@ def _bound(rows: Sequence[Row]) -> Sentences:
 
 def _groups(rows: Sequence[Row]) -> Sentences:
     sentences = []
-    one, five = by_rule(rows, 1), by_rule(rows, 5)
-    medians = [[case.speed.median for case in cases if case.speed.median] for cases in (one, five)]
+    alone, together = by_rule(rows, 1), by_rule(rows, 5)
+    medians = [[case.speed.median for case in cases if case.speed.median] for cases in (alone, together)]
     if all(medians):
         sentences.append(
             f"With ten groups that all take part the speed-up over Scratch is {spread_words(medians[0])} for one "
-            f"leaver and {spread_words(medians[1])} for five at once ({len(one)} tasks, "
-            f"{min(len(case.requests) for case in one)} seeds each)."
+            f"leaver and {spread_words(medians[1])} for five at once ({len(alone)} tasks, "
+            f"{min(len(case.requests) for case in alone)} seeds each)."
         )
     differences = [100 * first.difference for first in by_rule_trainings(rows)]
     if differences:
@@ -198,9 +198,9 @@ def _ways(rows: Sequence[Row]) -> Sentences:
         name = METHOD_NAMES.get(line.method, line.method)
         parts.append(f"{name} {statistics.median(_each(runs)):,.0f}")
         tests = [run.rows[-1].get("accuracy_test") for run in runs]
-        known = [value for value in tests if value is not None]
-        if known:
-            accuracies.append(f"{name} {100 * statistics.median(known):.1f} %")
+        measured = [value for value in tests if value is not None]
+        if measured:
+            accuracies.append(f"{name} {100 * statistics.median(measured):.1f} %")
     if parts:
         sentences.append(f"Rounds a request takes (median): {', '.join(parts)}.")
     if accuracies:

@@ -13,7 +13,7 @@ from sifu.experiments.settings import Experiment, experiment_names, load_experim
 from sifu.experiments.table import Row, read_table
 
 TABLE = "results.csv"
-PAPERS = ("sequential", "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
+PAPERS = ("sequential", "letter", "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
 ORDER = (*PAPERS, "scale", "groups", "exact", "metrics")
 """How a page orders experiments: the paper's, then ours; those that are not named here come last."""
 
@@ -58,8 +58,8 @@ def sources_in(folders: Sequence[Path]) -> list[Source]:
 
 def _of_folder(folder: Path) -> list[Source]:
     if not (folder / FILE).exists():
-        known = [(folder / f"{name}.csv", folder / f"{name}.json") for name in experiment_names()]
-        kept = [Source(table, origin) for table, origin in known if table.exists() and origin.exists()]
+        pairs = [(folder / f"{name}.csv", folder / f"{name}.json") for name in experiment_names()]
+        kept = [Source(table, origin) for table, origin in pairs if table.exists() and origin.exists()]
         if kept:
             return kept
     read_record(folder)  # says what is missing

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from sifu.experiments.added_statements import ADDED_STATEMENTS
 from sifu.experiments.group_statements import GROUP_STATEMENTS
 from sifu.experiments.network_statements import NETWORK_STATEMENTS
-from sifu.experiments.round_statements import BOUND_STATEMENTS, ROUND_STATEMENTS
+from sifu.experiments.round_statements import BOUND_STATEMENTS, LETTER_STATEMENTS, ROUND_STATEMENTS
 from sifu.experiments.verdict import Statement, Tables, Verdict, verdicts_of
 
 PAPER_STATEMENTS = (*ROUND_STATEMENTS, *NETWORK_STATEMENTS, *BOUND_STATEMENTS)
-OWN_STATEMENTS = (*ADDED_STATEMENTS, *GROUP_STATEMENTS)
+OWN_STATEMENTS = (*LETTER_STATEMENTS, *ADDED_STATEMENTS, *GROUP_STATEMENTS)
 STATEMENTS = (*PAPER_STATEMENTS, *OWN_STATEMENTS)
 """The paper's statements first, then what we add."""
 
