@@ -86,8 +86,8 @@ def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
     x = np.load(file)["x"].transpose(0, 3, 1, 2) / 255.0
     scores = model.scores(x)
     inputs = x.reshape(len(x), -1) if kind == "mlp" else x
-    for found, predicted in answers_of_the_graph(run, model, inputs, exact=False):
-        np.testing.assert_allclose(found, scores, atol=1e-5)
+    for graph_scores, predicted in answers_of_the_graph(run, model, inputs, exact=False):
+        np.testing.assert_allclose(graph_scores, scores, atol=1e-5)
         np.testing.assert_array_equal(predicted, scores.argmax(axis=1))
     with pytest.raises(InputError, match=r"takes (samples of shape|rows of)"):
         model.predict(np.zeros((2, 3, 20, 20)))

@@ -151,8 +151,8 @@ class FakeMlflow:
         return self.experiments[name]
 
     def search_runs(self, experiments: list[str], filter_string: str) -> list[Any]:
-        found = [key for key, tags in self.runs.items() if filter_string == f"tags.`sifu.run` = '{tags['sifu.run']}'"]
-        return [types.SimpleNamespace(info=types.SimpleNamespace(run_id=key)) for key in found]
+        keys = [key for key, tags in self.runs.items() if filter_string == f"tags.`sifu.run` = '{tags['sifu.run']}'"]
+        return [types.SimpleNamespace(info=types.SimpleNamespace(run_id=key)) for key in keys]
 
     def create_run(self, experiment: str, tags: dict[str, str]) -> Any:
         key = f"run-{len(self.runs)}"

@@ -58,11 +58,12 @@ def _method_figure(results: Results, notes: Sequence[str], *, marks: bool = Fals
         return nothing_yet()
     courses = _on_same_seeds(results)
     lines = lines_of(courses)
+    titles = {dataset: title for dataset, title in results.titles.items() if _of(courses, dataset)}
     requests = len(courses[0].rows)
     measures = [f"rounds of {requests} requests" if requests > 1 else "rounds", ON_FORGOTTEN]
-    figure, panels = method_grid(lines, results.titles, [*measures, *(["success of the mark"] if marks else [])])
-    for column, dataset in enumerate(results.titles):
-        here = [course for course in courses if course.first["dataset"] == dataset]
+    figure, panels = method_grid(lines, titles, [*measures, *(["success of the mark"] if marks else [])])
+    for column, dataset in enumerate(titles):
+        here = _of(courses, dataset)
         _rounds_panel(panels[0][column], here, lines)
         _accuracy_panel(panels[1][column], here, lines)
         if marks:
@@ -81,13 +82,13 @@ def _method_figure(results: Results, notes: Sequence[str], *, marks: bool = Fals
     return figure
 
 
+def _of(courses: Sequence[Course], dataset: str) -> list[Course]:
+    return [course for course in courses if course.first["dataset"] == dataset]
+
+
 def _on_same_seeds(results: Results) -> list[Course]:
     """Every line of a data set on the seeds that all of them have."""
-    return [
-        course
-        for dataset in results.titles
-        for course in same_seeds([run for run in results.courses if run.first["dataset"] == dataset]).courses
-    ]
+    return [course for dataset in results.titles for course in same_seeds(_of(results.courses, dataset)).courses]
 
 
 @styled
@@ -179,7 +180,7 @@ def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> 
         if missed:
             gutter(axes, place, f"✗ {missed}/{len(matching)}")
         if matching and not own:
-            axes.annotate("target not reached", (0.0, place), xytext=(3, 0), textcoords="offset points", va="center",
+            axes.annotate("not reached", (0.0, place), xytext=(3, 0), textcoords="offset points", va="center",
                           fontsize=8, color=GREY, fontstyle="italic", zorder=3,
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
         if own:

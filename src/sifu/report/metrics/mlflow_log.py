@@ -19,8 +19,8 @@ class MlflowLog:
 
     def __init__(self, experiment: str, run: str, name: str, client: Any = None) -> None:
         self._client = client if client is not None else _client()
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        number = existing.experiment_id if existing else self._client.create_experiment(experiment)
         runs = self._client.search_runs([number], filter_string=f"tags.`{TAG}` = '{run}'")
         if runs:
             self._run = runs[0].info.run_id
