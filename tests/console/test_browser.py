@@ -96,7 +96,8 @@ def log_in(browser: Any, address: str, secret: str, **options: Any) -> Any:
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(f"{address}/login")
-    page.keyboard.type(secret)  # the field has the focus; everything works by keyboard
+    page.wait_for_function("document.activeElement.id === 'token'")  # the field takes the focus by itself
+    page.keyboard.type(secret)  # everything works by keyboard
     page.keyboard.press("Enter")
     page.wait_for_selector(".me")
     return page
