@@ -208,6 +208,28 @@ def test_an_older_backup_is_refused_with_the_anchor(forgotten_since: Any, tmp_pa
     assert list(tmp_path.glob(".tmp-*")) == []
 
 
+@pytest.mark.parametrize("with_anchor", [True, False])
+def test_a_restore_says_what_it_does_to_later_certificates(
+    own_trained: Path, tmp_path: Path, cli: Command, with_anchor: bool
+) -> None:
+    run = sifu.open_run(own_trained)
+    run.backup(tmp_path / "now.zip")
+    given = ("--anchor", run.anchor()) if with_anchor else ()
+    said = " ".join(cli("restore", tmp_path / "now.zip", tmp_path / "back", *given).out.split())
+    sentence = (
+        "Later certificates are conditional at best, unless of a fresh model or a merge of groups: no anchor shows "
+        "that the run the backup was made of did not go on."
+    )
+    assert sentence in said
+    assert ("must be forgotten again" in said) != with_anchor
+    guide = Path(__file__).parents[2] / "docs" / "guide.md"
+    assert sentence in " ".join(guide.read_text().replace("`", "").split())
+    levels = {
+        way: sifu.open_run(tmp_path / "back").plan(["client-003"], method=way).level for way in ("sifu", "scratch")
+    }
+    assert levels == {"sifu": "conditional", "scratch": "exact"}
+
+
 def test_an_older_backup_cannot_bring_an_erased_model_back_unnoticed(forgotten_since: Any, tmp_path: Path) -> None:
     """Without an anchor it is restored, but the ledger says so, no certificate is proven, and the anchor tells."""
     run, backup, erased = forgotten_since

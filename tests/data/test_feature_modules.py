@@ -30,6 +30,19 @@ def nothing():
     return 3
 """
 
+COUNTING = """
+import torch
+
+class Counting(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x.flatten(1) if self.calls < 11 else x.flatten(1).flip(1)
+
+make = Counting
+"""
+
 
 @pytest.fixture
 def trunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -191,3 +204,41 @@ def test_modules_that_look_at_each_sample_by_itself_are_not_refused() -> None:
     parts = (torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5))
     assert NetworkFeatures(torch.nn.Sequential(*parts), (3, 8, 8)).features == 8 * 36
     assert NetworkFeatures(torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 4)), (6,)).features == 4
+
+
+class _ChangesLater(torch.nn.Module):
+    """Counts its calls, and turns its outputs round once so many are behind it."""
+
+    def __init__(self, good_calls: int) -> None:
+        super().__init__()
+        self.calls, self.good_calls = 0, good_calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x if self.calls <= self.good_calls else x.flip(1)
+
+
+@pytest.mark.parametrize("good_calls", range(5, 9))
+def test_a_module_that_changes_while_clients_go_through_is_refused(good_calls: int) -> None:
+    features = NetworkFeatures(_ChangesLater(good_calls), (6,))
+    x = np.random.default_rng(1).random((10, 6))
+    with pytest.raises(InputError, match="other features than at first"):
+        [list(features.chunks(x)) for _ in range(3)]
+
+
+def test_training_on_a_module_with_memory_is_refused_and_keeps_none_of_its_later_features(
+    trunk: Path, tmp_path: Path
+) -> None:
+    changed(trunk, COUNTING)
+    for cache in ("", str(tmp_path / "kept")):
+        with pytest.raises(InputError, match="other features than at first"):
+            sifu.train(spec_of("ridge", cache=cache), run=tmp_path / f"run{len(cache)}")
+    assert len(list((tmp_path / "kept").iterdir())) == 2  # of the clients before it changed
+
+
+@pytest.mark.parametrize("kind", ["ridge", "softmax"])
+def test_a_certificate_trusts_the_operator_with_a_module(trunk: Path, tmp_path: Path, kind: str) -> None:
+    run = sifu.train(spec_of(kind), run=tmp_path / "run")
+    (outcome,) = run.forget(["client-003"])
+    certificate = json.loads((tmp_path / "run" / "certificates" / f"{outcome.request}.public.json").read_text())
+    assert [row["status"] for row in certificate["body"]["premises"] if row["name"] == "features"] == ["trusted"]

@@ -114,17 +114,21 @@ def restore(
 ) -> None:
     """Make a run folder from a backup; the ledger records this permanently.
 
-    A backup that is not shown to be the latest state (by --anchor) makes every later certificate conditional at best.
+    Later certificates are conditional at best, unless of a fresh model or a merge of groups: no anchor shows that the
+    run the backup was made of did not go on.
     """
     from sifu.api import restore as make_folder
     from sifu.cli.output import tell
 
     restored = make_folder(file, run, anchor, certificates or [], accept_older)
-    sentences = [f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger says so."]
+    sentences = [
+        f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger says so.",
+        "Later certificates are conditional at best, unless of a fresh model or a merge of groups: no anchor shows "
+        "that the run the backup was made of did not go on.",
+    ]
     if not restored.complete:
         sentences.append(
-            "Nothing shows that this was the latest state: later certificates are conditional at best, and clients "
-            "forgotten since must be forgotten again."
+            "Nothing shows that this was the latest state: clients forgotten since must be forgotten again."
         )
     if restored.requests:
         sentences.append(

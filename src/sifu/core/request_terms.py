@@ -172,9 +172,10 @@ def is_request_id(request: object) -> bool:
 
 
 def check_request_id(request: str) -> str:
-    """A request id becomes a file name: letters, digits, dot, dash and underscore, at most 64 of them."""
+    """A request id becomes a file name: letters, digits, dot, dash and underscore, at most 64, not a sign first."""
     if not is_request_id(request):
         raise InputError(
-            f"request id {request!r} is not usable: write 1 to 64 letters, digits, dots, dashes or underscores"
+            f"request id {request!r} is not usable: write 1 to 64 letters, digits, dots, dashes or underscores, "
+            "beginning with a letter or a digit"
         )
     return request

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.feature_maps.base import FeatureMap, Floats, check_norm
+from sifu.data.feature_maps.base import FeatureMap, Floats, Progress, check_norm
 from sifu.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,12 +82,18 @@ class NetworkFeatures(FeatureMap):
         lengths = np.array([math.sqrt(math.fsum(row * row)) for row in rows]).reshape(-1, 1)
         return np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
 
+    def chunks(self, x: NDArray[Any], progress: Progress | None = None) -> Iterator[tuple[slice, Floats]]:
+        """Features of a client's samples; a module of the user's is probed again when all of them went through."""
+        yield from super().chunks(x, progress)
+        if self.kind == "module":
+            self._check_nothing_is_remembered()
+
     def _check_samples_stay_apart(self) -> None:
         """Refuse a module whose features of a sample follow from other samples: statistics would hold those, too.
 
         A sample beside another one, alone, and again after a third must have the same features to rounding.
         """
-        probes = np.random.default_rng(0).random((3, *self.shape))
+        probes = self._probes()
         together, alone = self._batch(probes[:2]), self._batch(probes[:1])
         self._batch(probes[2:])
         again = self._batch(probes[:2])
@@ -97,6 +103,25 @@ class NetworkFeatures(FeatureMap):
                 "the feature module gives a sample other features beside other samples or after them: it must look at "
                 "each sample by itself, without statistics over a batch, memory or randomness"
             )
+        object.__setattr__(self, "_probed", together)
+
+    def _check_nothing_is_remembered(self) -> None:
+        """Refuse a module that gives the probes other features than at first: it changed while clients went through.
+
+        On the CPU they must have the same bits; a GPU may sum in another order.
+        """
+        first, now = self._probed, self._batch(self._probes()[:2])
+        allowed = 0.0 if self.device == "cpu" else SAME_FEATURES * float(np.max(np.abs(first), initial=0.0))
+        if not np.allclose(now, first, rtol=0.0, atol=allowed, equal_nan=True):
+            raise InputError(
+                f"the feature module gives the same samples other features than at first (they differ by up to "
+                f"{np.max(np.abs(now - first)):.3g}): it has memory or draws numbers, so its features may hold other "
+                "clients' data. Make its output depend on the sample alone, and train again"
+            )
+
+    def _probes(self) -> Floats:
+        """Three samples, always the same."""
+        return np.random.default_rng(0).random((3, *self.shape))
 
     def _batch(self, samples: NDArray[Any]) -> Floats:
         """At most BATCH samples, padded to BATCH."""
