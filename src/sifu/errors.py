@@ -26,6 +26,10 @@ class NoSpaceError(InputError):
     """A disk or quota is full: what was asked for was not done, and is not to blame."""
 
 
+class UnusableSamplesError(InputError):
+    """Samples that a feature map cannot take: of another shape, not finite, or too large."""
+
+
 class RoundRejectedError(InputError):
     """A round produced values that must not touch the model (NaN, Inf): the last good state stays."""
 

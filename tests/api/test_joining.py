@@ -16,6 +16,7 @@ from sifu.core.closed_form import recorded_fixed_point
 from sifu.data import ClientData
 from sifu.engines.sim.closed_form import ClosedFormFederation
 from sifu.errors import InputError, RoundRejectedError
+from sifu.record.closed_form import RecordedSolve
 from sifu.store.reader import RunReader
 from sifu.store.statistics import read_statistics
 from sifu.theory.closed_form import FixedPoint, Statistics
@@ -227,3 +228,67 @@ def test_several_labels_and_real_numbers_come_from_a_file(tmp_path: Path, cli: C
     refused = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "no", *given)
     assert refused.code == 2
     assert "0 and 1 for each of 3 labels" in refused.err
+
+
+def _misfits() -> dict[str, tuple[Any, str]]:
+    x = table_clients(4)[3].x
+    return {
+        "another shape": (x[:, :3], "samples have shape (3,); this feature map was made for (4,)"),
+        "huge": (x * 1e300, "at most 2.58e+120 can be used"),
+    }
+
+
+@pytest.mark.parametrize("what", ["another shape", "huge"])
+def test_a_newcomer_with_samples_that_cannot_be_used_is_refused_before_it_is_recorded(
+    tmp_path: Path, what: str
+) -> None:
+    clients = table_clients(4)
+    x, why = _misfits()[what]
+    sifu.train(TABLE, run=tmp_path / "run", clients=clients[:3])
+    before = state(tmp_path / "run")
+    bad = ClientData("c3", x, clients[3].y)
+    with pytest.raises(InputError) as refusal:
+        sifu.open_run(tmp_path / "run", clients=[*clients[:3], bad]).join()
+    assert "c3 cannot join, and nothing was recorded" in str(refusal.value)
+    assert why in str(refusal.value)
+    assert state(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("y", [np.full(9, 7), np.full(9, -1), np.full(9, 0.5)], ids=["class 7", "negative", "half"])
+def test_a_newcomer_with_other_labels_is_refused_before_it_is_recorded(tmp_path: Path, y: Any) -> None:
+    clients = table_clients(4)
+    sifu.train(TABLE, run=tmp_path / "run", clients=clients[:3])
+    before = state(tmp_path / "run")
+    with pytest.raises(InputError):
+        sifu.open_run(tmp_path / "run", clients=[*clients[:3], ClientData("c3", clients[3].x, y)]).join()
+    assert state(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("keep", ["clients", "sum"])
+def test_a_run_with_a_newcomer_that_cannot_be_used_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keep: str
+) -> None:
+    """Runs from before newcomers were checked may have one: it is left out and named, and can be forgotten."""
+    clients, spec = table_clients(5), TABLE | {"keep": {"statistics": keep}}
+    sifu.train(spec, run=tmp_path / "run", clients=clients[:3])
+    bad = ClientData("c3", clients[3].x[:, :3], clients[3].y)
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordedSolve, "check_newcomers", lambda self: {})
+        sifu.open_run(tmp_path / "run", clients=[*clients[:3], bad]).join()
+    assert "c3 joined with samples that cannot be used and is left out: samples have shape (3,)" in caplog.text
+    everyone = [*clients[:3], bad, clients[4]]
+    sifu.open_run(tmp_path / "run", clients=everyone).join()
+    run = sifu.open_run(tmp_path / "run", clients=everyone)
+    run.forget(["c1"])
+    sifu.train(spec, run=tmp_path / "never", clients=[clients[number] for number in (0, 2, 4)])
+    assert kept_sum(tmp_path / "run") == kept_sum(tmp_path / "never")
+    run.forget(["c3"])
+    assert kept_sum(tmp_path / "run") == kept_sum(tmp_path / "never")
+    assert run.verify().problems == [] == independent_verifier.verify(tmp_path / "run")
+
+
+def test_negative_control_a_founder_that_cannot_be_used_stops_the_training(tmp_path: Path) -> None:
+    clients = table_clients(3)
+    bad = ClientData("c2", clients[2].x[:, :3], clients[2].y)
+    with pytest.raises(RoundRejectedError, match=r"'c2'.*unusable samples \(samples have shape"):
+        sifu.train(TABLE, run=tmp_path / "run", clients=[*clients[:2], bad])

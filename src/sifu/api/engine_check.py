@@ -13,9 +13,10 @@ from typing import Any
 
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
-from sifu.errors import InputError
+from sifu.errors import InputError, NotCertifiableError
+from sifu.record.regularities import Regularities
 from sifu.store.reader import RunReader
-from sifu.store.remainders import joined_remainders, remainder_to_join
+from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
 from sifu.theory.facts import UNKNOWN, ClientProfile, TrainingFacts
 
 MEANING = {
@@ -63,6 +64,30 @@ def check_continues(folder: Path, reader: RunReader, engine: Engine, newcomers: 
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):
         _check_facts(folder, reader.facts, engine.facts, ["rounding_bounded"])
+
+
+def check_remainder(folder: Path, reader: RunReader, engine: Engine, remainder: Remainder) -> None:
+    """Refuse records whose client could not join again with what it has left, as the run was begun.
+
+    A client with fewer samples can have a steeper loss: beyond rate * smoothness = 2 rounding is no longer bounded.
+    """
+    there, before = remainder.client < len(engine.clients), reader.clients()[remainder.before]
+    if not there or engine.clients[remainder.client].name != remainder.name:
+        raise InputError(
+            f"{before.name} could not join again: the engine does not have what it has left. Open the run with its "
+            "clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
+        )
+    profile = engine.clients[remainder.client]
+    rate, smoothness = engine.facts.local_rate, profile.smoothness
+    unbounded = reader.facts.get("rounding_bounded", UNKNOWN) is True and not engine.facts.rounding_bounded
+    if unbounded and smoothness is not None and rate * smoothness > 2.0:
+        raise NotCertifiableError(
+            f"without these records {before.name} has a steeper loss, for which this run's local.rate = {rate:.6g} is "
+            "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a local.rate "
+            f"of at most {0.99 * 2.0 / smoothness:.3g}"
+        )
+    check_continues(folder, reader, engine, newcomers=True)
+    Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # refuses what can never be tracked
 
 
 def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, names: list[str]) -> None:

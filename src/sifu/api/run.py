@@ -105,11 +105,17 @@ class Run(RunRequests):
                 raise InputError(f"the run is still {writer.phase}: finish it first, then let clients join")
             new = engine.clients[len(writer.clients()) :]
             check_names([profile.name for profile in new])
+            try:
+                held = RecordedSolve(engine, writer, RunView(writer)).check_newcomers()
+            except InputError:
+                self._engine, self._newcomers = None, ()
+                raise
             for profile in new:
                 with uninterrupted():
                     writer.record(JOINED, {"client": profile.name} | source, joined=profile)
             self._newcomers = ()
             solve = RecordedSolve(engine, writer, RunView(writer))
+            solve.held = held
             if solve.missing():  # not for those who asked to be forgotten: their request solves without them
                 solve.run("joining", progress)
                 solve.note_standing()

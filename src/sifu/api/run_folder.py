@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sifu.api.engine_check import check_continues
+from sifu.api.engine_check import check_continues, check_remainder
 from sifu.core.engine import Engine
+from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.run_view import RunView
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
-from sifu.store.remainders import remainder_to_join
+from sifu.store.remainders import Remainder, remainder_after, remainder_to_join
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage
 
@@ -33,6 +35,8 @@ class RunFolder:
         RunReader(self.folder).close()  # refuses at once what is not a run
         self._make_engine = make_engine
         self._engine: Engine | None = None
+        self._prepared: tuple[Remainder, Engine] | None = None
+        """An engine with the client that is to join again, made before its records are forgotten."""
         self._newcomers: tuple[Any, ...] = ()
         self._constants: dict[Any, Any] = {}
         self._last_view: tuple[Any, RunView] | None = None
@@ -78,20 +82,38 @@ class RunFolder:
     def engine(self, *, newcomers: bool = False) -> Engine:
         """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows."""
         if self._engine is None:
-            spec = self.spec
             with self.reader() as reader:
-                arrange = partial(arranged_clients, reader, newcomers=self._newcomers)
-                if self._make_engine is None:
-                    self._engine, _ = engine_from_spec(spec, arrange(clients_from_spec(spec)))
-                else:
-                    self._engine = self._make_engine(spec, arrange)
+                self._engine = self._build(partial(arranged_clients, reader, newcomers=self._newcomers))
                 newcomers = newcomers or remainder_to_join(reader) is not None
                 check_continues(self.folder, reader, self._engine, newcomers)
         return self._engine
 
+    def _build(self, arrange: Arrange) -> Engine:
+        spec = self.spec
+        if self._make_engine is not None:
+            return self._make_engine(spec, arrange)
+        return engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
+
+    def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
+        """Build the engine with what a client has left without some records, and refuse one that could not go on.
+
+        Done before anything is rolled back: afterwards the client could no longer join again, nor the request end.
+        """
+        remainder = remainder_after(reader, terms.clients[0], terms.records)
+        if self._prepared is not None and self._prepared[0] == remainder:
+            return
+        self._prepared = None
+        engine = self._build(partial(arranged_clients, reader, expected=remainder))
+        check_remainder(self.folder, reader, engine, remainder)
+        self._prepared = (remainder, engine)
+
     def engine_again(self) -> Engine:
-        """The engine with the client that is to join again; the data are read once more."""
-        self._engine = None
+        """The engine with the client that is to join again: the prepared one, or the data are read once more."""
+        prepared, self._prepared, self._engine = self._prepared, None, None
+        with self.reader() as reader:
+            waiting = remainder_to_join(reader)
+            if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
+                self._engine = prepared[1]
         return self.engine()
 
 

@@ -6,6 +6,7 @@ import datetime
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Unpack
 
@@ -13,6 +14,7 @@ from sifu.api.run_folder import RunFolder
 from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, Decided, TermsGiven
 from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import RIDGE
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.methods.ways import plan_request
 from sifu.planning.budgets import most_expensive
@@ -77,7 +79,11 @@ class RunRequests(RunFolder):
         """
         with self.view() as view:
             wanted = make_terms(view, clients, terms)
-            return plan_request(view, wanted, controls=True)
+            plan = plan_request(view, wanted, controls=True)
+            if wanted.records and view.spec.model.kind != RIDGE:
+                with suppress(InputError):  # the data may not be at hand for a plan; a request needs them
+                    self.prepare_records(view.reader, wanted)
+            return plan
 
     def most_expensive(self) -> str:
         """The name of the active client that is most expensive to forget now."""
@@ -202,12 +208,20 @@ class RunRequests(RunFolder):
             ):
                 return []
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done
-            worker = Worker(writer, self.engine(), progress, engine_again=self.engine_again)
+            worker = Worker(
+                writer,
+                self.engine(),
+                progress,
+                engine_again=self.engine_again,
+                prepare_records=self.prepare_records,
+            )
             resumed = worker.finish_running()
             if wanted is not None:
                 view = RunView(writer)
                 if request not in rows:
                     check_level(plan_request(view, wanted, min_level), min_level)
+                    if wanted.records:
+                        self.prepare_records(writer, wanted)
                 request = receive(writer, view, wanted, request)
             ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
             chosen = [request] if request is not None else ready

@@ -45,6 +45,7 @@ Reason = Literal[
     "too large",
     "wrong samples",
     "impossible statistics",
+    "unusable samples",
     "another feature map",
     "round dropped",
 ]

@@ -24,12 +24,15 @@ from sifu.store.remainders import Remainder, joined_remainders, remainder_to_joi
 from sifu.theory.facts import ClientProfile
 
 
-def arranged_clients(reader: RunReader, clients: Sequence[Any], newcomers: Sequence[Any] = ()) -> tuple[Any, ...]:
+def arranged_clients(
+    reader: RunReader, clients: Sequence[Any], newcomers: Sequence[Any] = (), expected: Remainder | None = None
+) -> tuple[Any, ...]:
     """The clients in the order of the record, and after them those who are not in it yet.
 
-    `clients` are as they were given; what the record knows of others is added: `newcomers` may join.
+    `clients` are as they were given; what the record knows of others is added: `newcomers` may join, and `expected` is
+    who would join again after a request that is not carried out yet.
     """
-    joined, waiting = joined_remainders(reader), remainder_to_join(reader)
+    joined, waiting = joined_remainders(reader), expected or remainder_to_join(reader)
     remainders = {item.client: item for item in (*joined, *([waiting] if waiting else ()))}
     files = files_of_joined(reader)
     if not remainders and not files:

@@ -8,6 +8,8 @@ when somebody came. Whoever does not answer is absent from the head, and is in t
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ import numpy as np
 from sifu.core.closed_form import MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import Position, Rejection
 from sifu.core.streaming import StreamedRound
-from sifu.errors import NobodyAnsweredError, RoundRejectedError
+from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.training import RecordedTraining
@@ -26,6 +28,11 @@ from sifu.store.statistics import StatisticsRow, read_statistics, write_statisti
 from sifu.theory.closed_form import Statistics, fit_head, total
 from sifu.theory.closed_form.statistics import words_at
 from sifu.theory.rounding import norm, norm_up
+
+log = logging.getLogger(__name__)
+UNUSABLE = "unusable samples"
+HELD_BYTES = 1 << 29
+"""Of newcomers' statistics in memory between their check and the solve; those of the rest are asked for again."""
 
 
 @dataclass
@@ -42,6 +49,32 @@ class RecordedSolve(RecordedTraining):
     """Solves for the head of the active clients, if the current model is not theirs already."""
 
     _progress: ProgressCallback | None = None
+    held: dict[int, Statistics] | None = None
+    """Statistics of newcomers that `check_newcomers` asked for."""
+
+    def check_newcomers(self) -> dict[int, Statistics]:
+        """Refuse clients of the engine that are not recorded yet and whose statistics cannot be used or added.
+
+        Once recorded, such a client would be in the way of every later solve. Returns statistics to be `held`.
+        """
+        engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics]()
+        new = range(len(self.view.clients), len(self.engine.clients))
+        if isinstance(engine, MaskedStatisticsEngine) or not new:
+            return held
+        whole = next((row for row in self.writer.statistics().values() if row.is_sum), None)
+        result = None if whole is None else read_statistics(self.writer.folder, whole, engine.fixed)
+        size = 8 * words_at(engine.fixed)
+        for client, sent in engine.collect(new, self._position):
+            if isinstance(sent, Rejection) and sent.reason == UNUSABLE:
+                raise InputError(f"{sent.client} cannot join, and nothing was recorded: {sent.detail}")
+            if isinstance(sent, Rejection):
+                raise _refusal(sent)
+            if sent is None:
+                continue
+            result = sent if result is None else result + sent
+            if size * (len(held) + 1) <= HELD_BYTES:
+                held[client] = sent
+        return held
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
         self._progress = progress
@@ -175,12 +208,20 @@ class RecordedSolve(RecordedTraining):
 
     def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
         """Leave a client out whose statistics cannot be used, or stop if the spec wants that."""
-        if self.view.spec.server.rejected != "reply":
-            raise RoundRejectedError(
-                f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
-                f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
+        if rejection.reason == UNUSABLE and self._never_had(client := self.view.index_of[rejection.client]):
+            log.warning(
+                "%s joined with samples that cannot be used and is left out: %s", rejection.client, rejection.detail
             )
+            gathered.absent.add(client)
+            return
+        if self.view.spec.server.rejected != "reply":
+            raise _refusal(rejection)
         gathered.rejections.append(rejection)
+
+    def _never_had(self, client: int) -> bool:
+        """Whether a client joined after the first training began, and was in no head yet."""
+        founders = len(self.view.clients) - len(self.writer.joined())
+        return client >= founders and not self.writer.participation([client]).clients.size
 
     def _parts(self, clients: list[int], own: dict[int, StatisticsRow], gathered: _Gathered) -> Iterator[Statistics]:
         """Statistics of clients one by one, from disk where they are kept, or asked for and written."""
@@ -190,7 +231,10 @@ class RecordedSolve(RecordedTraining):
                 yield read_statistics(self.writer.folder, own[client], engine.fixed)
         keeps = self.view.spec.keep.statistics == "clients"
         without_file = [client for client in clients if client not in own]
-        for client, sent in engine.collect(without_file, self._position):
+        held = self.held or {}
+        to_ask = [client for client in without_file if client not in held]
+        at_hand = ((client, held.pop(client)) for client in without_file if client in held)
+        for client, sent in itertools.chain(at_hand, engine.collect(to_ask, self._position)):
             if sent is None:
                 gathered.absent.add(client)
                 continue
@@ -205,3 +249,10 @@ class RecordedSolve(RecordedTraining):
                 row = write_statistics(self.writer.folder, self._next, [client], sent, is_sum=False)
                 gathered.rows.append(row)
             yield sent
+
+
+def _refusal(rejection: Rejection) -> RoundRejectedError:
+    return RoundRejectedError(
+        f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
+        f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
+    )

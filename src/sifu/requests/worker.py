@@ -16,6 +16,7 @@ import numpy as np
 from sifu.choices import Level
 from sifu.core.closed_form import StatisticsEngine
 from sifu.core.engine import Engine
+from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE, StopSpec
 from sifu.core.streaming import should_stop
 from sifu.errors import InputError, NotCertifiableError
@@ -37,7 +38,7 @@ from sifu.requests.issuing import issue_certificates
 from sifu.requests.opening_letters import WatchedInbox
 from sifu.requests.roll_back import RollBack
 from sifu.store.actor import actor_name
-from sifu.store.reader import JOINED
+from sifu.store.reader import JOINED, RunReader
 from sifu.store.remainders import remainder_to_join
 from sifu.store.table_rows import RequestRow
 from sifu.store.writer import RunWriter
@@ -58,9 +59,10 @@ class Worker:
         inbox: WatchedInbox | None = None,
         tell: Tell = log.info,
         engine_again: Callable[[], Engine] | None = None,
+        prepare_records: Callable[[RunReader, RequestTerms], None] | None = None,
     ) -> None:
         self.writer, self.engine, self.progress, self._tell = writer, engine, progress, tell
-        self._engine_again = engine_again
+        self._engine_again, self._prepare_records = engine_again, prepare_records
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
@@ -189,6 +191,8 @@ class Worker:
             raise NotCertifiableError(
                 f"request {row.request} is about records, which need the client's data: carry it out with sifu forget"
             )
+        if row.records and self._prepare_records is not None:
+            self._prepare_records(self.writer, row.terms)
         self._merge_groups()
         view = RunView(self.writer)
         plan = plan_request(view, row.terms, min_level)

@@ -61,14 +61,18 @@ def _next(
 
 def remainder_to_join(reader: RunReader) -> Remainder | None:
     """The client of a request that was rolled back and is to join again; None where nobody is."""
-    earlier = {remainder.client: remainder for remainder in joined_remainders(reader)}
-    there = {remainder.request for remainder in earlier.values()}
+    there = {remainder.request for remainder in joined_remainders(reader)}
     for row in reader.requests():
         if row.status == "running" and row.records and row.request not in there:
-            names = [profile.name for profile in reader.clients()]
-            before, again = names.index(row.clients[0]), next_name(row.clients[0], names)
-            return _next(earlier, row.request, len(names), again, before, row.records)
+            return remainder_after(reader, row.clients[0], row.records, row.request)
     return None
+
+
+def remainder_after(reader: RunReader, name: str, rows: tuple[int, ...], request: str = "") -> Remainder:
+    """The client that would join next, in the place of client `name` once these rows of it are forgotten."""
+    earlier = {remainder.client: remainder for remainder in joined_remainders(reader)}
+    names = [profile.name for profile in reader.clients()]
+    return _next(earlier, request, len(names), next_name(name, names), names.index(name), rows)
 
 
 def next_name(name: str, taken: list[str]) -> str:

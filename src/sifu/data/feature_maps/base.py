@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.errors import InputError
+from sifu.errors import InputError, UnusableSamplesError
 from sifu.theory.draws import base_key, scores
 
 Floats = NDArray[np.float64]
@@ -27,6 +27,8 @@ Progress = Callable[[int, int], None]
 
 CHUNK = 256
 """So many samples are mapped at once: features of 100,000 samples need never be in memory together."""
+LARGEST_INPUT = 2.0**400
+"""Beyond it the squared length of a sample may not be a float64 any more."""
 
 
 class FeatureMap(abc.ABC):
@@ -83,12 +85,18 @@ def check_norm(norm: float) -> float:
 
 
 def check_samples(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Samples of the shape that the map was made for, all of them finite."""
+    """Samples of the shape that the map was made for, all of them finite and at most `LARGEST_INPUT`."""
     samples = np.asarray(x)
     if samples.shape[1:] != shape:
-        raise InputError(f"samples have shape {samples.shape[1:]}; this feature map was made for {shape}")
+        raise UnusableSamplesError(f"samples have shape {samples.shape[1:]}; this feature map was made for {shape}")
     if samples.dtype.kind == "f" and not np.all(np.isfinite(samples)):
-        raise InputError("samples hold NaN or infinity: no features were computed from them")
+        raise UnusableSamplesError("samples hold NaN or infinity: no features were computed from them")
+    largest = float(np.max(np.abs(samples), initial=0.0)) if samples.dtype.kind == "f" else 0.0
+    if largest > LARGEST_INPUT:
+        raise UnusableSamplesError(
+            f"samples hold the number {largest:.3g}, and at most {LARGEST_INPUT:.3g} can be used: scale the inputs "
+            "down by a constant"
+        )
     return samples
 
 

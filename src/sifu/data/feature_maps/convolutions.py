@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sifu.data.dataset import channels_first
 from sifu.data.feature_maps.base import FeatureMap, Floats, check_norm, scaled
 from sifu.data.feature_maps.filter_bank import FilterBank
-from sifu.errors import InputError
+from sifu.errors import InputError, UnusableSamplesError
 
 LARGEST_SIDE = 48
 """Larger images are shrunk by a whole factor, to means of pixels rounded to whole numbers."""
@@ -168,7 +168,7 @@ def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
         if images.ndim == 2 and images.shape[1] == math.prod(shape):
             images = images.reshape(len(images), *shape)
         if images.size and not (images.min() >= 0.0 and images.max() <= 1.0):
-            raise InputError(
+            raise UnusableSamplesError(
                 f"images must be bytes or numbers from 0 to 1, found {images.dtype} from {images.min()} to "
                 f"{images.max()}"
             )
@@ -176,7 +176,7 @@ def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     if images.shape[1:] != shape:
         images = channels_first(images)
     if images.shape[1:] != shape:
-        raise InputError(f"images have shape {images.shape[1:]}; this feature map was made for {shape}")
+        raise UnusableSamplesError(f"images have shape {images.shape[1:]}; this feature map was made for {shape}")
     return images
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.data.feature_maps.base import FeatureMap, Floats, Progress, check_norm
-from sifu.errors import InputError
+from sifu.errors import InputError, UnusableSamplesError
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,9 @@ class NetworkFeatures(FeatureMap):
             raise InputError("the feature module changed since the run began: load it again with the recorded weights")
         samples = np.asarray(x)
         if samples.shape[1:] != self.shape:
-            raise InputError(f"samples have shape {samples.shape[1:]}; this feature map was made for {self.shape}")
+            raise UnusableSamplesError(
+                f"samples have shape {samples.shape[1:]}; this feature map was made for {self.shape}"
+            )
         if samples.dtype == np.uint8:
             samples = samples / 255.0
         outputs = [self._batch(samples[start : start + BATCH]) for start in range(0, len(samples), BATCH)]

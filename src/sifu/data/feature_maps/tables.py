@@ -23,7 +23,7 @@ from sifu.data.feature_maps.base import (
     scaled,
     whole_numbers,
 )
-from sifu.errors import InputError
+from sifu.errors import InputError, UnusableSamplesError
 
 INPUT_BITS = 16
 FREQUENCY_BITS = 12
@@ -164,4 +164,6 @@ class RandomFourier(FeatureMap):
 def _check_exact(largest: float, what: str) -> None:
     """Whole numbers beyond 2^53 would be rounded, in an order that depends on the machine."""
     if largest >= 2.0**53:
-        raise InputError(f"{what} would reach {largest:.3g}, beyond 2^53: scale the inputs down by a constant")
+        raise UnusableSamplesError(
+            f"{what} would reach {largest:.3g}, beyond 2^53: scale the inputs down by a constant"
+        )

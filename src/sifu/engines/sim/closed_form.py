@@ -16,7 +16,7 @@ from sifu.core.closed_form import head_facts, head_layout, head_profile
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.engines.sim.clients import ClientData
-from sifu.errors import InputError, RoundRejectedError
+from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, total
 from sifu.theory.closed_form.statistics import statistics_of_chunks
@@ -91,9 +91,15 @@ class ClosedFormFederation:
         return list(clients)
 
     def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics | Rejection]]:
-        """Statistics of each client, checked as if they came from a stranger."""
+        """Statistics of each client, checked as if they came from a stranger; or why its samples give none."""
         for client in clients:
-            yield client, checked(self.sent_by(client), self.fixed, self.clients[client], position)
+            profile = self.clients[client]
+            try:
+                sent = self.sent_by(client)
+            except UnusableSamplesError as error:
+                yield client, Rejection(position, profile.name, "unusable samples", left_out=True, detail=str(error))
+                continue
+            yield client, checked(sent, self.fixed, profile, position)
 
     def sent_by(self, client: int) -> Statistics:
         """What a client sends; an engine of less honest clients says something else."""
@@ -150,21 +156,33 @@ class ClosedFormFederation:
         return np.concatenate(blocks) if blocks else np.zeros((0, self.fixed.outputs))
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """Correct predictions (0 for regression; every label right for multi_label) and squared errors of targets."""
+        """Correct predictions (0 for regression; every label right for multi_label) and squared errors of targets.
+
+        A client whose samples have no features counts as one without samples.
+        """
         chosen = np.asarray(clients, dtype=np.int64)
         weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
+        samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)
         correct, loss = np.zeros(chosen.size, dtype=np.int64), np.zeros(chosen.size)
         for place, client in enumerate(chosen.tolist()):
-            labels = np.asarray(self._data[client].y)
-            for rows, phi in self._features_of(client):
-                predicted = phi @ weights[:-1] + weights[-1]
-                loss[place] += float(np.sum((predicted - self.targets.encode(labels[rows])) ** 2))
-                if self.targets.task != "regression":
-                    decided = self.targets.decode(predicted)
-                    right = decided == labels[rows].reshape(decided.shape)
-                    correct[place] += int(np.sum(right if right.ndim == 1 else right.all(axis=1)))
-        samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)
+            try:
+                correct[place], loss[place] = self._evaluate_client(weights, client)
+            except UnusableSamplesError:
+                samples[place] = 0
         return Evaluation(chosen.copy(), samples, correct, loss)
+
+    def _evaluate_client(self, weights: Floats, client: int) -> tuple[int, float]:
+        """How many of a client's samples are predicted right, and their squared errors."""
+        labels = np.asarray(self._data[client].y)
+        correct, loss = 0, 0.0
+        for rows, phi in self._features_of(client):
+            predicted = phi @ weights[:-1] + weights[-1]
+            loss += float(np.sum((predicted - self.targets.encode(labels[rows])) ** 2))
+            if self.targets.task != "regression":
+                decided = self.targets.decode(predicted)
+                right = decided == labels[rows].reshape(decided.shape)
+                correct += int(np.sum(right if right.ndim == 1 else right.all(axis=1)))
+        return correct, loss
 
     def _features_of(self, client: int) -> Iterator[tuple[slice, Floats]]:
         """Features for an evaluation, a block at a time: those that are kept, or as float32 has them."""
