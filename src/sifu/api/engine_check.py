@@ -83,8 +83,8 @@ def check_remainder(folder: Path, reader: RunReader, engine: Engine, remainder: 
     if unbounded and smoothness is not None and rate * smoothness > 2.0:
         raise NotCertifiableError(
             f"without these records {before.name} has a steeper loss, for which this run's local.rate = {rate:.6g} is "
-            "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a local.rate "
-            f"of at most {0.99 * 2.0 / smoothness:.3g}"
+            "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a "
+            f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
         )
     check_continues(folder, reader, engine, newcomers=True)
     Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # refuses what can never be tracked
