@@ -289,6 +289,7 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     assert "joins again" in plan.out
     request = cli("request", folder, "--client", "client-002", "--records", rows, "--format", "json")
     assert json.loads(request.out)["records"] == 2
+    assert "r1: 2 records of client-002; until" in cli("requests", "list", folder).out
     done = cli("forget", folder, "--format", "json")
     assert json.loads(done.out)["requests"][0]["records"] == 2
     assert cli("verify", folder).code == 0

@@ -135,6 +135,7 @@ def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
     from rich.markup import escape
 
     from sifu.cli.output import names_text, out, print_json
+    from sifu.core.wording import forgotten_words
 
     if format is Format.json:
         listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
@@ -146,7 +147,10 @@ def _show(records: dict[Run, list[RequestRecord]], format: Format) -> None:
         for record in of_run:
             status = record.status
             late = " [bold red]overdue[/]" if status.overdue else ""
-            out.print(f"[bold]{status.request}[/]: {names_text(status.clients)}; until {status.deadline[:10]}{late}")
+            whom = names_text(status.clients)
+            if status.records is not None:
+                whom = escape(forgotten_words(status.clients, status.records))
+            out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
             if status.approvals_missing:
                 out.print(f"  waits for {status.approvals_missing} more to approve it")
             for step in record.steps:
