@@ -523,3 +523,16 @@ def test_a_refused_change_of_the_list_makes_no_folder(cli: Command, tmp_path: Pa
 def test_a_list_without_a_run_says_what_makes_one(cli: Command, tmp_path: Path) -> None:
     (tmp_path / "clients.json").write_text("[]")
     check_refused(cli("status", tmp_path), 2, "has a list of clients and no run yet", "flwr run")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_train_says_when_the_classes_were_counted_from_the_labels(tmp_path: Path, cli: Command, given: bool) -> None:
+    draws = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=draws.random((12, 3)), y=np.arange(12) % 3, client=np.arange(12) // 4)
+    (tmp_path / "spec.toml").write_text(
+        f'data = {{name = "npz", file = "{tmp_path / "own.npz"}", partition = "given"}}\n'
+        f'model = {{kind = "ridge"{", outputs = 3" if given else ""}}}\n'
+    )
+    answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
+    assert answer.code == 0
+    assert ("model.outputs is not given" in " ".join(answer.err.split())) != given

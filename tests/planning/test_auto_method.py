@@ -236,6 +236,27 @@ def test_the_way_of_training_that_is_advised(closed: float, noise_pays: bool, gr
     assert recommend(heads, plain, groups, noise_pays) == name
 
 
+@pytest.mark.parametrize(("missed_with", "name"), [(0.7, "closed form"), (0.9, "plain"), (None, "plain")])
+def test_rounds_that_miss_the_target_are_not_preferred_to_a_head_as_near(missed_with: float | None, name: str) -> None:
+    heads = TrainingWay("closed form", False, "exact", 0.0, 1.0, 0.8, (), "")
+    plain = TrainingWay("plain", True, "exact", None, None, 0.7, (), "")
+    groups = TrainingWay("groups", False, "exact", None, None, None, (), "")
+    assert recommend(heads, plain, groups, False, missed_with) == name
+
+
+def test_advice_names_no_rounds_beyond_the_most_and_one_level() -> None:
+    draws = np.random.default_rng(0)
+    clients = {f"c{n}": (draws.random((12, 3)), draws.integers(0, 2, 12)) for n in range(4)}  # nothing to learn
+    spec = {"data": {"name": "python"}, "model": {"kind": "softmax"}, "stop": {"target": 0.99, "max_rounds": 50}}
+    answer = advise(sifu.Spec.from_mapping(spec), clients=clients, pilot_rounds=6)
+    closed, plain, _ = answer.ways
+    assert (plain.request_rounds, plain.training_rounds) == (None, None)
+    assert "does not reach the target in stop.max_rounds = 50" in plain.reason
+    assert (closed.level, plain.level) == ("conditional", "conditional")
+    assert 'forgetting is conditional (exact with data.preprocessing = "fixed"' in closed.reason
+    assert any("model.outputs" in text for text in answer.suggestions)
+
+
 @pytest.mark.parametrize(("kept", "rounds"), [("clients", 0), ("sum", 1)])
 def test_a_ridge_spec_is_advised_closed_form_with_its_figures(kept: str, rounds: int) -> None:
     spec = spec_for("closed_form", keep={"statistics": kept}, stop={"target": 0.5})

@@ -21,8 +21,10 @@ from sifu.api.start_run import train as start_training
 from sifu.api.training_ways import (
     TrainingName,
     TrainingWay,
+    accuracy_after,
     closed_form_way,
     groups_way,
+    keys_that_lift,
     recommend,
     rounds_to_target,
 )
@@ -107,13 +109,26 @@ def advise(
         with run.reader() as reader:
             view = RunView(reader)
             advice = _judge(spec, view, engine)
-            training = rounds_to_target(view, spec.stop.target)
+            target, most = spec.stop.target, spec.stop.max_rounds
+            training = rounds_to_target(view, target, most)
             groups = groups_way(spec, view, training)
+            ends_with = accuracy_after(view, target, most)
+            scratch = _scratch_level(spec, view)
     closed = closed_form_way(spec, data_folder, clients)
-    plain = _plain_way(advice, training)
-    return replace(
-        advice, ways=(closed, plain, groups), recommended=recommend(closed, plain, groups, noise_pays=advice.pays)
-    )
+    plain = _plain_way(advice, training, scratch)
+    missed_with = None
+    if target > 0.0 and training is None:
+        missed_with = advice.accuracy if ends_with is None else ends_with
+        plain = replace(plain, reason=f"{plain.reason}; it does not reach the target in stop.max_rounds = {most}")
+    recommended = recommend(closed, plain, groups, noise_pays=advice.pays, missed_with=missed_with)
+    return replace(advice, ways=(closed, plain, groups), recommended=recommended)
+
+
+def _scratch_level(spec: Spec, view: RunView) -> Level:
+    """What a certificate of Scratch would say for the most expensive client."""
+    terms = RequestTerms((most_expensive(view),), spec.privacy.epsilon, spec.privacy.delta, method="scratch")
+    premises = method_named("scratch").premises(view, view.indices(terms.clients), [], 0, terms)
+    return level_of(premises, exact=True, fresh=True)
 
 
 def _closed_form_advice(
@@ -129,6 +144,7 @@ def _closed_form_advice(
             privacy, method = spec.privacy, method_named(CLOSED_FORM)
             terms = RequestTerms((view.clients[0].name,), privacy.epsilon, privacy.delta, method=CLOSED_FORM)
             level = level_of(method.premises(view, [0], [], view.path.tip, terms), exact=True)
+            lifting = keys_that_lift(view.facts.preprocessing, counted=view.facts.shape_from_labels)
             plan = method.plan(view, terms)
             accuracy = next((row.accuracy for row in reader.evaluations() if row.node == reader.tip), None)
             count, parameters, kept = len(view.clients), view.parameters, method.bytes_kept(view)
@@ -141,10 +157,8 @@ def _closed_form_advice(
     way = TrainingWay("closed form", True, level, float(rounds), 1.0, accuracy, (), reason)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
     suggestions = []
-    if level != "exact":
-        suggestions.append(
-            "Standardise by constants that no client's data had a part in (data.preprocessing): then it is exact."
-        )
+    if lifting:
+        suggestions.append(f"Forgetting is exact with {' and '.join(lifting)}; as the spec stands it is {level}.")
     if rounds:
         suggestions.append('Set keep.statistics = "clients" to keep each client\'s statistics: then nobody is asked.')
     if not reached and spec.stop.target > 0:
@@ -177,14 +191,14 @@ def _closed_form_advice(
     )
 
 
-def _plain_way(advice: Advice, training_rounds: float | None) -> TrainingWay:
+def _plain_way(advice: Advice, training_rounds: float | None, scratch: Level) -> TrainingWay:
     """Plain rounds: by noise where it pays, else by Scratch."""
     if advice.pays:
         rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
         reason = f"noise is {advice.noise_to_signal:.2g} of what was learned: a request takes few rounds"
         return TrainingWay("plain", True, advice.level, rounds, training_rounds, advice.accuracy, (), reason)
     reason = f"noise would be {advice.noise_to_signal:.2g} of what was learned: a request is as slow as Scratch"
-    return TrainingWay("plain", True, "exact", training_rounds, training_rounds, advice.accuracy, (), reason)
+    return TrainingWay("plain", True, scratch, training_rounds, training_rounds, advice.accuracy, (), reason)
 
 
 def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
@@ -216,6 +230,8 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     accuracy = next((row.accuracy for row in view.reader.evaluations() if row.node == view.rows[tip].node.node), None)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
     predicted, scratch = (plan.predicted_rounds, plan.scratch_rounds) if reached else (None, None)
+    if predicted is not None and predicted > spec.stop.max_rounds:
+        predicted = None
     if reached and predicted is not None and scratch is not None:
         pays = pays or (level != "none" and predicted < 0.8 * scratch)
     if level == "none":
@@ -266,6 +282,9 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, pays: 
     """What could be changed, most useful first."""
     facts, measured = view.facts, view.regularities.measured
     suggestions = []
+    lifting = keys_that_lift(facts.preprocessing, counted=facts.shape_from_labels)
+    if lifting:
+        suggestions.append(f"Certificates can be more than conditional only with {' and '.join(lifting)}.")
     if spec.model.kind not in LINEAR_KINDS and not facts.smooth_model:
         suggestions.append(
             "Freeze the features and train a linear head (docs/frozen-features.md): convex, so certificates can be "

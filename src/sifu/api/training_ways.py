@@ -7,6 +7,7 @@ rounds on from those that never held the client; where clients are too few for g
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ class TrainingWay:
 
 def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingWay:
     """A head in closed form, solved once on each kind of features: the more accurate one."""
-    solved: list[tuple[float, str, Level]] = []
+    solved: list[tuple[float, str]] = []
     refusal = ""
     for features in FEATURES:
         try:
@@ -69,7 +70,10 @@ def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     if not solved:
         reason = f"a head in closed form cannot be tried here: {refusal}"
         return TrainingWay("closed form", False, "none", None, None, None, (), reason)
-    accuracy, kind, level = max(solved)
+    accuracy, kind = max(solved)
+    lifting = keys_that_lift(preprocessing_of(spec), counted=not known_outputs(_closed_form(spec, FEATURES[0])))
+    level: Level = "conditional" if lifting else "exact"
+    lifted = f" (exact with {' and '.join(lifting)})" if lifting else ""
     enough = accuracy >= spec.stop.target > 0.0
     verdict = "reaches" if enough else "misses" if spec.stop.target > 0.0 else "is to be held against"
     target = f"the target of {spec.stop.target:.1%}" if spec.stop.target > 0.0 else "what rounds reach"
@@ -82,8 +86,20 @@ def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) ->
         accuracy,
         ('model.kind = "ridge"', f'features.kind = "{kind}"'),
         f"a head on {'the inputs' if kind == 'none' else 'random features'}, solved from half of the clients, has "
-        f"{accuracy:.1%} on the others and {verdict} {target}; forgetting is exact and takes no round",
+        f"{accuracy:.1%} on the others and {verdict} {target}; forgetting is {level}{lifted} and takes no round",
     )
+
+
+def keys_that_lift(preprocessing: str, *, counted: bool) -> list[str]:
+    """The keys without which a certificate is conditional: who says how data were prepared, how many classes there are.
+
+    >>> keys_that_lift(FIXED_CONSTANTS, counted=True)
+    ['model.outputs given']
+    """
+    keys = []
+    if preprocessing not in (FIXED_CONSTANTS, DECLARED_FIXED):
+        keys.append('data.preprocessing = "fixed" (if no client\'s data shaped it)')
+    return keys + (["model.outputs given"] if counted else [])
 
 
 def _closed_form(spec: Spec, features: FeaturesSpec) -> Spec:
@@ -100,7 +116,7 @@ def _closed_form(spec: Spec, features: FeaturesSpec) -> Spec:
     )
 
 
-def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> tuple[float, str, Level]:
+def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> tuple[float, str]:
     """Accuracy on every second client of a head solved from the others: a wide one fits whatever it was solved from."""
     data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
     outputs = known_outputs(spec) or 1 + max(int(np.max(client.y)) for client in data)
@@ -113,8 +129,7 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> tuple[fl
             model = reader.load_model(reader.tip)
     held, _ = closed_form_engine(own, as_clients(others, own))
     accuracy = held.evaluate(model, np.arange(len(others))).accuracy
-    fixed = preprocessing_of(spec) in (FIXED_CONSTANTS, DECLARED_FIXED)
-    return accuracy, spec.features.kind, "exact" if fixed else "conditional"
+    return accuracy, spec.features.kind
 
 
 def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingWay:
@@ -145,19 +160,43 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     return TrainingWay("groups", possible, level, rounds, training_rounds, None, settings, why)
 
 
-def rounds_to_target(view: RunView, target: float) -> float | None:
-    """Rounds of the first training, from a pilot that may have been shorter: its curve of errors, continued."""
+def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | None:
+    """Rounds of the first training, from a pilot that may have been shorter: its curve of errors, continued.
+
+    None where the curve does not get there in `max_rounds`.
+    """
     first = FirstTraining(view, target)
     if first.rounds_to_target is not None:
         return float(first.rounds_to_target)
     errors = first.errors
     if errors is None or not 0.0 < target < 1.0 or errors.at_end <= 0.0:
         return None
-    return float(errors.end * (errors.at_end / (1.0 - target)) ** (1.0 / errors.exponent))
+    # Logarithms, since a flat curve gives a power that no float holds.
+    more = (math.log(errors.at_end) - math.log1p(-target)) / errors.exponent
+    if math.log(errors.end) + more > math.log(max_rounds):
+        return None
+    return float(errors.end * math.exp(more))
 
 
-def recommend(closed: TrainingWay, plain: TrainingWay, groups: TrainingWay, noise_pays: bool) -> TrainingName:
-    """The way to choose: closed form if it is accurate enough, plain rounds where noise pays, else groups."""
+def accuracy_after(view: RunView, target: float, rounds: int) -> float | None:
+    """Where the pilot's curve of errors, continued, is after so many rounds; None where it tells nothing."""
+    errors = FirstTraining(view, target).errors
+    return None if errors is None else 1.0 - float(errors.errors(float(max(rounds, errors.end))))
+
+
+def recommend(
+    closed: TrainingWay,
+    plain: TrainingWay,
+    groups: TrainingWay,
+    noise_pays: bool,
+    missed_with: float | None = None,
+) -> TrainingName:
+    """The way to choose: closed form if it is accurate enough, plain rounds where noise pays, else groups.
+
+    `missed_with` is the accuracy that rounds end with where they miss the target: a head that comes as near is cheaper.
+    """
+    if missed_with is not None and closed.accuracy is not None and closed.accuracy >= missed_with:
+        return "closed form"
     good_enough = closed.possible and (plain.accuracy is None or (closed.accuracy or 0.0) >= plain.accuracy - 0.005)
     if closed.possible and (good_enough or closed.training_rounds is None):
         return "closed form"

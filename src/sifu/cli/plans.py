@@ -258,7 +258,8 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
     facts.add_row("pilot", f"{pilot}, accuracy {percent(advice.accuracy)}; {reached}")
     if advice.predicted_rounds is not None and not solved:
         facts.add_row("a request", f"perhaps {advice.predicted_rounds} rounds; Scratch {advice.scratch_rounds}")
-    facts.add_row("level", level_text(advice.level))
+    chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
+    facts.add_row("level", level_text(advice.level if chosen is None else chosen.level))
     if advice.epsilon_needed is not None:
         facts.add_row(
             "would pay with", f"epsilon {number(advice.epsilon_needed)}, or about {advice.clients_needed} such clients"
@@ -272,7 +273,6 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
         name = way.name + (" *" if way.name == advice.recommended else "")
         shown.add_row(name, level_text(way.level), rounds, percent(way.accuracy), escape(way.reason))
     out.print(shown)
-    chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
     if chosen is not None and chosen.settings:
         out.print(f"Train by {chosen.name}: set {escape(', '.join(chosen.settings))}")
     for suggestion in advice.suggestions:

@@ -74,6 +74,7 @@ def train(
     from sifu.api import train as start
     from sifu.cli.commands import download_progress, show_status
     from sifu.cli.progress import RoundsProgress
+    from sifu.record.run_view import RunView
     from sifu.report.metrics import MetricsLog
 
     merged = load_spec(spec, settings or [])
@@ -88,6 +89,12 @@ def train(
             device=device,
             precision=precision,
         )
+    with trained.reader() as reader:
+        if RunView(reader).facts.shape_from_labels:
+            warn(
+                "model.outputs is not given, so the classes were counted from the clients' labels: later certificates "
+                "are conditional at best. Give model.outputs and train again to lift that."
+            )
     show_status(trained, as_json=format is Format.json)
 
 
