@@ -351,6 +351,18 @@ class Verifier:
         self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
 
+    def check_salts(self) -> None:
+        """Section 4c: a digest for each founder, and no salt of anyone forgotten."""
+        events = [(event["kind"], json.loads(event["payload"])) for event in self.tables["events"]]
+        joined = sum(kind == "client joined" for kind, _ in events)
+        digests = events[0][1].get("sample_digests")
+        self.check(digests is None or len(digests) == len(self.clients) - joined, "a digest of samples for each client")
+        path = self.folder / "salts.json"
+        salts = json.loads(path.read_text()) if path.exists() else {}
+        forgotten = {str(c) for row in self.tables["subjects"] for c in json.loads(row["clients"])}
+        settled = events[-1][0] not in ("rolled back", "client joined", "restored") and self.rejoins is None
+        self.check(not settled or not forgotten & set(salts), "salts.json holds the salt of a forgotten client")
+
     def take_rejoining(self, event: Row, payload: Row) -> None:
         """Section 4b: whose records were forgotten joins again, after the rollback and before any round, once."""
         kind, at = event["kind"], f"event {event['seq']}"
@@ -1136,7 +1148,7 @@ def verify(folder: Path) -> list[str]:
     except Exception as error:
         return [f"the folder cannot be read: {error!r}"]
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
-                 verifier.check_groups, verifier.check_records,
+                 verifier.check_groups, verifier.check_records, verifier.check_salts,
                  verifier.check_updates, verifier.check_statistics, verifier.check_requests, verifier.check_purges,
                  verifier.check_restored, verifier.check_timestamps):  # fmt: skip
         try:

@@ -20,6 +20,7 @@ from sifu.store.backup import read_backup, write_backup
 from sifu.store.database import transaction
 from sifu.store.reader import RunReader
 from sifu.store.remainders import SEPARATOR
+from sifu.store.sample_salts import erase_salts
 from sifu.store.table_rows import RequestRow
 from sifu.store.updates import only_clients
 from sifu.store.writer import RunWriter
@@ -180,6 +181,7 @@ def _record_restoration(
             dropped_statistics=statistics,
             for_good=bool(dropped or touched or statistics),
         )
+        erase_salts(writer)
         return sorted(late), dropped, complete
 
 

@@ -7,6 +7,7 @@ since certificates then claim less than they could; it may never do worse, or so
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sifu.errors import InputError, NotCertifiableError
 from sifu.record.regularities import Regularities
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
+from sifu.store.sample_salts import SALTS_FILE, outlived, read_salts, recorded_digests, salted_sample_digest
 from sifu.theory.facts import UNKNOWN, ClientProfile, TrainingFacts
 
 MEANING = {
@@ -36,8 +38,17 @@ MEANING = {
 """What a fact is called in a spec, where it has another name."""
 
 
-def check_continues(folder: Path, reader: RunReader, engine: Engine, newcomers: bool = False) -> None:
-    """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest."""
+def check_continues(
+    folder: Path,
+    reader: RunReader,
+    engine: Engine,
+    newcomers: bool = False,
+    sample_digests: Sequence[str] | None = None,
+) -> None:
+    """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest.
+
+    `sample_digests` are those of its clients' samples, where they were read for it.
+    """
     names = [field.name for field in fields(TrainingFacts) if field.name not in ("outside", "rounding_bounded")]
     _check_facts(folder, reader.facts, engine.facts, names)
     layout = reader.layout
@@ -61,12 +72,21 @@ def check_continues(folder: Path, reader: RunReader, engine: Engine, newcomers: 
             f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
             f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
         )
+    if sample_digests is not None:
+        without = {client for client in before if recorded[client].samples != engine.clients[client].samples}
+        _check_samples(folder, reader, sample_digests, without)
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):
         _check_facts(folder, reader.facts, engine.facts, ["rounding_bounded"])
 
 
-def check_remainder(folder: Path, reader: RunReader, engine: Engine, remainder: Remainder) -> None:
+def check_remainder(
+    folder: Path,
+    reader: RunReader,
+    engine: Engine,
+    remainder: Remainder,
+    sample_digests: Sequence[str] | None = None,
+) -> None:
     """Refuse records whose client could not join again with what it has left, as the run was begun.
 
     A client with fewer samples can have a steeper loss: beyond rate * smoothness = 2 rounding is no longer bounded.
@@ -86,8 +106,28 @@ def check_remainder(folder: Path, reader: RunReader, engine: Engine, remainder: 
             "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a "
             f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
         )
-    check_continues(folder, reader, engine, newcomers=True)
+    check_continues(folder, reader, engine, newcomers=True, sample_digests=sample_digests)
     Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # refuses what can never be tracked
+
+
+def _check_samples(folder: Path, reader: RunReader, digests: Sequence[str], without: set[int]) -> None:
+    """Refuse other samples than the run was made with, and the same ones in another order; not of who is forgotten."""
+    clients, salts, gone = reader.clients(), read_salts(folder), outlived(reader) | without
+    for client, recorded in recorded_digests(reader).items():
+        if client in gone:
+            continue
+        name = clients[client].name
+        if client not in salts:
+            raise InputError(
+                f"{folder / SALTS_FILE} is missing or has nothing of client {name!r}, so nobody can tell whether its "
+                "data are those the run was made with: put the file back from a backup of the run"
+            )
+        if salted_sample_digest(salts[client], digests[client]) != recorded:
+            raise InputError(
+                f"the data of client {name!r} are not those the run was made with: the order of its samples changed, "
+                "or samples or labels did. Rows to be forgotten are named by their number, so nothing was done: put "
+                "the data back as they were, in the same order"
+            )
 
 
 def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, names: list[str]) -> None:

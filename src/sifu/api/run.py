@@ -103,16 +103,18 @@ class Run(RunRequests):
             check_integrity(writer)
             if writer.phase != "ready":
                 raise InputError(f"the run is still {writer.phase}: finish it first, then let clients join")
-            new = engine.clients[len(writer.clients()) :]
+            count = len(writer.clients())
+            new = engine.clients[count:]
             check_names([profile.name for profile in new])
             try:
                 held = RecordedSolve(engine, writer, RunView(writer)).check_newcomers()
             except InputError:
                 self._engine, self._newcomers = None, ()
                 raise
-            for profile in new:
+            for client, profile in enumerate(new, start=count):
+                payload, digest = {"client": profile.name} | source, self._sample_digest_of(client)
                 with uninterrupted():
-                    writer.record(JOINED, {"client": profile.name} | source, joined=profile)
+                    writer.record(JOINED, payload, joined=profile, joined_digest=digest)
             self._newcomers = ()
             solve = RecordedSolve(engine, writer, RunView(writer))
             solve.held = held

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from sifu.api.engine_check import check_continues, check_remainder
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
+from sifu.data.sample_digests import sample_digest
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.run_view import RunView
@@ -25,6 +25,8 @@ from sifu.verify.integrity import blaming_damage
 
 Arrange = Callable[[Any], Any]
 """Puts the clients' data in the order of the record, without the records that were forgotten."""
+Digests = tuple[str, ...] | None
+"""Of the samples of each client; None where an engine was handed over, which does not show them."""
 
 
 class RunFolder:
@@ -35,7 +37,8 @@ class RunFolder:
         RunReader(self.folder).close()  # refuses at once what is not a run
         self._make_engine = make_engine
         self._engine: Engine | None = None
-        self._prepared: tuple[Remainder, Engine] | None = None
+        self._sample_digests: Digests = None
+        self._prepared: tuple[Remainder, Engine, Digests] | None = None
         """An engine with the client that is to join again, made before its records are forgotten."""
         self._newcomers: tuple[Any, ...] = ()
         self._constants: dict[Any, Any] = {}
@@ -83,16 +86,29 @@ class RunFolder:
         """The engine of this run, built when it is first needed; `newcomers` may follow the clients it knows."""
         if self._engine is None:
             with self.reader() as reader:
-                self._engine = self._build(partial(arranged_clients, reader, newcomers=self._newcomers))
+                engine, digests = self._build(reader, newcomers=self._newcomers)
                 newcomers = newcomers or remainder_to_join(reader) is not None
-                check_continues(self.folder, reader, self._engine, newcomers)
+                check_continues(self.folder, reader, engine, newcomers, digests)
+            self._engine, self._sample_digests = engine, digests  # never one that was refused
         return self._engine
 
-    def _build(self, arrange: Arrange) -> Engine:
-        spec = self.spec
+    def _build(self, reader: RunReader, **others: Any) -> tuple[Engine, Digests]:
+        """A new engine, and the digests of the samples that were read for it; `others` as `arranged_clients` has it."""
+        spec, arranged = self.spec, list[Any]()
+
+        def arrange(clients: Any) -> Any:
+            arranged[:] = arranged_clients(reader, clients, **others)
+            return tuple(arranged)
+
         if self._make_engine is not None:
-            return self._make_engine(spec, arrange)
-        return engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
+            engine = self._make_engine(spec, arrange)
+        else:
+            engine = engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
+        return engine, tuple(sample_digest(client) for client in arranged) if arranged else None
+
+    def _sample_digest_of(self, client: int) -> str | None:
+        """The digest of a client's samples as they were read for the engine; None where an engine was handed over."""
+        return None if self._sample_digests is None else self._sample_digests[client]
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
         """Build the engine with what a client has left without some records, and refuse one that could not go on.
@@ -103,9 +119,9 @@ class RunFolder:
         if self._prepared is not None and self._prepared[0] == remainder:
             return
         self._prepared = None
-        engine = self._build(partial(arranged_clients, reader, expected=remainder))
-        check_remainder(self.folder, reader, engine, remainder)
-        self._prepared = (remainder, engine)
+        engine, digests = self._build(reader, expected=remainder)
+        check_remainder(self.folder, reader, engine, remainder, digests)
+        self._prepared = (remainder, engine, digests)
 
     def engine_again(self) -> Engine:
         """The engine with the client that is to join again: the prepared one, or the data are read once more."""
@@ -113,7 +129,7 @@ class RunFolder:
         with self.reader() as reader:
             waiting = remainder_to_join(reader)
             if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
-                self._engine = prepared[1]
+                _, self._engine, self._sample_digests = prepared
         return self.engine()
 
 

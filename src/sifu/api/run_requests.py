@@ -214,6 +214,7 @@ class RunRequests(RunFolder):
                 progress,
                 engine_again=self.engine_again,
                 prepare_records=self.prepare_records,
+                digest_of=self._sample_digest_of,
             )
             resumed = worker.finish_running()
             if wanted is not None:

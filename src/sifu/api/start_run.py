@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.group_rule import with_groups_by_rule
+from sifu.data.sample_digests import sample_digest
 from sifu.errors import InputError
 from sifu.launch.data_warnings import warn_of_data
 from sifu.launch.devices import check_choice, on_device
@@ -98,7 +99,7 @@ def train(
             )
     if clients is not None:
         spec = replace(spec, data=replace(spec.data, name=PYTHON))
-    folder = Path(run)
+    folder, digests = Path(run), tuple[str, ...]()
     if (folder / DATABASE).exists():
         existing = open_run(
             folder,
@@ -116,6 +117,7 @@ def train(
         data = as_clients(data, spec)
         warn_of_data(spec, data)
         engine, resolved = engine_from_spec(spec, data, as_model(model))
+        digests = tuple(sample_digest(client) for client in data)
         engine = on_device(engine, data, resolved, device, precision)
     else:
         check_as_specified(spec, engine.facts)
@@ -130,7 +132,7 @@ def train(
         folder=str(Path(place).resolve()) if place else "",
         file=str(Path(file).resolve()) if file else "",
     )
-    create_run(folder, spec, replace(resolved, data=located), engine).close()
+    create_run(folder, spec, replace(resolved, data=located), engine, digests).close()
     created = open_run(
         folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision
     )
@@ -138,7 +140,9 @@ def train(
     return created.train(progress)
 
 
-def create_run(folder: Path, given: Spec, resolved: Spec, engine: Engine) -> RunWriter:
+def create_run(
+    folder: Path, given: Spec, resolved: Spec, engine: Engine, sample_digests: Sequence[str] = ()
+) -> RunWriter:
     """A new run of an engine's clients, not yet trained; `resolved` is the spec with what was found filled in.
 
     Groups whose number or rounds are left open get those of the rule, which knows how many clients there are.
@@ -155,6 +159,7 @@ def create_run(folder: Path, given: Spec, resolved: Spec, engine: Engine) -> Run
         engine.facts,
         versions(),
         engine.initial_model(0),
+        sample_digests,
     )
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from sifu.core.spec import RIDGE, Spec
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.federation import ClientData
+from sifu.data.sample_digests import row_digests
+from sifu.theory.arrays import Array
 
 if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureData(ClientData):
-    """A client whose `x` are features of the map with this digest."""
+    """A client whose `x` are features of the map with this digest, and digests of the samples they were made from."""
 
     features: str = ""
     features_declared: bool = False
+    mapped_from: Array | None = None
 
 
 def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
@@ -56,6 +59,7 @@ def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:
     digest, declared = features.digest(), features.is_declared
     mapped = []
     for client in clients:
-        rows = np.concatenate([phi for _, phi in features.chunks(np.asarray(client.x))])
-        mapped.append(FeatureData(client.name, rows.astype(spec.model.dtype), client.y, digest, declared))
+        x = np.asarray(client.x)
+        rows = np.concatenate([phi for _, phi in features.chunks(x)]).astype(spec.model.dtype)
+        mapped.append(FeatureData(client.name, rows, client.y, digest, declared, row_digests(x)))
     return tuple(mapped)

@@ -17,7 +17,7 @@ import numpy as np
 from sifu.core.spec import Spec
 from sifu.data.federation import ClientData
 from sifu.errors import InputError
-from sifu.launch.features import with_features
+from sifu.launch.features import FeatureData, with_features
 from sifu.launch.federation import takes_rows
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
@@ -115,6 +115,9 @@ def _reduced(
         )
     rows = np.setdiff1d(np.arange(first.samples), there)
     stays = ~np.isin(rows, remainder.removed)
+    if isinstance(source, FeatureData) and source.mapped_from is not None:
+        mapped_from = source.mapped_from[stays]
+        return replace(source, name=remainder.name, x=x[stays], y=y[stays], mapped_from=mapped_from)
     if is_dataclass(source) and not isinstance(source, type):
         return replace(source, name=remainder.name, x=x[stays], y=y[stays])
     return ClientData(remainder.name, x[stays], y[stays])

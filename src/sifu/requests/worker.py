@@ -60,9 +60,10 @@ class Worker:
         tell: Tell = log.info,
         engine_again: Callable[[], Engine] | None = None,
         prepare_records: Callable[[RunReader, RequestTerms], None] | None = None,
+        digest_of: Callable[[int], str | None] = lambda client: None,
     ) -> None:
         self.writer, self.engine, self.progress, self._tell = writer, engine, progress, tell
-        self._engine_again, self._prepare_records = engine_again, prepare_records
+        self._engine_again, self._prepare_records, self._digest_of = engine_again, prepare_records, digest_of
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
@@ -229,9 +230,10 @@ class Worker:
                 f"{remainder.name} cannot join again: the engine does not have what it has left. Open the run with its "
                 "clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
             )
-        profile = self.engine.clients[remainder.client]
+        profile, digest = self.engine.clients[remainder.client], self._digest_of(remainder.client)
+        payload = {"client": profile.name, "request": remainder.request}
         with uninterrupted():
-            self.writer.record(JOINED, {"client": profile.name, "request": remainder.request}, joined=profile)
+            self.writer.record(JOINED, payload, joined=profile, joined_digest=digest)
 
     def _retrain(self, request: str) -> None:
         """Rounds without the client, then the certificate."""

@@ -28,6 +28,7 @@ from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import create_private, private_folder
+from sifu.store.sample_salts import SALTS_FILE
 from sifu.store.statistics import STATISTICS
 from sifu.store.timestamps import TIMESTAMPS
 from sifu.store.unfinished_copies import remove_copies_in, unfinished_backup, unfinished_restoration
@@ -36,7 +37,7 @@ from sifu.store.updates import UPDATES
 FORMAT = "sifu-backup-1"
 MANIFEST = "manifest.json"
 NAME = re.compile(
-    rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}"
+    rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}|{re.escape(SALTS_FILE)}"
     rf"|models/\d{{1,12}}\.safetensors|{UPDATES}/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
     rf"|{STATISTICS}/\d{{1,12}}\.(?:\d{{1,12}}|sum)\.statistics"
     rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
@@ -59,8 +60,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
                 copy.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
             folder = reader.folder
             listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
-            if (folder / STANDING_FILE).exists():
-                listed[STANDING_FILE] = folder / STANDING_FILE
+            listed |= {name: folder / name for name in (STANDING_FILE, SALTS_FILE) if (folder / name).exists()}
             for name in FOLDERS:
                 paths = sorted((folder / name).iterdir())
                 listed |= {f"{name}/{path.name}": path for path in paths if NAME.fullmatch(f"{name}/{path.name}")}

@@ -23,6 +23,7 @@ from sifu.store.history_rows import clients_digest
 from sifu.store.keys import KEY_FILE
 from sifu.store.lock import LOCK_FILE
 from sifu.store.reader import GROUP_KEY
+from sifu.store.sample_salts import SALTS_FILE
 from sifu.store.statistics import STATISTICS
 from sifu.store.timestamps import TIMESTAMPS
 from sifu.store.updates import UPDATES
@@ -32,8 +33,8 @@ from sifu.theory.groups import KEY_BYTES
 STAGING = ".new"
 CREATING = ".creating"
 FOLDERS = ("models", CERTIFICATES, UPDATES, STATISTICS, TIMESTAMPS)
-_OWN_FILES = {LOCK_FILE, *FOLDERS, KEY_FILE, HEAD_FILE, STAGING, CREATING} | {
-    files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE)
+_OWN_FILES = {LOCK_FILE, *FOLDERS, KEY_FILE, HEAD_FILE, SALTS_FILE, STAGING, CREATING} | {
+    files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE, SALTS_FILE)
 }
 
 

@@ -35,6 +35,7 @@ from sifu.store.projection import Change, changes
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
+from sifu.store.sample_salts import add_salts, erase_salts
 from sifu.store.statistics import STATISTICS, STATISTICS_NAME, statistics_path
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.timestamps import TIMESTAMPS, stamp_at_the_end, timestamp_authority
@@ -83,8 +84,12 @@ class RunWriter(RunReader):
         facts: TrainingFacts,
         versions: Mapping[str, str],
         initial_model: Vector,
+        sample_digests: Sequence[str] = (),
     ) -> RunWriter:
-        """A new run in an empty or absent folder, with its initial model and its operator's key."""
+        """A new run in an empty or absent folder, with its initial model and its operator's key.
+
+        `sample_digests` are those of each client's samples where they are at hand (`store.sample_salts`).
+        """
         witness_targets()
         timestamp_authority()
         check_free(folder)
@@ -107,7 +112,7 @@ class RunWriter(RunReader):
             private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
             values = first_values(given_spec, spec, layout, clients, facts, versions, public_key)
-            writer._begin(values, layout, clients, initial_model)
+            writer._begin(values, layout, clients, initial_model, sample_digests)
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
@@ -123,14 +128,20 @@ class RunWriter(RunReader):
         return writer
 
     def _begin(
-        self, values: dict[str, Any], layout: ModelLayout, clients: Sequence[ClientProfile], initial_model: Vector
+        self,
+        values: dict[str, Any],
+        layout: ModelLayout,
+        clients: Sequence[ClientProfile],
+        initial_model: Vector,
+        sample_digests: Sequence[str],
     ) -> None:
         """Record the first event in a database that is still empty."""
+        salted = list(add_salts(self.folder, dict(enumerate(sample_digests))).values())
         with transaction(self.connection):
             insert_clients(self.connection, enumerate(clients))
             self._record(
                 "run created",
-                {"run": values},
+                {"run": values} | ({"sample_digests": salted} if salted else {}),
                 NewRows(nodes=[NodeRow(PathNode(0, None, "initial", 0, 0), 0.0)]),
                 [NewModel(0, initial_model, kept=True)],
                 layout,
@@ -180,6 +191,7 @@ class RunWriter(RunReader):
             writer.copies_removed = remove_unfinished_copies(folder)
             if (folder / SCRUB_FILE).exists():  # an erasure was cut short: finish it before anything else
                 writer.scrub()
+            erase_salts(writer)
         except BaseException:
             writer.close()
             raise
@@ -210,13 +222,14 @@ class RunWriter(RunReader):
         evaluations: Sequence[EvaluationRow] = (),
         certificates: Mapping[tuple[str, str], dict[str, Any]] | None = None,
         joined: ClientProfile | None = None,
+        joined_digest: str | None = None,
         for_good: bool = False,
     ) -> Event:
         """One event with everything that belongs to it, durable when this returns.
 
         `statistics` are rows of files that are there already (`store.statistics`). `joined` is a client that the run
-        knows from now on. `for_good` also takes what is dropped out of the free pages and the log of the database, and
-        erases the report.
+        knows from now on, `joined_digest` that of its samples. `for_good` also takes what is dropped out of the free
+        pages and the log of the database, and erases the report.
         """
         payload = dict(payload)
         self._note_lost_key()
@@ -246,6 +259,9 @@ class RunWriter(RunReader):
                     self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
                 if joined is not None:
                     payload["run"] = payload.get("run", {}) | self._insert_client(joined)
+                if joined_digest is not None:
+                    client = int(payload["run"]["client_count"]) - 1
+                    payload["sample_digest"] = add_salts(self.folder, {client: joined_digest})[client]
                 if updates:
                     payload["updates"] = [self._write_updates(new) for new in updates]
                 seq, previous = self.last_event()
@@ -273,6 +289,8 @@ class RunWriter(RunReader):
         files.remove_files([files.model_path(self.folder, node) for node in dropped_models])
         files.remove_files([updates_path(self.folder, file) for file in dropped_updates])
         files.remove_files([statistics_path(self.folder, file) for file in dropped_statistics])
+        if "subjects" in payload or joined is not None:
+            erase_salts(self)
         for (request, form), content in contents.items():
             files.write_atomically(certificate_path(self.folder, request, form), content.encode())
         if for_good:

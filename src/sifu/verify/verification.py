@@ -29,6 +29,7 @@ from sifu.verify.operator_keys import check_keys, keys_of
 from sifu.verify.remainders import check_remainders
 from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
+from sifu.verify.samples import check_sample_digests
 from sifu.verify.statistics import check_kept_statistics
 from sifu.verify.timestamped import Authority, check_timestamps
 from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
@@ -98,6 +99,7 @@ def verify_run(
             ("events", check_recorded_nodes),
             ("tables", check_tables),
             ("tables", check_clients),
+            ("tables", check_sample_digests),
             ("rounds", check_rounds),
             ("history", check_history),
             ("groups", check_groups),
