@@ -17,6 +17,7 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.record.regularities import Regularities
 from sifu.store.reader import RunReader
+from sifu.store.record_check import check_record
 from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
 from sifu.store.sample_salts import SALTS_FILE, outlived, read_salts, recorded_digests, salted_sample_digest
 from sifu.theory.facts import UNKNOWN, ClientProfile, TrainingFacts
@@ -118,6 +119,7 @@ def _check_samples(folder: Path, reader: RunReader, digests: Sequence[str], with
             continue
         name = clients[client].name
         if client not in salts:
+            check_record(reader)  # whoever was forgotten has none: a record that was changed is what to speak of
             raise InputError(
                 f"{folder / SALTS_FILE} is missing or has nothing of client {name!r}, so nobody can tell whether its "
                 "data are those the run was made with: put the file back from a backup of the run"
