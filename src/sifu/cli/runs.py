@@ -28,7 +28,8 @@ def demo(
     """The whole story on embedded data, in less than a minute.
 
     160 clients train a digit classifier; then three requests of five clients each are carried out, each
-    beside Scratch, certified and verified, and a report is written.
+    beside Scratch, certified and verified, and a report is written. Then the same federation as a head in closed
+    form, where forgetting is exact and takes no round.
     """
     from sifu.cli.demo import run_demo
 
