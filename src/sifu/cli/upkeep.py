@@ -114,8 +114,8 @@ def restore(
 ) -> None:
     """Make a run folder from a backup; the ledger records this permanently.
 
-    Later certificates are conditional at best, unless of a fresh model or a merge of groups: no anchor shows that the
-    run the backup was made of did not go on.
+    Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed form: no
+    anchor shows that the run the backup was made of did not go on.
     """
     from sifu.api import restore as make_folder
     from sifu.cli.output import tell
@@ -123,8 +123,8 @@ def restore(
     restored = make_folder(file, run, anchor, certificates or [], accept_older)
     sentences = [
         f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger says so.",
-        "Later certificates are conditional at best, unless of a fresh model or a merge of groups: no anchor shows "
-        "that the run the backup was made of did not go on.",
+        "Later certificates are conditional at best, unless of a fresh model, a merge of groups or a head in closed "
+        "form: no anchor shows that the run the backup was made of did not go on.",
     ]
     if not restored.complete:
         sentences.append(
