@@ -3,7 +3,9 @@
     python benchmarks/gpu_rounds.py [--data FOLDER] [--out FILE.json]
 
 Every figure is wall time between two synchronised instants, over whole chunks, after a warm-up that compiles and
-captures everything. Data are random unless a folder with cifar10.npz is given; speed does not depend on them.
+captures everything: the best of some repeats, with their range. The error of a precision is that of one round's step,
+against the plain loop in float64. Data are random unless a folder with cifar10.npz is given; speed does not depend on
+them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ import torch
 from sifu.core.engine import Engine, Position
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, stream_rounds
-from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
-from sifu.engines.sim.lanes import lane_engines
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, Strategy
+from sifu.engines.sim.lanes import PRECISIONS, lane_engines
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.experiments.provenance import commit
 from sifu.theory.participation import Participation
@@ -33,6 +35,7 @@ from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 CIFAR10 = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
 B = LocalTraining(rate=0.01, steps=5, batch_size=20, momentum=0.9)
+PARTS = ("rounds", "errors", "linear", "losses")
 
 
 @dataclass(frozen=True)
@@ -113,20 +116,50 @@ def together(engines: list, work: Callable[[Engine], object]) -> float:
     return time.perf_counter() - began
 
 
-def conv_milliseconds(clients: tuple, lanes: int, precision: str, tracked: bool, rounds: int) -> float:
-    """Milliseconds a round and lane of workload B."""
-    federations = [
-        SimulatedFederation(
-            clients, ModuleModel(CIFAR10), B, participation=Participation("fixed", count=5), dtype="float32", seed=seed
-        )
-        for seed in range(lanes)
-    ]
-    engines = lane_engines(federations, [clients] * lanes, "cuda", precision)
+def workload_b(clients: tuple, seed: int, dtype: str = "float32", strategy: Strategy = "auto") -> SimulatedFederation:
+    """The federation of workload B."""
+    return SimulatedFederation(
+        clients,
+        ModuleModel(CIFAR10),
+        B,
+        participation=Participation("fixed", count=5),
+        dtype=dtype,  # type: ignore[arg-type]
+        seed=seed,
+        strategy=strategy,
+    )
+
+
+def conv_milliseconds(
+    clients: tuple, lanes: int, precision: str, tracked: bool, rounds: int, repeats: int
+) -> tuple[float, float]:
+    """Milliseconds a round and lane of workload B: the best of the repeats, and the worst."""
+    engines = lane_engines([workload_b(clients, seed) for seed in range(lanes)], [clients] * lanes, "cuda", precision)
     together(engines, lambda engine: take(engine, 120, tracked))
-    seconds = min(together(engines, lambda engine: take(engine, rounds, tracked)) for _ in range(3))
+    seconds = [together(engines, lambda engine: take(engine, rounds, tracked)) for _ in range(repeats)]
     for engine in engines:
         engine.close()
-    return seconds / rounds / lanes * 1000
+    return min(seconds) / rounds / lanes * 1000, max(seconds) / rounds / lanes * 1000
+
+
+def error_of_a_step(clients: tuple, precision: str, rounds: int = 5) -> tuple[float, float]:
+    """The largest and the root mean square error of a round's step, relative to the step's, against float64.
+
+    Over some rounds, each from the model that float64 has come to.
+    """
+    exact = workload_b(clients, 1, "float64", "loop")
+    (engine,) = lane_engines([workload_b(clients, 1)], [clients], "cuda", precision)
+    everyone, model = np.arange(len(clients)), exact.initial_model(0)
+    errors, steps = [], []
+    for number in range(rounds):
+        start = model.astype("float32")
+        truth = exact.run_round(start.astype("float64"), Position(0, number), everyone).model
+        errors.append(engine.run_round(start, Position(0, number), everyone).model - truth)
+        steps.append(truth - start)
+        model = truth
+    engine.close()
+    error, step = np.concatenate(errors), np.concatenate(steps)
+    largest = float(np.abs(error).max() / np.abs(step).max())
+    return largest, float(np.sqrt((error**2).mean() / (step**2).mean()))
 
 
 def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
@@ -143,15 +176,10 @@ def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
 def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
     """The largest relative difference between the losses of the CPU's and the GPU's run of B."""
 
-    def make() -> SimulatedFederation:
-        return SimulatedFederation(
-            clients, ModuleModel(CIFAR10), B, participation=Participation("fixed", count=5), dtype="float32", seed=1
-        )
-
-    engines = lane_engines([make()], [clients], "cuda", precision)
+    engines = lane_engines([workload_b(clients, 1)], [clients], "cuda", precision)
     ours = take(engines[0], rounds, False, evaluate_every=5)
     engines[0].close()
-    theirs = take(make(), rounds, False, evaluate_every=5)
+    theirs = take(workload_b(clients, 1), rounds, False, evaluate_every=5)
     return float(np.max(np.abs(np.array(ours) / np.array(theirs) - 1.0)))
 
 
@@ -160,7 +188,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="folder with cifar10.npz; random data otherwise")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--rounds", type=int, default=1200)
+    parser.add_argument("--rounds", type=int, default=1200, help="timed at once; a sixth of it for ten slow lanes")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--commit", help="what to record as the commit")
     options = parser.parse_args()
     clients = real_clients(options.data) if options.data else random_clients(100, 100, (3, 32, 32), 10, "float32")
@@ -169,29 +200,33 @@ def main() -> None:
         "torch": torch.__version__,
         "date": date.today().isoformat(),
         "commit": options.commit or commit(),
+        "repeats": options.repeats,
     }
-    for precision in ("tf32", "float32"):
+
+    def note(name: str, figure: float) -> None:
+        figures[name] = figure
+        print(name, figure, flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+    for precision in options.precisions if "rounds" in options.parts else ():
         for lanes in (1, 10):
             for tracked in (True, False) if precision == "tf32" else (True,):
                 name = f"B, {lanes} lane{'s' if lanes > 1 else ''}, {precision}, tracking {'on' if tracked else 'off'}"
-                figures[f"{name}: ms a round and lane"] = conv_milliseconds(
-                    clients,
-                    lanes,
-                    precision,
-                    tracked,
-                    options.rounds // (1 if lanes == 1 or precision == "tf32" else 6),
-                )
-                print(name, figures[f"{name}: ms a round and lane"], flush=True)
-    for samples in (10, 60):
+                rounds = options.rounds // (6 if lanes > 1 and precision == "float32" else 1)
+                best, worst = conv_milliseconds(clients, lanes, precision, tracked, rounds, options.repeats)
+                note(f"{name}: ms a round and lane", best)
+                note(f"{name}: ms a round and lane, slowest repeat", worst)
+    for precision in options.precisions if "errors" in options.parts else ():
+        largest, typical = error_of_a_step(clients, precision)
+        note(f"B, {precision}: largest error of a step against float64, of the largest entry", largest)
+        note(f"B, {precision}: root mean square error of a step against float64, of the step's", typical)
+    for samples in (10, 60) if "linear" in options.parts else ():
         name = f"1,000 clients x {samples}, all, float64, K=10, tracking on: rounds a second"
-        figures[name] = linear_rounds_a_second(1000, samples, options.rounds)
-        print(name, figures[name], flush=True)
-    for precision in ("float32", "tf32"):
+        note(name, linear_rounds_a_second(1000, samples, options.rounds))
+    for precision in options.precisions if "losses" in options.parts else ():
         name = f"B, loss of 60 rounds against the CPU, {precision}: largest relative difference"
-        figures[name] = loss_curves(clients, precision, 60)
-        print(name, figures[name], flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(figures, indent=1) + "\n")
+        note(name, loss_curves(clients, precision, 60))
 
 
 if __name__ == "__main__":
