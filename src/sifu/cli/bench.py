@@ -72,7 +72,8 @@ def run_experiment(
         str | None,
         typer.Option(
             "--preset",
-            help="paper or ours (rules), both, authors (the paper to the letter), authors_unclipped, authors_ours.",
+            help="paper or ours (rules), both, authors (the paper to the letter), authors_unclipped, authors_ours, "
+            "authors_unclipped_ours.",
             metavar="A,B",
         ),
     ] = None,
@@ -133,7 +134,10 @@ def run_experiment(
     )
     as_json = format is Format.json
     with BenchProgress(quiet=as_json) as progress:
-        result = Bench(options, progress).run() if jobs == 1 else run_in_processes(options, jobs, progress)
+        if jobs == 1:
+            result = Bench(options, progress, progress.say).run()
+        else:
+            result = run_in_processes(options, jobs, progress, progress.say)
     figures = _plot(folder) if plots and result.table.rows else []
     _show(result, folder, figures, as_json)
     if result.failures:

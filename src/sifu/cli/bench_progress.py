@@ -54,6 +54,11 @@ class BenchProgress(ShownBar):
                 line = f"{update.done}/{update.total} {update.task}: {update.text}"
                 err.print(line if self._terminal else line + left, markup=False, soft_wrap=True)
 
+    def say(self, sentence: str) -> None:
+        """A sentence above the bar."""
+        if not self._quiet:
+            err.print(sentence, markup=False, soft_wrap=True)
+
     def _time_left(self, update: Update) -> str:
         """From how long the requests done in this session took."""
         done = update.done - self._done_before

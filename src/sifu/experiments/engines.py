@@ -87,6 +87,8 @@ class EngineSource(Protocol):
     """Decides which engine a task gets, and what runs at the same time."""
 
     stop: threading.Event
+    at_once: int
+    """Tasks at the same time, at most."""
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
         """Do all the tasks; returns those that failed."""
@@ -100,7 +102,7 @@ class OneByOne:
     """
 
     def __init__(self, cache: ClientCache, device: str = "cpu") -> None:
-        self._cache, self._device = cache, device
+        self._cache, self._device, self.at_once = cache, device, 1
         self._last: tuple[Any, Engine] | None = None
         self.stop = threading.Event()
 
@@ -128,7 +130,7 @@ class OnFlower:
     """Flower's simulation: virtual nodes on this machine, one task after the other (`engines.flower.simulation`)."""
 
     def __init__(self, cache: ClientCache) -> None:
-        self._cache = cache
+        self._cache, self.at_once = cache, 1
         self.stop = threading.Event()
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
@@ -172,7 +174,7 @@ class Lanes:
     """Engines that run as lanes of one batched program, a thread for each task (see `sifu.engines.sim.lanes`)."""
 
     def __init__(self, cache: ClientCache, device: str, lanes: int, precision: str = "float32") -> None:
-        self._cache, self._device, self._lanes, self._precision = cache, device, lanes, precision
+        self._cache, self._device, self.at_once, self._precision = cache, device, lanes, precision
         self._one_by_one = OneByOne(cache, device)
         self.stop = self._one_by_one.stop
 
@@ -185,8 +187,8 @@ class Lanes:
             if task.spec.model.kind != RIDGE:
                 groups.setdefault(same_program(task.spec), []).append(task)
         for group in groups.values():
-            for first in range(0, len(group), self._lanes):
-                failures += self._run_group(group[first : first + self._lanes], work)
+            for first in range(0, len(group), self.at_once):
+                failures += self._run_group(group[first : first + self.at_once], work)
         return failures
 
     def _run_group(self, group: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:

@@ -48,17 +48,24 @@ class Message:
     failures: tuple[Failure[Any], ...] = ()
 
 
-def run_in_processes(options: Options, jobs: int, report: Callable[[Update], None] | None = None) -> Result:
+def run_in_processes(
+    options: Options,
+    jobs: int,
+    report: Callable[[Update], None] | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> Result:
     """The experiment with `jobs` processes at a time; the same rows as in one process."""
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, found {jobs}")
-    bench = Bench(options, report)
+    bench = Bench(options, report, announce)
     parts = [
         Part(replace(options, datasets=(dataset,), seeds=(seed,), out=options.out / PARTS / f"{dataset}-seed{seed}"))
         for dataset in bench.datasets
         for seed in options.seeds
     ]
     result = bench.open()
+    if bench.experiment.kind == "requests":
+        bench.check_room(result.table, jobs, PARTS)
     _Gathering(bench, parts, jobs, result).run()
     if not result.failures:
         shutil.rmtree(options.out / PARTS, ignore_errors=True)

@@ -31,9 +31,10 @@ from sifu.experiments.metric_runs import MetricRuns
 from sifu.experiments.options import Options, narrowed
 from sifu.experiments.provenance import provenance, read_record, record
 from sifu.experiments.requests import choose_requests
+from sifu.experiments.room import check_room, room_of
 from sifu.experiments.settings import Experiment, Scale, load_experiment, run_spec, shared_settings
 from sifu.experiments.table import COLUMNS_OF, REQUEST_COLUMNS, Table
-from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_row
+from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_place, training_row
 from sifu.experiments.work import Training, Trajectory, Work, combinations, plan_work, variant_text
 from sifu.launch.federation import engine_from_spec
 from sifu.record.progress import Progress
@@ -82,8 +83,15 @@ class DistanceTask:
 class Bench:
     """One experiment in one folder."""
 
-    def __init__(self, options: Options, report: Callable[[Update], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        report: Callable[[Update], None] | None = None,
+        announce: Callable[[str], None] | None = None,
+    ) -> None:
+        """`report` is told of progress; `announce` gets the sentence on the room the run folders take."""
         self.options = options
+        self.announce = announce or (lambda sentence: None)
         self.experiment = narrowed(load_experiment(options.name, options.scale), options.where)
         self.report = report or (lambda update: None)
         groups = self.experiment.kind == "groups"
@@ -91,6 +99,8 @@ class Bench:
         self.held_out = HeldOut(options.data)
         self._marks: dict[Any, MarkCheck] = {}
         self._chosen: dict[Any, list[list[str]]] = {}
+        self._model_bytes: dict[Any, int] = {}
+        self._users: dict[Training, set[str]] = {}
         self._lock = threading.Lock()
         self._done, self._total = 0, 0
 
@@ -168,36 +178,92 @@ class Bench:
 
     def _run_requests(self, work: Work, source: EngineSource, result: Result) -> None:
         result.notes += work.notes
-        missing = [trajectory for trajectory in work.trajectories if not self._is_done(trajectory, result.table)]
-        self._done = sum(trajectory.requests.count for trajectory in work.trajectories) - sum(
-            trajectory.requests.count for trajectory in missing
-        )
+        table, experiment = result.table, self.experiment.name
+        self._sweep(work, table)
+        missing = [trajectory for trajectory in work.trajectories if not self._is_settled(trajectory, table)]
+        self.check_room(table)
         self._total = sum(trajectory.requests.count for trajectory in work.trajectories)
+        self._done = self._total - sum(trajectory.requests.count for trajectory in missing)
+        for trajectory in missing:
+            self._users.setdefault(trajectory.training, set()).add(trajectory.name)
         for dataset in self.datasets:
             trajectories = [trajectory for trajectory in missing if trajectory.training.dataset == dataset]
             trainings = tuple(dict.fromkeys(trajectory.training for trajectory in trajectories))
-            failed = source.run(trainings, lambda task, engine: self._train(task, engine, source, result.table))
+            failed = source.run(trainings, lambda task, engine: self._train(task, engine, source, table))
             result.failures += failed
             lost = {trajectory.task for trajectory in failed}
             ready = [trajectory for trajectory in trajectories if trajectory.training not in lost]
+            for trajectory in [trajectory for trajectory in ready if self._is_settled(trajectory, table)]:
+                ready.remove(trajectory)
+                self._finished_with(trajectory)
             ready.sort(
                 key=lambda trajectory: (trajectory.training.seed, trajectory.training.name)
             )  # tasks of one federation share an engine
-            result.failures += source.run(
-                ready, lambda task, engine: self._carry_out(task, engine, source, result.table)
+            result.failures += source.run(ready, lambda task, engine: self._carry_out(task, engine, source, table))
+        missed = [training for training in work.trainings if self._missed_target(training, table)]
+        if missed:
+            result.notes.append(
+                f"{len(missed)} of {len(work.trainings)} trainings ended at their limit of rounds below the target: "
+                f"{experiment} carries out no requests on them"
             )
-            if not self.options.keep_runs and not any(
-                _dataset_of(failure.task) == dataset for failure in result.failures
-            ):
-                # Also what an interrupted session was done with but did not live to remove.
-                every = [trajectory for trajectory in work.trajectories if trajectory.training.dataset == dataset]
-                for trajectory in trajectories if self._were_kept() else every:
-                    for folder in (self._folder(trajectory), self._folder(trajectory.training)):
-                        shutil.rmtree(folder, ignore_errors=True)
+
+    # -- run folders -------------------------------------------------------------------------------------
+
+    def model_bytes(self, spec: Spec) -> int:
+        """The bytes of one model of a federation of this shape; 0 where it cannot be made, as its task will say."""
+        key = (spec.data.name, spec.model)
+        if key not in self._model_bytes:
+            try:
+                layout = engine_from_spec(spec, self.cache.clients(spec))[0].layout
+            except InputError:
+                return 0
+            self._model_bytes[key] = layout.size * np.dtype(layout.dtype).itemsize
+        return self._model_bytes[key]
+
+    def check_room(self, table: Table, jobs: int = 1, runs: str = RUNS) -> None:
+        """Announce the room that run folders below `runs` take; refuses to start where there is less."""
+        missing = [task for task in self.work().trajectories if not self._is_settled(task, table)]
+        parts: dict[Any, list[Trajectory]] = {}
+        for task in missing:  # several processes share the work by data set and seed
+            parts.setdefault((task.training.dataset, task.training.seed if jobs > 1 else 0), []).append(task)
+        room = room_of(parts.values(), jobs, self._source[0].at_once, self.model_bytes)
+        self.announce(check_room(room, self.options.out, self.options.out / runs))
+
+    def _sweep(self, work: Work, table: Table) -> None:
+        """Remove what an interrupted session was done with but did not live to remove."""
+        if self.options.keep_runs or self._were_kept():
+            return
+        for training in work.trainings:
+            users = [trajectory for trajectory in work.trajectories if trajectory.training == training]
+            settled = [trajectory for trajectory in users if self._is_settled(trajectory, table)]
+            done: list[Training | Trajectory] = [*settled, *([training] if len(settled) == len(users) else [])]
+            for task in done:
+                shutil.rmtree(self._folder(task), ignore_errors=True)
+
+    def _finished_with(self, trajectory: Trajectory) -> None:
+        """All rows of a trajectory are on disk: its run folder goes, and with the last one its training's."""
+        with self._lock:
+            users = self._users[trajectory.training]
+            users.discard(trajectory.name)
+        if not self.options.keep_runs:
+            shutil.rmtree(self._folder(trajectory), ignore_errors=True)
+            if not users:
+                shutil.rmtree(self._folder(trajectory.training), ignore_errors=True)
 
     def _were_kept(self) -> bool:
         """Whether an earlier session was asked to keep its run folders."""
         return any("--keep-runs" in session["command"] for session in read_record(self.options.out)["sessions"])
+
+    def _is_settled(self, trajectory: Trajectory, table: Table) -> bool:
+        """Whether nothing is left to do: every row is there, or its training missed a target that requests wait for."""
+        return self._is_done(trajectory, table) or self._missed_target(trajectory.training, table)
+
+    def _missed_target(self, training: Training, table: Table) -> bool:
+        """Whether the experiment leaves out requests on this training, because it ended below its target."""
+        if not self.experiment.only_reached:
+            return False
+        place = training_place(training, self.experiment.name)
+        return any(row["reached"] is False and all(row[key] == place[key] for key in place) for row in table.rows)
 
     def _is_done(self, trajectory: Trajectory, table: Table) -> bool:
         return all(
@@ -244,8 +310,7 @@ class Bench:
                 self._done, self._total, task.name, self._summary(task, table, len(requests)), finished=True
             )
         self.report(update)
-        if not self.options.keep_runs:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._finished_with(task)
 
     def _requests_of(self, task: Trajectory) -> list[list[str]]:
         """Who asks; the clients' data are looked at once for all methods."""
@@ -408,10 +473,6 @@ class Bench:
             )
         else:
             path.unlink(missing_ok=True)
-
-
-def _dataset_of(task: Training | Trajectory) -> str:
-    return task.training.dataset if isinstance(task, Trajectory) else task.dataset
 
 
 def distance_spec(

@@ -62,6 +62,8 @@ class Experiment:
     kind: Literal["requests", "distance", "groups", "metrics"] = "requests"
     presets: tuple[str, ...] = ("paper", "ours")
     unlimited: tuple[str, ...] = ()
+    only_reached: bool = False
+    """Whether requests are left out on trainings that ended at their limit of rounds below the target."""
     requests: Requests = Requests()
     distance: DistanceRuns = DistanceRuns()
     spec: Mapping[str, Any] | None = None
@@ -153,6 +155,7 @@ def load_experiment(name: str, scale: Scale = "paper") -> Experiment:
         few = smoke.get("request_clients", general["request_clients"])
         requests = Requests(requests.count, min(requests.clients, few), requests.choose)
         distance = DistanceRuns(10, 1, 5)
+        content["only_reached"] = False  # a few rounds reach no target
         if "dataset" in smoke:
             content["datasets"] = [smoke["dataset"]]
         if "trials" in smoke:

@@ -42,17 +42,8 @@ def train_run(training: Training, folder: Path, engine: Engine, progress: Progre
     return train(training.spec, run=folder, engine=engine, progress=progress, data_folder=data)
 
 
-def training_row(
-    training: Training, run: Run, experiment: str, seconds: float, held_out: HeldOut, device: str = "cpu"
-) -> Row:
-    """What training took, as request 0 of the method `training`."""
-    with run.reader() as reader:
-        rounds = reader.path()[-1].node.position
-        accuracy = next(
-            (evaluation.accuracy for evaluation in reader.evaluations() if evaluation.node == reader.tip), None
-        )
-        cost = training_cost(reader)
-    target = training.spec.stop.target
+def training_place(training: Training, experiment: str) -> dict[str, Any]:
+    """What names the row that says what training took: request 0 of the method `training`."""
     return {
         "experiment": experiment,
         "dataset": training.dataset,
@@ -61,6 +52,21 @@ def training_row(
         "method": TRAINING,
         "variant": " ".join(part for part in (f"kind={training.kind}", training.variant) if part),
         "request": 0,
+    }
+
+
+def training_row(
+    training: Training, run: Run, experiment: str, seconds: float, held_out: HeldOut, device: str = "cpu"
+) -> Row:
+    """What training took."""
+    with run.reader() as reader:
+        rounds = reader.path()[-1].node.position
+        accuracy = next(
+            (evaluation.accuracy for evaluation in reader.evaluations() if evaluation.node == reader.tip), None
+        )
+        cost = training_cost(reader)
+    target = training.spec.stop.target
+    return training_place(training, experiment) | {
         "clients": 0,
         "rounds": rounds,
         "extra_rounds": 0,
@@ -76,7 +82,11 @@ def training_row(
 
 
 def copy_run(source: Path, target: Path) -> None:
-    """A run folder's copy, whole or absent. Models and statistics never change in place: linked where possible."""
+    """A run folder's copy, whole or absent.
+
+    Models and statistics are linked where possible: a run never changes them in place, it makes new ones and removes
+    the names of old ones, for good as well. A request that removes them removes the copy's name only.
+    """
     temporary = target.with_name(f".copying-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(source, temporary, copy_function=_link_or_copy)
