@@ -12,10 +12,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
+from sifu.errors import InputError
 from sifu.experiments.group_measurements import Training, Yardstick, _between
 from sifu.experiments.group_statements import GROUP_STATEMENTS
 from sifu.experiments.group_trials import TEST_CLIENT, TrialClients, trials_of
-from sifu.experiments.options import Options
+from sifu.experiments.options import Options, narrowed
 from sifu.experiments.page import write_page
 from sifu.experiments.runner import Bench
 from sifu.experiments.settings import load_experiment
@@ -56,6 +57,20 @@ def test_what_is_done_is_not_done_again(finished: Path) -> None:
     assert not bench.run().failures
     assert (finished / "results.csv").read_bytes() == before
     assert not started
+
+
+def test_trials_are_chosen_by_what_they_are() -> None:
+    experiment = load_experiment("groups")
+    chosen = narrowed(experiment, ["model=resnet_small", "partition=iid"])
+    ((trial,),) = trials_of(chosen, ["cifar10"], [3], "paper")
+    assert (trial.spec.model.kind, trial.partition) == ("resnet_small", "iid")
+    assert trial.task == "partition=iid participation=all clients=100 model=resnet_small"
+    own = narrowed(experiment, ["model=own"])
+    assert len(own.trials) == len(experiment.trials) - 2
+    with pytest.raises(InputError, match=r"model=vgg is not part of groups: known are own, resnet_small"):
+        narrowed(experiment, ["model=vgg"])
+    with pytest.raises(InputError, match=r"KEY one of partition, participation, clients, model"):
+        narrowed(experiment, ["sigma=1"])
 
 
 def test_test_images_are_held_by_clients_that_never_train() -> None:

@@ -64,6 +64,8 @@ def onnx_bytes(description: dict[str, Any], content: bytes) -> bytes:
     kind, outputs = description["model"], int(description["outputs"])
     if kind == "python":
         raise InputError("this is a model of a program of your own: export it as safetensors, or with torch.onnx")
+    if kind == "resnet_small":
+        raise InputError("resnet_small is not written as ONNX: export it as safetensors, which sifu.load_model reads")
     on_features = description["features"]["kind"] != "none" or kind == RIDGE
     graph = _Graph("features" if on_features else "x")
     source = graph.last

@@ -34,6 +34,7 @@ def _main_tasks(rows: Sequence[Row], participation: str) -> list[Task]:
         and task.partition in MAIN_PARTITIONS
         and task.participation == participation
         and task.clients == "100"
+        and not task.model
     ]
 
 

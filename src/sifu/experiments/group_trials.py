@@ -46,7 +46,8 @@ class GroupTrial:
     accuracy. Groups are tried with each of `groups` as their number and each of `rounds` as the rounds apart. Merges
     are moved on by the first of `stretches` (docs/theory.md, section 15.4), and with the first of `rounds` by each of
     them. `leavers` are the sizes of single requests. A sequence of `requests` single leavers follows where it is not 0,
-    with the first of all these, once for each of `rebuild` (hit groups are built again at once, or never).
+    with the first of all these, once for each of `rebuild` (hit groups are built again at once, or never). `model` is
+    what is trained where it is not the data set's own network.
     """
 
     dataset: str
@@ -63,6 +64,7 @@ class GroupTrial:
     rebuild: tuple[str, ...]
     stretches: tuple[float, ...]
     spec: Spec = field(compare=False, hash=False)
+    model: str = ""
 
     @property
     def name(self) -> str:
@@ -72,7 +74,8 @@ class GroupTrial:
     @property
     def task(self) -> str:
         """What is trained on what by how many, as it stands in the table."""
-        return variant_text({"partition": self.partition, "participation": self.participation, "clients": self.clients})
+        own = {"partition": self.partition, "participation": self.participation, "clients": self.clients}
+        return variant_text(own | ({"model": self.model} if self.model else {}))
 
 
 def trials_of(
@@ -96,6 +99,8 @@ def _trial(experiment: Experiment, content: dict[str, Any], seed: int, scale: Sc
         "server": {"participation": participation},
         "stop": {"target": 0.0, "min_rounds": 0, "max_rounds": 10_000},
     }
+    if "model" in content:
+        over = merged(over, {"model": {"kind": content["model"]}})
     if "samples" in content:
         over = merged(over, {"data": {"samples_per_client": content.pop("samples")}})
     spec, _ = run_spec(experiment, dataset, "ours", seed, scale, over)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sifu.errors import InputError
 from sifu.experiments.settings import Experiment, Scale
 from sifu.experiments.work import variant_text
+
+TRIAL_KEYS: dict[str, Any] = {"partition": "", "participation": "all", "clients": 100, "model": "own"}
+"""What trials of the experiment `groups` are chosen by, and what they are where the file does not say."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +34,46 @@ class Options:
     engine: str = "embedded"
     keep_runs: bool = False
     where: tuple[str, ...] = ()
-    """Parts of the experiment's grid: `clients=50,1000`."""
+    """Parts of the experiment's grid, or of its trials: `clients=50,1000`."""
     command: tuple[str, ...] = ()
 
 
 def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
-    """The experiment with only some values of its grid, each given as KEY=VALUE,VALUE."""
-    grid = dict(experiment.grid or {})
+    """The experiment with only these values of its grid (`KEY=VALUE,VALUE`), or only these of its trials."""
     for text in where:
         key, _, values = text.partition("=")
         wanted = parse_names(values)
-        if key not in grid or not wanted:
+        known = _values(experiment, key)
+        if not known or not wanted:
+            keys = [*(experiment.grid or {}), *(TRIAL_KEYS if experiment.trials else ())]
             raise InputError(
-                f"--where {text!r} is not understood: write KEY=VALUE,VALUE with KEY one of {', '.join(grid) or 'none'}"
+                f"--where {text!r} is not understood: write KEY=VALUE,VALUE with KEY one of {', '.join(keys) or 'none'}"
             )
-        by_text = {variant_text({"": value})[1:]: value for value in grid[key]}
-        strange = [value for value in wanted if value not in by_text]
+        strange = [value for value in wanted if value not in known]
         if strange:
             raise InputError(
-                f"--where {key}={strange[0]} is not part of {experiment.name}: known are {', '.join(by_text)}"
+                f"--where {key}={strange[0]} is not part of {experiment.name}: known are {', '.join(known)}"
             )
-        grid[key] = tuple(by_text[value] for value in wanted)
-    return replace(experiment, grid=grid) if where else experiment
+        if experiment.trials:
+            chosen = tuple(trial for trial in experiment.trials if _text(trial.get(key, TRIAL_KEYS[key])) in wanted)
+            experiment = replace(experiment, trials=chosen)
+        else:
+            grid = dict(experiment.grid or {}) | {key: tuple(known[value] for value in wanted)}
+            experiment = replace(experiment, grid=grid)
+    return experiment
+
+
+def _values(experiment: Experiment, key: str) -> dict[str, Any]:
+    """The values that a key of the grid or of the trials has, by their text; none for an unknown key."""
+    if experiment.trials:
+        values = [trial.get(key, TRIAL_KEYS[key]) for trial in experiment.trials] if key in TRIAL_KEYS else []
+    else:
+        values = list((experiment.grid or {}).get(key, ()))
+    return {_text(value): value for value in values}
+
+
+def _text(value: Any) -> str:
+    return variant_text({"": value})[1:]
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ class Task:
     partition: str
     participation: str
     clients: str
+    model: str = ""
+    """Where it is not the data set's own network."""
 
     def label(self, titles: dict[str, str]) -> str:
         """As it stands in a figure."""
@@ -27,7 +29,8 @@ class Task:
             share = f"{100 * float(share[8:-1]):g} % a round"
         partition = self.partition.replace("-", " ", 1).replace("dirichlet", "Dirichlet")
         count = "" if self.clients == "100" else f", {self.clients} clients"
-        return f"{titles.get(self.dataset, self.dataset)}, {partition}, {share}{count}"
+        network = f" ({self.model})" if self.model else ""
+        return f"{titles.get(self.dataset, self.dataset)}{network}, {partition}, {share}{count}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,9 @@ def settings_of(row: Row) -> dict[str, str]:
 def task_of(row: Row) -> Task:
     """The task of a row."""
     settings = settings_of(row)
-    return Task(row["dataset"], settings["partition"], settings["participation"], settings["clients"])
+    return Task(
+        row["dataset"], settings["partition"], settings["participation"], settings["clients"], settings.get("model", "")
+    )
 
 
 def _setting_of(task: Task, settings: dict[str, str]) -> tuple[Task, int, int, float]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sifu.core.replies import ReplyRules
-from sifu.engines.sim.clients import ClientData
+from sifu.engines.sim.clients import ClientData, count_outputs
 from sifu.engines.sim.engine import SimulatedFederation
 from sifu.engines.sim.gpu.schedule import slots_for
 from sifu.engines.sim.local_training import LocalTraining
@@ -69,16 +69,19 @@ def lane_engines(
         source = _linear_source(federations, first.model, data, device)
         outside: tuple[str, ...] = ()
     else:
-        network = _network(first)
-        if device.startswith("cuda"):
-            refuse_unchecked_shapes(network)
         dtypes = {federation.layout.dtype for federation in federations}
         if dtypes != {"float32"}:
             raise InputError(
                 f"networks run in float32 on a GPU, found model.dtype = {max(dtypes)!r}: set model.dtype = 'float32', "
                 "or use device cpu"
             )
-        source = _conv_source(federations, network, data, device, precision)
+        network = first.model.conv_net
+        if network is None:
+            source = _module_source(federations, first.model, data, device, precision)
+        else:
+            if device.startswith("cuda"):
+                refuse_unchecked_shapes(network)
+            source = _conv_source(federations, network, data, device, precision)
         outside = (f"products in {precision}",) if precision != "float32" else ()
     group = LaneGroup(
         source,
@@ -159,6 +162,47 @@ def _conv_source(
     return LaneSource(drawing, layout.size, layout.entries, make)
 
 
+def _module_source(
+    federations: Sequence[SimulatedFederation], model: ModuleModel, data: _LaneData, device: str, precision: str
+) -> LaneSource:
+    import torch
+
+    from sifu.engines.sim.gpu.lane_stream import LaneSource
+    from sifu.engines.sim.gpu.module_program import ModuleProgram
+    from sifu.engines.sim.gpu.schedule import Drawing
+    from sifu.engines.sim.models import TORCH_TYPES
+    from sifu.engines.sim.module_pass import ModulePass
+
+    training, participation, batch, slots, clipped = _shared(federations, data.most)
+    if clipped:
+        raise InputError(
+            "updates of this model are not clipped on a GPU: leave privacy.clip out, or use device cpu; linear models "
+            "and the convolutional networks that a spec can name are clipped there"
+        )
+    layout, objective = federations[0].layout, model.objective
+    module = ModulePass(model, layout.dtype, torch.device(device), precision)
+    samples = np.zeros((len(data.clients), data.most, *np.shape(data.clients[0].x)[1:]), dtype=layout.dtype)
+    targets = [np.asarray(client.y) for client in data.clients]
+    for place, client in enumerate(data.clients):
+        samples[place, : len(client.y)] = client.x
+    all_samples = torch.from_numpy(samples.reshape(-1, *samples.shape[2:])).to(device)
+    outputs = module.try_out(all_samples[0], count_outputs(data.clients, objective))
+    encoded = torch.zeros((len(data.clients), data.most, outputs), dtype=TORCH_TYPES[layout.dtype])
+    for place, target in enumerate(targets):
+        values = torch.from_numpy(target.astype(np.int64 if objective.labels else layout.dtype))
+        encoded[place, : len(target)] = objective.encode(values, outputs, encoded.dtype)
+    all_encoded = encoded.reshape(-1, outputs).to(device)
+
+    def make(lanes: int, chunk: int, slots: int, width: int) -> ModuleProgram:
+        return ModuleProgram(
+            module, objective, all_samples, all_encoded, training, size=layout.size, lanes=lanes, slots=slots,
+            batch=batch, chunk=chunk, width=width, server_rate=federations[0].facts.server_rate,
+        )  # fmt: skip
+
+    drawing = Drawing(slots, participation, batch, training.steps, 0)
+    return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
+
+
 def _linear_source(
     federations: Sequence[SimulatedFederation], model: LinearModel, data: _LaneData, device: str
 ) -> LaneSource:
@@ -211,12 +255,3 @@ def refuse_unchecked_shapes(network: ConvNet) -> None:
             f"convolutions of {', '.join(map(str, channels))} channels were not checked on a GPU, where some small "
             f"ones are known to be wrong: use multiples of {CHECKED_CHANNELS}, or device cpu"
         )
-
-
-def _network(federation: SimulatedFederation) -> ConvNet:
-    model = federation.model
-    if isinstance(model, ModuleModel) and isinstance(model.factory, ConvNet):
-        return model.factory
-    raise InputError(
-        "lanes on a GPU train linear models and the convolutional networks a spec can name; use device cpu for others"
-    )

@@ -8,12 +8,11 @@ bias-extended problem: `vector.reshape(features + 1, outputs)`.
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.randomness import keyed_generator
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, image_shape, mlp
 from sifu.engines.sim.objectives import OBJECTIVES, Objective, ObjectiveName
+from sifu.engines.sim.residual import SmallResidualNet
 from sifu.errors import InputError
 from sifu.theory.facts import DRAWN_FROM_SEED, MADE_BY_OPERATOR
 
@@ -156,6 +156,18 @@ class ModuleModel:
             return self.factory()
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """A factory that equals another one that makes the same: lanes of one program must share their model."""
+
+    make: Callable[..., nn.Module]
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> nn.Module:
+        """The module."""
+        return self.make(*self.arguments)
+
+
 Model = LinearModel | ModuleModel
 
 
@@ -167,7 +179,7 @@ def make_model(
     init: Literal["zeros", "random"] = "zeros",
     hidden: int = 64,
 ) -> Model:
-    """The model a spec names: softmax, logistic, least_squares, mlp, or one of `CONV_NETS`.
+    """The model a spec names: softmax, logistic, least_squares, mlp, resnet_small, or one of `CONV_NETS`.
 
     `init` is for linear models (a network always starts at random), `hidden` for mlp.
     """
@@ -176,11 +188,15 @@ def make_model(
     if name in CONV_NETS:
         network = CONV_NETS[name](image_shape(name, tuple(input_shape)), outputs)
         return ModuleModel(network, initial_source=DRAWN_FROM_SEED)
+    if name == "resnet_small":
+        shape = image_shape(name, tuple(input_shape))
+        return ModuleModel(Recipe(SmallResidualNet, (shape, outputs)), initial_source=DRAWN_FROM_SEED)
     if name != "mlp":
-        raise InputError(f"no model is called {name!r}; there are {', '.join([*OBJECTIVES, 'mlp', *CONV_NETS])}")
+        names = [*OBJECTIVES, "mlp", "resnet_small", *CONV_NETS]
+        raise InputError(f"no model is called {name!r}; there are {', '.join(names)}")
     if hidden < 1:
         raise InputError(f"a network needs at least 1 hidden unit, found {hidden}")
-    return ModuleModel(functools.partial(mlp, tuple(input_shape), outputs, hidden), initial_source=DRAWN_FROM_SEED)
+    return ModuleModel(Recipe(mlp, (tuple(input_shape), outputs, hidden)), initial_source=DRAWN_FROM_SEED)
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
