@@ -28,7 +28,7 @@ from claims_against_truth import Findings, audit_journey
 from random_journeys import FAMILIES, MASKED
 from sifu.experiments.provenance import provenance
 
-EVERY_FAMILY = (*FAMILIES, *[MASKED] * 2)
+EVERY_FAMILY = (*FAMILIES, *[MASKED] * 3)
 """As often as they occur among a thousand requests."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -124,7 +124,8 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def charge_of(psi: float, sigma: float) -> float:
-    return 0.0 if psi == 0 else (psi / sigma) ** 2 if sigma else math.inf
+    ratio = 0.0 if psi == 0 else psi / sigma if sigma else math.inf
+    return ratio * ratio  # not **, which gives up where a product is infinite
 
 
 def momentum_limit(steps: int, rho: float) -> float:

@@ -1,17 +1,21 @@
 """Random lives of random runs, through the public API alone: any training, any requests, and what operators do besides.
 
 A journey is a federation of a few clients with one of five ways of training (a linear model, a network, groups, a head
-in closed form, noise in training), two to five requests of any method and terms, and between them new keys, purges,
-backups that are restored, clients that join and groups that are built again. Everything follows from one seed but the
+in closed form, noise in training), two to five requests of any method and terms, some of single records, some that
+people have to approve first, and between them new keys, purges, timestamps, backups that are restored, clients that
+join and groups that are built again. A witness hears of everything. Everything follows from one seed but the
 operator's keys; `replayable_noise` makes even certified noise follow from it, so that a run can be carried out again.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import random
+import shutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,14 +33,21 @@ from sifu.core.noise import NormalSource
 from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
 from sifu.engines.sim.clipping import Clipping
-from sifu.errors import SifuError
+from sifu.errors import InputError, SifuError
 from sifu.launch.federation import engine_from_spec
+from sifu.requests.approvals import NEEDED
+from sifu.store import timestamps
+from sifu.store.witnesses import WITNESSES
+from timestamp_authority import make_authority, stamp
 
 FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
 """As often as they occur."""
 MASKED = "masked"
 """Rounds in which the server sees no single update, over Flower's messages: a family of its own, where it is there."""
 INPUTS, CLASSES = 5, 3
+FILED_BY = "desk"
+PEOPLE = ("Ann", "Bob")
+"""Who may approve requests."""
 
 
 def normals_of(seed: int, order: int) -> np.random.Generator:
@@ -81,6 +92,28 @@ class Journey:
     """The engine of masked rounds."""
     hands_engine_over: bool = False
     """Whether the run is opened with an engine of the caller's."""
+    gone: dict[str, set[int]] = field(default_factory=dict)
+    """Rows that were forgotten, by the first name of their client."""
+
+    @property
+    def approvals(self) -> int:
+        """How many people approve a request before it is carried out."""
+        return NEEDED[self.spec.get("requests", {}).get("approval", "none")]
+
+    @property
+    def witness(self) -> Path:
+        """What a witness kept of this folder; one that is restored is heard by another, as both go on."""
+        return self.folder.with_name(f"{self.folder.name}.witness")
+
+    @property
+    def authority(self) -> Path:
+        """The certificate of the authority that gives timestamps."""
+        return self.folder.with_name("root.pem")
+
+    @property
+    def can_forget_records(self) -> bool:
+        """Whoever hands an engine over says itself what clients have left, and masked clients are on nodes."""
+        return not self.hands_engine_over and self.family != MASKED
 
     def open(self) -> Run:
         """The run with its engine."""
@@ -104,6 +137,19 @@ def tables(generator: np.random.Generator, count: int, first: int, outputs: int,
         x = generator.normal(size=(y.size, *shape)) + y.reshape(-1, *[1] * len(shape)) / 2
         clients.append(ClientData(f"client-{number:03d}", x, y))
     return clients
+
+
+def without_rows(client: ClientData, rows: Collection[int], name: str) -> ClientData:
+    """What a client has left without some rows, under another name."""
+    stays = np.setdiff1d(np.arange(len(client.y)), sorted(rows))
+    return ClientData(name, client.x[stays], client.y[stays])
+
+
+@contextmanager
+def witnessed(folder: Path) -> Iterator[None]:
+    """A witness in a file beside the run hears of every command; a restored run has a witness of its own."""
+    with mock.patch.dict(os.environ, {WITNESSES: f"file:{folder / 'run.witness'}"}):
+        yield
 
 
 def small_network() -> nn.Module:
@@ -199,6 +245,7 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
         spec["keep"] |= {"gram_clients": 0, "updates_every": 0}
         spec["server"].pop("update_bound", None)
         spec.pop("features", None)
+    approval = dice.choice(["none"] * 4 + ["one", "two"])
     if family == "closed form":
         spec = {
             "seed": seed,
@@ -208,7 +255,7 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
             "ridge": {"regularisation": dice.choice(["auto", 0.01])},
             "keep": {"statistics": dice.choice(["clients", "sum"])},
         }
-    return spec, shape, model
+    return spec | {"requests": {"approval": approval}}, shape, model
 
 
 def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any]:
@@ -297,9 +344,15 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
         return []
     who = dice.sample(left, dice.choice([1, 1, 1, 2]))
     terms = random_journey_terms(dice, journey)
+    if journey.can_forget_records and dice.random() < (0.4 if journey.family == "closed form" else 0.15):
+        who = who[:1]
+        terms["records"] = random_rows(dice, journey, who[0])
     name = f"r{len(journey.steps)}"
     try:
-        if dice.random() < 0.2:
+        if journey.approvals:
+            run.request(who, name, actor=FILED_BY, **terms)
+            done = approve_and_carry_out(dice, journey, name)
+        elif dice.random() < 0.2:
             run.request(who, name, **terms)
             done = run.forget(min_level="none")
         else:
@@ -310,8 +363,56 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
         if run.request_status(name) == "received":
             run.decide(name, "withdrawn", actor="desk")
         return []
+    if name not in {outcome.request for outcome in done}:
+        journey.steps.append("withdrawn")
+        return []
+    if "records" in terms:
+        journey.gone.setdefault(who[0].partition("~")[0], set()).update(terms["records"])
     journey.steps.append(f"forget {name} {terms.get('method', 'closed_form')}")
     return [outcome.request for outcome in done]
+
+
+def random_rows(dice: random.Random, journey: Journey, client: str) -> list[int]:
+    """Some of the rows that a client has left, never all of them."""
+    first = client.partition("~")[0]
+    (data,) = (given for given in journey.clients if given.name == first)
+    rows = sorted(set(range(len(data.y))) - journey.gone.get(first, set()))
+    return dice.sample(rows, dice.randint(1, max(1, len(rows) - 1)))
+
+
+def approve_and_carry_out(dice: random.Random, journey: Journey, name: str) -> Sequence[Any]:
+    """A request is held until everybody approved it; now and then it is withdrawn before, and stays so."""
+    run = journey.open()
+    for count in range(journey.approvals):
+        if run.forget(min_level="none"):
+            raise AssertionError(f"request {name} was carried out with {count} of {journey.approvals} approvals")
+        if dice.random() < 0.1:
+            run.decide(name, "withdrawn", actor=FILED_BY)
+            with suppress(InputError):
+                run.decide(name, "approved", actor=PEOPLE[count])
+                raise AssertionError(f"request {name} was approved after it was withdrawn")
+            return run.forget(min_level="none")
+        with suppress(InputError):
+            run.decide(name, "approved", actor=f" {FILED_BY.upper()} ")
+            raise AssertionError(f"request {name} was approved by who filed it")
+        run.decide(name, "approved", actor=PEOPLE[count])
+        run.decide(name, "approved", actor=PEOPLE[count].lower())  # the same person again
+    return run.forget(min_level="none")
+
+
+def can_be_timestamped() -> bool:
+    """Whether an authority can be made here, and its answers be read."""
+    return importlib.util.find_spec("rfc3161_client") is not None and shutil.which("openssl") is not None
+
+
+def timestamp(journey: Journey) -> None:
+    """An authority beside the run signs that its head and its certificates were there."""
+    folder = journey.authority.parent
+    if not journey.authority.exists():
+        make_authority(folder)
+    with mock.patch.object(timestamps, "ask_authority", lambda address, content: stamp(folder, content)):
+        journey.open().timestamp("http://localhost/timestamps")
+    journey.steps.append("timestamped")
 
 
 def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Observer) -> None:
@@ -329,10 +430,15 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
     given = issued if dice.random() < 0.7 else []
     sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given)
     journey.folder = back
+    os.environ[WITNESSES] = f"file:{journey.witness}"
     journey.steps.append("restored" + (" with a certificate issued since" if given else ""))
     if given:
         try:
-            observer.carried_out(journey, [outcome.request for outcome in journey.open().forget(min_level="none")])
+            run = journey.open()
+            for row in run.status().requests if journey.approvals else ():
+                for person in PEOPLE[: journey.approvals] if row.status == "received" else ():
+                    run.decide(row.request, "approved", actor=person)
+            observer.carried_out(journey, [outcome.request for outcome in run.forget(min_level="none")])
         except SifuError as error:
             journey.refused += 1
             journey.steps.append(f"refused after a restore: {error}"[:120])
@@ -356,11 +462,13 @@ def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
         elif chance < 0.28:
             journey.open().rotate_key()
             journey.steps.append("new key")
-        elif chance < 0.5 and journey.family == "closed form" and journey.newcomers:
+        elif chance < 0.33 and can_be_timestamped():
+            timestamp(journey)
+        elif chance < 0.55 and journey.family == "closed form" and journey.newcomers:
             journey.clients = [*journey.clients, journey.newcomers.pop(0)]
             journey.open().join()
             journey.steps.append("joined")
-        elif chance < 0.5 and journey.spec.get("groups", {}).get("rebuild") == "later":
+        elif chance < 0.55 and journey.spec.get("groups", {}).get("rebuild") == "later":
             journey.open().rebuild()
             journey.steps.append("rebuilt")
     observer.left(journey)

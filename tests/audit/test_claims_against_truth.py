@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from broken_promises import CONTROLS
-from claims_against_truth import Findings, audit_journey, delta_at
+from claims_against_truth import Findings, OtherParticipantsError, Truth, _apart, audit_journey, delta_at
+from independent_verifier import charge_of
 from random_journeys import FAMILIES
 
-QUICK = {"linear": 12, "network": 10, "groups": 7, "closed form": 13, "training noise": 2}
+QUICK = {"linear": 8, "network": 3, "groups": 1, "closed form": 1, "training noise": 2}
 """A journey of each family that takes about a second."""
-CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 1, "statistics": 0, "levels": 2}
+CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 1, "statistics": 1, "levels": 2}
 """A journey in which each cheat matters."""
 
 
@@ -58,3 +61,28 @@ def test_delta_by_another_way_of_counting() -> None:
     for ratio, epsilon in ((1.0, 1.0), (2.0, 4.0)):
         counted = from_gaussian_mechanism(1.0 / ratio, value_discretization_interval=1e-3)
         assert counted.get_delta_for_epsilon(epsilon) == pytest.approx(delta_at(ratio, epsilon), rel=0.01)
+
+
+def test_a_charge_beyond_every_number_is_infinite() -> None:
+    """Least noise for a client that drifted by nothing, under an accounting that certifies nothing: 1e-302."""
+    assert charge_of(0.1, 1e-301) == math.inf
+    assert charge_of(0.0, 0.0) == 0.0
+
+
+def test_another_world_may_diverge_and_is_infinitely_far_away_then() -> None:
+    class Diverging(Truth):
+        def __init__(self) -> None: ...
+
+        def _needed(self, wanted: object) -> list[int]:
+            return [0, 1]
+
+        def _model(self, engine: object, gone: object, number: int, models: object) -> np.ndarray:
+            if number:
+                raise OtherParticipantsError("a reply was refused")
+            return np.zeros(2)
+
+    other = Diverging().models(None, (), [1], may_diverge=True)
+    assert other[1] is None
+    assert _apart(np.zeros(2), other[1]) == math.inf
+    with pytest.raises(OtherParticipantsError):  # the recorded world took place
+        Diverging().models(None, (), [1])
