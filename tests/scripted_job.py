@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from sifu.launch.federation import clients_from_spec
 from sifu.store import timestamps, witnesses
 from timestamp_authority import make_authority, stamp
 
+Step = Callable[[Path, "sifu.Run | None"], sifu.Run]
+"""One command of a job: the folder, and the run if an earlier step of this process opened it."""
 AUTHORITY = "authority"
 """The folder of the timestamp authority, beside the runs."""
 NOWHERE = "http://127.0.0.1:9/"
@@ -28,36 +31,86 @@ def prepare(base: Path, job: dict[str, Any]) -> None:
         timestamps.ask_authority = lambda address, content: stamp(base / AUTHORITY, content)
 
 
-def work(folder: Path, job: dict[str, Any]) -> None:
-    """The whole job; run again after a fault it goes on."""
-    if job.get("witness"):
-        os.environ[witnesses.WITNESSES] = f"file:{kept_by_witness(folder)}"
-    if job.get("timestamps"):
-        os.environ[timestamps.AUTHORITY] = NOWHERE
-    run = train_and_join(folder, job) if job.get("joining") else sifu.train(job["spec"], run=folder)
-    usual = "closed_form" if job["spec"].get("model", {}).get("kind") == "ridge" else "sifu"
-    for request in job["requests"]:
-        run.forget(request["clients"], request["id"], min_level="none", **{"method": usual} | request["terms"])
+def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = None) -> None:
+    """The steps of the job, or some of them; run again after a fault they go on."""
+    outside = {witnesses.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
+    outside |= {timestamps.AUTHORITY: NOWHERE} if job.get("timestamps") else {}
+    for name in (witnesses.WITNESSES, timestamps.AUTHORITY):
+        os.environ.pop(name, None)
+    os.environ.update(outside)
+    run = None
+    for step in steps_of(job)[begin:end]:
+        run = step(folder, run)
+
+
+def steps_of(job: dict[str, Any]) -> list[Step]:
+    """The commands of a job in their order."""
+    steps: list[Step] = [_training_without_the_last(job), _joining(job)] if job.get("joining") else [_training(job)]
+    steps += [_forgetting(job, request) for request in job["requests"]]
     if job.get("rebuild"):
-        run.rebuild()
-    if job.get("purge", True) and not query(folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
-        run.purge()
-    if job.get("backup") and not backup_of(folder).exists():
-        run.backup(backup_of(folder))
+        steps.append(_on(job, lambda run: run.rebuild()))
+    if job.get("purge", True):
+        steps.append(_on(job, _purge_once))
+    if job.get("backup"):
+        steps.append(_on(job, _back_up_once))
     if job.get("timestamps"):
-        run.timestamp()
+        steps.append(_on(job, lambda run: run.timestamp()))
+    return steps
 
 
-def train_and_join(folder: Path, job: dict[str, Any]) -> sifu.Run:
-    """Train without the last clients, and let them join."""
-    clients = list(clients_from_spec(Spec.from_mapping(job["spec"])))
-    spec = {section: values for section, values in job["spec"].items() if section != "data"}
-    if not (folder / "run.db").exists() or sifu.open_run(folder, clients=clients).status().phase == "training":
-        sifu.train(spec, run=folder, clients=clients[: -job["joining"]])
-    run = sifu.open_run(folder, clients=clients)
-    if run.status().phase == "ready":  # otherwise a request is being carried out, and everybody joined before it
-        run.join()
-    return run
+def _training(job: dict[str, Any]) -> Step:
+    return lambda folder, run: sifu.train(job["spec"], run=folder)
+
+
+def _everybody(job: dict[str, Any]) -> list[Any]:
+    return list(clients_from_spec(Spec.from_mapping(job["spec"])))
+
+
+def _training_without_the_last(job: dict[str, Any]) -> Step:
+    def step(folder: Path, run: sifu.Run | None) -> sifu.Run:
+        clients = _everybody(job)
+        spec = {section: values for section, values in job["spec"].items() if section != "data"}
+        if not (folder / "run.db").exists() or sifu.open_run(folder, clients=clients).status().phase == "training":
+            sifu.train(spec, run=folder, clients=clients[: -job["joining"]])
+        return sifu.open_run(folder, clients=clients)
+
+    return step
+
+
+def _joining(job: dict[str, Any]) -> Step:
+    def join(run: sifu.Run) -> None:
+        if run.status().phase == "ready":  # otherwise a request is being carried out, and everybody joined before it
+            run.join()
+
+    return _on(job, join)
+
+
+def _forgetting(job: dict[str, Any], request: dict[str, Any]) -> Step:
+    usual = "closed_form" if job["spec"].get("model", {}).get("kind") == "ridge" else "sifu"
+    terms = {"method": usual} | request["terms"]
+    return _on(job, lambda run: run.forget(request["clients"], request["id"], min_level="none", **terms))
+
+
+def _purge_once(run: sifu.Run) -> None:
+    if not query(run.folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
+        run.purge()
+
+
+def _back_up_once(run: sifu.Run) -> None:
+    if not backup_of(run.folder).exists():
+        run.backup(backup_of(run.folder))
+
+
+def _on(job: dict[str, Any], command: Callable[[sifu.Run], object]) -> Step:
+    """A command on a run, which is opened if no step before it did."""
+
+    def step(folder: Path, run: sifu.Run | None) -> sifu.Run:
+        if run is None:
+            run = sifu.open_run(folder, clients=_everybody(job)) if job.get("joining") else sifu.open_run(folder)
+        command(run)
+        return run
+
+    return step
 
 
 def kept_by_witness(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ CONFIG = """
 [tsa]
 default_tsa = here
 [here]
-serial = {folder}/serial
+serial = {folder}/{serial}
 signer_cert = {folder}/tsa.pem
 signer_key = {folder}/tsa.key
 signer_digest = sha256
@@ -48,23 +49,27 @@ def make_authority(folder: Path) -> Path:
         (folder / f"{name}.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         (folder / f"{name}.key").write_bytes(private)
-    (folder / "serial").write_text("01\n")
-    (folder / "tsa.cnf").write_text(CONFIG.format(folder=folder))
     return folder / "root.pem"
 
 
 def answer(folder: Path, question: bytes) -> bytes:
-    """What the authority answers to a question of RFC 3161."""
-    (folder / "question").write_bytes(question)
-    _openssl(folder, "-reply", "-config", "tsa.cnf", "-queryfile", "question", "-out", "answer")
-    return (folder / "answer").read_bytes()
+    """What the authority answers to a question of RFC 3161. Every process has files of its own, so several may ask."""
+    own = str(os.getpid())
+    (folder / f"{own}.cnf").write_text(CONFIG.format(folder=folder, serial=f"{own}.serial"))
+    if not (folder / f"{own}.serial").exists():
+        (folder / f"{own}.serial").write_text("01\n")
+    (folder / f"{own}.question").write_bytes(question)
+    arguments = ["-config", f"{own}.cnf", "-queryfile", f"{own}.question", "-out", f"{own}.answer"]
+    _openssl(folder, "-reply", *arguments)
+    return (folder / f"{own}.answer").read_bytes()
 
 
 def stamp(folder: Path, content: bytes) -> bytes:
     """A timestamp of some content, asked for and answered."""
-    (folder / "content").write_bytes(content)
-    _openssl(folder, "-query", "-data", "content", "-sha256", "-cert", "-out", "asked")
-    return answer(folder, (folder / "asked").read_bytes())
+    own = str(os.getpid())
+    (folder / f"{own}.content").write_bytes(content)
+    _openssl(folder, "-query", "-data", f"{own}.content", "-sha256", "-cert", "-out", f"{own}.asked")
+    return answer(folder, (folder / f"{own}.asked").read_bytes())
 
 
 def _openssl(folder: Path, *arguments: str) -> None:

@@ -1,37 +1,47 @@
-"""A program that runs one scripted job with a fault at a chosen point of it: python faulty_runs.py FOLDER JSON
+"""Scripted jobs with a fault at chosen points of them: python faulty_runs.py FOLDER JSON
 
 The job: train, three requests, a joint one, a strict purge; as it says, also clients that join a closed-form head,
 groups that are built again, a witness, timestamps and a backup. A point is a write, fsync, rename, unlink, truncation
 or SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before it (and after the
-last one: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO, or half of
-its bytes are written. Then the job is run again until it ends, verified, and compared with the uninterrupted one.
-Everything is imported once; every attempt is a fork. Prints one JSON object.
+last one of a command: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO,
+or half of its bytes are written. What is then on disk is verified, the job goes on until it ends, and the run is
+verified and compared with the uninterrupted one.
+
+Everything is imported once; every attempt is a fork. An attempt begins with the disk as it was before the command that
+the point is in. Its clock and its random bytes are the same in every attempt, so that two faults often leave the very
+same bytes: what has gone on from them once, with real time and chance, is not repeated. Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
+import itertools
 import json
 import os
+import secrets
 import shutil
 import signal
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from run_tools import files_of, scalars
-from scripted_job import backup_of, kept_by_witness, prepare, problems_outside, witnesses_of, work
+from scripted_job import backup_of, kept_by_witness, prepare, problems_outside, steps_of, witnesses_of, work
 from sifu.api import verify_run
 from sifu.errors import SifuError
 from sifu.record import group_training, training
-from sifu.store import database
+from sifu.store import database, keys, writer
 
 FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")
 STOPPED, BROKEN = 75, 1
@@ -107,19 +117,33 @@ def install(point: Point) -> None:
     os.fdopen = lambda descriptor, mode="r", *rest: FaultyStream(descriptor, mode.replace("b", ""))  # type: ignore[assignment,misc]
 
 
-def attempt(folder: Path, job: dict[str, Any], at: int | None = None, fault: str = "") -> int:
-    """Run the job in a child; its exit code, negative if a signal ended it."""
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong, and where: at the n-th point of a step of the job."""
+
+    step: int
+    at: int
+    name: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, point {self.at} ({self.name}), {self.fault}"
+
+
+def attempt(folder: Path, job: dict[str, Any], steps: tuple[int, int | None], point: Point | None = None) -> int:
+    """Run steps of the job in a child; its exit code, negative if a signal ended it."""
     child = os.fork()
     if child == 0:
         code = 0
         try:
-            if at is not None:
-                install(Point(at, fault))
-            work(folder, job)
+            if point is not None:
+                make_repeatable()
+                install(point)
+            work(folder, job, *steps)
         except (SifuError, OSError, sqlite3.OperationalError) as error:
             # What the command line makes a sentence of; anything else is a bug.
             code = STOPPED if isinstance(error, SifuError | OSError) else BROKEN
-            if code == BROKEN or at is None:
+            if code == BROKEN or point is None:
                 traceback.print_exc()
         except BaseException:
             traceback.print_exc()
@@ -130,14 +154,28 @@ def attempt(folder: Path, job: dict[str, Any], at: int | None = None, fault: str
     return os.waitstatus_to_exitcode(status)
 
 
-def count_points(folder: Path, job: dict[str, Any]) -> list[str]:
-    """What the points of the job are, in order."""
+def make_repeatable() -> None:
+    """The same clock, keys and random bytes in every attempt: equal faults leave equal bytes."""
+    numbers = itertools.count()
+
+    def drawn(count: int | None = None) -> bytes:
+        return hashlib.shake_256(b"crash matrix %d" % next(numbers)).digest(32 if count is None else count)
+
+    secrets.token_bytes = drawn
+    secrets.token_hex = lambda count=None: drawn(count).hex()
+    keys.new_key = lambda: Ed25519PrivateKey.from_private_bytes(drawn(32))
+    writer.utc_now = lambda: "2026-01-01T00:00:00Z"  # an event is never dated before the one it follows
+
+
+def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:
+    """What the points of a step are, in order."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         point = Point(None, "")
+        make_repeatable()
         install(point)
-        work(folder, job)
+        work(folder, job, step, step + 1)
         with open(writing, "w") as stream:
             stream.write(json.dumps(point.names))
         os._exit(0)
@@ -146,6 +184,51 @@ def count_points(folder: Path, job: dict[str, Any]) -> list[str]:
         names: list[str] = json.loads(stream.read())
     os.waitpid(child, 0)
     return names
+
+
+def copy_all(source: Path, target: Path) -> None:
+    """A run folder with what lies outside it."""
+    if source.exists():
+        shutil.copytree(source, target)
+    for place in (kept_by_witness, backup_of):
+        if place(source).exists():
+            shutil.copy2(place(source), place(target))
+
+
+def remove_all(folder: Path) -> None:
+    """The opposite."""
+    shutil.rmtree(folder, ignore_errors=True)
+    kept_by_witness(folder).unlink(missing_ok=True)
+    backup_of(folder).unlink(missing_ok=True)
+
+
+def state_on_disk(folder: Path) -> str:
+    """A digest of everything that a fault left, byte for byte.
+
+    Left out are the process number in `lock`, the index of SQLite's log, which the next process rebuilds, and in the
+    log itself what is drawn anew in every process: its salts, and the checksums over them.
+    """
+    digest = hashlib.sha256()
+    paths = [*sorted(folder.rglob("*")), kept_by_witness(folder), backup_of(folder), *folder.parent.glob(".tmp-*")]
+    for path in paths:
+        if path.name == "run.db-shm" or not (path.is_file() or path.is_dir()):
+            continue
+        content = path.read_bytes() if path.is_file() and path.name != "lock" else b""
+        if path.name == "run.db-wal":
+            content = _without_salts(content)
+        name = path.relative_to(folder) if path.is_relative_to(folder) else path.suffix
+        digest.update(f"{name} {path.stat().st_mode} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def _without_salts(log: bytes) -> bytes:
+    """https://www.sqlite.org/fileformat2.html#walformat: a header of 32 bytes, one of 24 before every page."""
+    if len(log) < 32:
+        return log
+    size = 24 + int.from_bytes(log[8:12], "big")
+    frames = [log[place : place + size] for place in range(32, len(log), size)]
+    current = [frame[:8] + frame[24:] if frame[8:16] == log[16:24] else b"of an earlier log" for frame in frames]
+    return log[:16] + b"".join(current)
 
 
 def differences(path: Path, uninterrupted: Path) -> list[str]:
@@ -177,41 +260,76 @@ def stored(folder: Path) -> dict[str, str]:
     }
 
 
+class Matrix:
+    """A job, the disk before each of its steps, and every fault that is tried on it."""
+
+    def __init__(self, base: Path, job: dict[str, Any]) -> None:
+        self.base, self.job = base, job
+        training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
+        prepare(base, job)
+        self.uninterrupted = base / "uninterrupted"
+        self.points: list[list[str]] = []
+        for step in range(len(steps_of(job))):
+            copy_all(self.uninterrupted, self.before(step))
+            work(self.uninterrupted, job, step, step + 1)  # which also imports everything
+            copy_all(self.before(step), base / "counted")
+            self.points.append(names_of_points(base / "counted", job, step))
+            remove_all(base / "counted")
+        self.wrong = [f"uninterrupted: {problem}" for problem in differences(self.uninterrupted, self.uninterrupted)]
+        self.faults = [
+            Fault(step, at, name, fault)
+            for step, names in enumerate(self.points)
+            for at, name in enumerate(names, start=1)
+            for fault in FAULTS
+            if (fault != "short write" or name == "write") and (fault != "kill after" or at == len(names))
+        ]
+
+    def before(self, step: int) -> Path:
+        """What was on disk before a step."""
+        return self.base / f"before-{step}"
+
+    def attempt_all(self, chosen: Iterable[Fault]) -> dict[str, Any]:
+        """Try these faults; how many of each there were, and what went wrong."""
+        done: dict[str, int] = {}
+        wrong: list[str] = []
+        gone_on: set[tuple[int, str]] = set()
+        folder = self.base / f"attempt-{os.getpid()}"
+        for fault in chosen:
+            done[fault.fault] = done.get(fault.fault, 0) + 1
+            copy_all(self.before(fault.step), folder)
+            problems = self._problems(folder, fault, gone_on)
+            remove_all(folder)
+            wrong += [f"{fault}: {problem}" for problem in problems]
+            if problems:
+                print(wrong[-len(problems) :], file=sys.stderr, flush=True)
+        return {
+            "points": sum(map(len, self.points)),
+            "kinds": sorted({name for names in self.points for name in names}),
+            "faults": done,
+            "states": len(gone_on),
+            "wrong": wrong,
+        }
+
+    def _problems(self, folder: Path, fault: Fault, gone_on: set[tuple[int, str]]) -> list[str]:
+        """What is wrong after a fault, at once and at the end."""
+        point = Point(fault.at, fault.fault)
+        problems = []
+        if attempt(folder, self.job, (fault.step, fault.step + 1), point) == BROKEN:
+            problems.append("it crashed without a sentence")
+        state = (fault.step, state_on_disk(folder))
+        if state in gone_on:
+            return problems
+        gone_on.add(state)
+        problems += at_once(folder)
+        again = attempt(folder, self.job, (fault.step, None))
+        return problems + (differences(folder, self.uninterrupted) if again == 0 else [f"it did not go on ({again})"])
+
+
 def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
-    training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
-    prepare(base, job)
-    work(base / "uninterrupted", job)  # which also imports everything
-    wrong = [
-        f"uninterrupted: {difference}" for difference in differences(base / "uninterrupted", base / "uninterrupted")
-    ]
-    names = count_points(base / "counted", job)
-    done: dict[str, int] = {}
-    number = 0
-    for at in range(1, len(names) + 1):
-        for fault in FAULTS:
-            if (fault == "short write" and names[at - 1] != "write") or (fault == "kill after" and at < len(names)):
-                continue
-            number += 1
-            if number % job["every"] != job.get("share", 0):
-                continue
-            folder, problems = base / f"{at}-{fault.replace(' ', '-')}", []
-            if attempt(folder, job, at, fault) == BROKEN:
-                problems.append("it crashed without a sentence")
-            problems += at_once(folder)
-            again = attempt(folder, job)
-            problems += differences(folder, base / "uninterrupted") if again == 0 else [f"it did not go on ({again})"]
-            done[fault] = done.get(fault, 0) + 1
-            if problems:
-                wrong += [f"point {at} ({names[at - 1]}), {fault}: {problem}" for problem in problems]
-                print(wrong[-len(problems) :], file=sys.stderr, flush=True)
-            else:
-                shutil.rmtree(folder)
-                kept_by_witness(folder).unlink(missing_ok=True)
-                backup_of(folder).unlink(missing_ok=True)
-            if number % 50 == 0:
-                print(f"{number} faults, point {at} of {len(names)}", file=sys.stderr, flush=True)
-    print(json.dumps({"points": len(names), "kinds": sorted(set(names)), "faults": done, "wrong": wrong}))
+    matrix = Matrix(base, job)
+    result = matrix.attempt_all(matrix.faults[job.get("share", 0) :: job["every"]])
+    print(json.dumps(result | {"wrong": matrix.wrong + result["wrong"]}))
 
 
 if __name__ == "__main__":

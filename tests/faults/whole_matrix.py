@@ -1,8 +1,8 @@
 """The whole crash matrix in several processes: python tests/faults/whole_matrix.py --jobs 4 --log FILE.jsonl
 
-Every fault at every point of the four jobs of `test_crash_matrix.py`, cut into shares. Each share is a line of the log
-as soon as it ends, and the next call makes those that are missing. Prints what they say together; exit code 3 if a
-fault lost something.
+Every fault at every point of the four jobs of `test_crash_matrix.py`, in shares of faults that follow each other. Each
+share is a line of the log as soon as it ends, and the next call makes those that are missing. Prints what they say
+together; exit code 3 if a fault lost something. The runs are made in the folder for temporary files (`TMPDIR`).
 """
 
 from __future__ import annotations
@@ -12,59 +12,60 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from test_crash_matrix import CLOSED_FORM, GROUPS, JOB, OUTSIDE, PROGRAM
+from faulty_runs import Matrix
+from test_crash_matrix import CLOSED_FORM, GROUPS, JOB, OUTSIDE
 
-SHARES = 120
-"""A share is every 120th fault: a minute or less."""
-MATRICES = {"sifu": JOB, "closed form": JOB | CLOSED_FORM, "groups": JOB | GROUPS}
+FAULTS = 48
+"""Faults of a share: they take half a minute or less."""
+JOBS = {"sifu": JOB, "closed form": JOB | CLOSED_FORM, "groups": JOB | GROUPS}
 if shutil.which("openssl"):
-    MATRICES["witness, timestamps, backup"] = JOB | OUTSIDE
+    JOBS["witness, timestamps, backup"] = JOB | OUTSIDE
 
 
 class Share:
-    """One share of one matrix, running in a process of its own."""
+    """One share of one matrix, in a process forked from this one."""
 
-    def __init__(self, matrix: str, share: int) -> None:
-        self.matrix, self.share, self.began = matrix, share, time.monotonic()
-        self._folder = tempfile.TemporaryDirectory(prefix="sifu-faults-")
-        self._output = Path(self._folder.name) / "output.json"
-        job = MATRICES[matrix] | {"every": SHARES, "share": share}
-        with self._output.open("w") as output, (Path(self._folder.name) / "errors").open("w") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), self._folder.name, json.dumps(job)],
-                stdout=output,
-                stderr=errors,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+    def __init__(self, name: str, matrix: Matrix, share: int) -> None:
+        self._line = {"matrix": name, "share": share, "shares": shares(matrix)}
+        self._began = time.monotonic()
+        self._folder = matrix.base
+        self._output = matrix.base / f"share-{share}.json"
+        self._process = os.fork()
+        if self._process == 0:
+            os.setsid()
+            try:
+                result = matrix.attempt_all(matrix.faults[share * FAULTS :][:FAULTS])
+            except BaseException:
+                result = {"points": 0, "faults": {}, "states": 0, "wrong": [traceback.format_exc()[-2000:]]}
+            self._output.write_text(json.dumps(result))
+            os._exit(0)
 
     def line(self) -> dict[str, Any] | None:
         """What came of it; None while it runs."""
-        code = self._process.poll()
-        if code is None:
+        if os.waitpid(self._process, os.WNOHANG)[0] == 0:
             return None
-        line = {"matrix": self.matrix, "share": self.share, "seconds": round(time.monotonic() - self.began, 1)}
-        if code:
-            errors = (Path(self._folder.name) / "errors").read_text()[-2000:]
-            return line | {"points": 0, "faults": {}, "wrong": [f"the program ended with {code}: {errors}"]}
-        return line | json.loads(self._output.read_text())
+        result = json.loads(self._output.read_text())
+        return self._line | {"seconds": round(time.monotonic() - self._began, 1)} | result
 
     def stop(self) -> None:
         """End it and everything it started."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._folder.cleanup()
+        os.killpg(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+def shares(matrix: Matrix) -> int:
+    """How many shares a matrix has."""
+    return -(-len(matrix.faults) // FAULTS)
 
 
 def main() -> int:
@@ -76,34 +77,40 @@ def main() -> int:
     options = parser.parse_args()
     lines = [json.loads(text) for text in options.log.read_text().splitlines()] if options.log.exists() else []
     done = {(line["matrix"], line["share"]) for line in lines}
-    waiting = [(matrix, share) for matrix in MATRICES for share in range(SHARES) if (matrix, share) not in done]
-    running: list[Share] = []
     began = time.monotonic()
-    try:
-        while (waiting or running) and not (options.seconds and time.monotonic() - began > options.seconds):
-            while waiting and len(running) < options.jobs:
-                running.append(Share(*waiting.pop(0)))
-            time.sleep(0.1)
-            for share in list(running):
-                line = share.line()
-                if line is not None:
-                    running.remove(share)
-                    share.stop()
-                    lines.append(line)
-                    with options.log.open("a") as stream:
-                        stream.write(json.dumps(line) + "\n")
-    finally:
-        for share in running:
-            share.stop()
-    for matrix in MATRICES:
-        own = [line for line in lines if line["matrix"] == matrix]
-        faults = sum((Counter(line["faults"]) for line in own), Counter())
-        points = max((line["points"] for line in own), default=0)
-        wrong = sum(len(line["wrong"]) for line in own)
-        print(
-            f"{matrix}: {len(own)} of {SHARES} shares, {points} points, {faults.total()} faults {dict(faults)}, "
-            f"{wrong} wrong"
-        )
+    with tempfile.TemporaryDirectory(prefix="sifu-faults-") as parent:
+        matrices = {}
+        for number, (name, job) in enumerate(JOBS.items()):
+            (Path(parent) / str(number)).mkdir()
+            matrices[name] = Matrix(Path(parent) / str(number), job)
+            lines += [{"matrix": name, "wrong": matrices[name].wrong}] if matrices[name].wrong else []
+        wanted = [(name, share) for name, matrix in matrices.items() for share in range(shares(matrix))]
+        waiting = [place for place in wanted if place not in done]
+        running: list[Share] = []
+        try:
+            while (waiting or running) and not (options.seconds and time.monotonic() - began > options.seconds):
+                while waiting and len(running) < options.jobs:
+                    name, share = waiting.pop(0)
+                    running.append(Share(name, matrices[name], share))
+                time.sleep(0.05)
+                for process in list(running):
+                    line = process.line()
+                    if line is not None:
+                        running.remove(process)
+                        lines.append(line)
+                        with options.log.open("a") as stream:
+                            stream.write(json.dumps(line) + "\n")
+        finally:
+            for process in running:
+                process.stop()
+        for name, matrix in matrices.items():
+            own = [line for line in lines if line["matrix"] == name and "share" in line]
+            faults = sum((Counter(line["faults"]) for line in own), Counter())
+            print(
+                f"{name}: {len(own)} of {shares(matrix)} shares, {sum(map(len, matrix.points))} points, "
+                f"{faults.total()} faults {dict(faults)}, {sum(line['states'] for line in own)} states gone on from, "
+                f"{sum(len(line['wrong']) for line in own)} wrong"
+            )
     problems = [problem for line in lines for problem in line["wrong"]]
     print("\n".join(problems[:20]))
     return 3 if problems else 0
