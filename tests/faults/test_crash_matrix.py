@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_runs import state_on_disk
 
 import sifu
-from run_tools import copy_run, environment, small_spec, spec_for
+from run_tools import connect, copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
 from sifu.store.files import model_path
 
@@ -119,6 +120,30 @@ def test_every_point_of_the_crash_matrix(tmp_path: Path, share: int) -> None:
     """Four shares of one matrix; together they are every fault at every point."""
     result = matrix(tmp_path, every=4, share=share)
     assert sum(result["faults"].values()) >= 3 * result["points"] // 4
+
+
+def test_only_equal_bytes_count_as_the_same_state(own_trained: Path) -> None:
+    """What went on once stands for every fault that left the very same disk; a bit, name or mode makes it another."""
+    states = {state_on_disk(own_trained)}
+    model = next(path for path in sorted((own_trained / "models").rglob("*")) if path.is_file())
+    content = model.read_bytes()
+    for changed in (content[:-1] + bytes([content[-1] ^ 1]), content[:-1], content + b"\0"):
+        model.write_bytes(changed)
+        states.add(state_on_disk(own_trained))
+    model.write_bytes(content)
+    assert state_on_disk(own_trained) in states
+    (own_trained / "models" / ".tmp-left").write_bytes(b"")
+    states.add(state_on_disk(own_trained))
+    model.chmod(0o777)
+    states.add(state_on_disk(own_trained))
+    connection = connect(own_trained)
+    connection.execute("PRAGMA wal_autocheckpoint=0")
+    connection.execute("UPDATE run SET value = value || ' ' WHERE key = 'tip'")
+    states.add(state_on_disk(own_trained))
+    connection.execute("UPDATE run SET value = value || ' ' WHERE key = 'tip'")
+    states.add(state_on_disk(own_trained))
+    connection.close()
+    assert len(states) == 8
 
 
 @pytest.mark.parametrize("damage", ["torn", "zeros at the end", "two swapped", "an older one", "empty"])
