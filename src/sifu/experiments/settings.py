@@ -144,6 +144,8 @@ def load_experiment(name: str, scale: Scale = "paper") -> Experiment:
     if scale not in SCALES:
         raise InputError(f"the scale is {' or '.join(SCALES)}, found {scale!r}")
     content = _read(_known("experiment", name, experiment_names()))
+    if "like" in content:  # laid over another experiment
+        content = merged(_read(content.pop("like")), content)
     smoke = content.pop("smoke", {})
     requests = Requests(**content.pop("requests", {}))
     distance = DistanceRuns(**content.pop("distance", {}))
