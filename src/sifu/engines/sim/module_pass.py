@@ -45,6 +45,8 @@ class ModulePass:
         self._gradients: Callable[..., Tensor] = vmap(grad(self._loss))
         self._scores: Callable[..., Tensor] = vmap(self._scores_of)
         self._dtype = TORCH_TYPES[dtype]
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        """Where captured graphs of this module find memory."""
 
     def try_out(self, sample: Tensor, outputs: int) -> int:
         """How many scores a sample gets, at least `outputs`; a sentence where the module cannot be mapped."""

@@ -63,7 +63,8 @@ class ModuleProgram:
         self._order = make(chunk, width, kind=torch.int64)
         self._places = torch.full((chunk, lanes, slots), -1, device=self.device)
         self._shares = make(chunk, lanes, width, kind=torch.float64)
-        self._rounds = CapturedRounds(self.counter, self.history)
+        # A round has thousands of kernels and gigabytes of activations: a graph of one, in memory that all share.
+        self._rounds = CapturedRounds(self.counter, self.history, several=1, pool=module.pool)
 
     def load(self, schedule: Schedule) -> None:
         """Take over the schedule of the next rounds."""
