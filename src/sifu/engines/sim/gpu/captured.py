@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ def capture(
     device: torch.device,
     work: Callable[[], None],
     first: Callable[[], None] | None = None,
-    pool: tuple[int, int] | None = None,
+    pool: Any = None,
 ) -> torch.cuda.CUDAGraph:
     """Record `work`; it (or `first`, if that does) is run once before, to compile what it needs.
 
@@ -75,7 +76,7 @@ class CapturedRounds:
         counter: torch.Tensor,
         history: torch.Tensor,
         several: int = SEVERAL,
-        pool: tuple[int, int] | None = None,
+        pool: Any = None,
     ) -> None:
         self._counter, self._history, self._several, self._pool = counter, history, several, pool
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
