@@ -17,6 +17,7 @@ from sifu.api import restore
 from sifu.data import ClientData
 from sifu.data.sample_digests import sample_digest
 from sifu.errors import InputError
+from sifu.launch.federation import engine_from_spec
 from sifu.requests.worker import Worker
 from sifu.store.reader import RunReader
 from sifu.store.sample_salts import SALTS_FILE, read_salts, recorded_digests, salted_sample_digest
@@ -211,3 +212,41 @@ def test_without_the_salts_nobody_guesses(tmp_path: Path) -> None:
     assert fine(run)  # certificates do not depend on it
     with pytest.raises(InputError, match="put the file back from a backup"):
         sifu.open_run(tmp_path / "run", clients=clients).forget(["c1"])
+
+
+@pytest.mark.parametrize("kind", ["rounds", "ridge"])
+def test_an_engine_that_is_handed_over_has_the_same_data(tmp_path: Path, kind: str) -> None:
+    """Statistics, smoothness and sample counts may agree where labels do not: the data themselves are compared."""
+    clients = some_clients()
+    spec = sifu.Spec.from_mapping(SPECS[kind] | {"data": {"name": "python", "preprocessing": "fixed"}})
+    relabelled = [ClientData(client.name, client.x, np.roll(client.y, 1)) for client in clients]
+    engine, other = (engine_from_spec(spec, data)[0] for data in (clients, relabelled))
+    begun = {"clients": clients}, {"engine": engine}
+    for number, way in enumerate(begun):
+        folder = tmp_path / str(number)
+        sifu.train(spec, run=folder, **way)
+        with pytest.raises(InputError, match="client 'c0' are not those the run was made with"):
+            sifu.open_run(folder, engine=other).forget(["c1"])
+        with pytest.raises(InputError, match="client 'c0' are not those the run was made with"):
+            sifu.open_run(folder, clients=relabelled).forget(["c1"])
+        with pytest.raises(InputError, match="does not show those of its clients, 'c0' among them"):
+            sifu.open_run(folder, engine=Closed(engine)).forget(["c1"])
+        run = sifu.open_run(folder, engine=engine)
+        run.forget(["c1"])
+        assert fine(run)
+    run = sifu.train(spec, run=tmp_path / "closed", engine=Closed(engine))
+    run = sifu.open_run(run.folder, engine=Closed(engine))
+    run.forget(["c1"])
+    assert fine(run)
+
+
+class Closed:
+    """An engine that does not show its clients' samples."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sample_digests":
+            raise AttributeError(name)
+        return getattr(self._engine, name)

@@ -48,7 +48,7 @@ def check_continues(
 ) -> None:
     """Refuse an engine that would go on with a run otherwise than it was begun; `newcomers` may come after the rest.
 
-    `sample_digests` are those of its clients' samples, where they were read for it.
+    `sample_digests` are those of its clients' samples; None where the engine does not show them.
     """
     names = [field.name for field in fields(TrainingFacts) if field.name not in ("outside", "rounding_bounded")]
     _check_facts(folder, reader.facts, engine.facts, names)
@@ -73,7 +73,9 @@ def check_continues(
             f"the clients' data are not those the run was made with: {len(engine.clients)} clients, "
             f"{len(recorded)} recorded, first difference at {different[0] if different else 'the end'}"
         )
-    if sample_digests is not None:
+    if sample_digests is None:
+        _check_nothing_is_recorded(folder, reader)
+    else:
         without = {client for client in before if recorded[client].samples != engine.clients[client].samples}
         _check_samples(folder, reader, sample_digests, without)
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
@@ -109,6 +111,18 @@ def check_remainder(
         )
     check_continues(folder, reader, engine, newcomers=True, sample_digests=sample_digests)
     Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # refuses what can never be tracked
+
+
+def _check_nothing_is_recorded(folder: Path, reader: RunReader) -> None:
+    """Refuse an engine that does not show its clients' samples where the run knows whose they are."""
+    gone = outlived(reader)
+    known = [client for client in recorded_digests(reader) if client not in gone]
+    if known:
+        raise InputError(
+            f"{folder} was made with samples that it can tell from others, and this engine does not show those of its "
+            f"clients, {reader.clients()[known[0]].name!r} among them: open the run with clients=..., or give the "
+            "engine an attribute sample_digests (sifu.data.sample_digests)"
+        )
 
 
 def _check_samples(folder: Path, reader: RunReader, digests: Sequence[str], without: set[int]) -> None:

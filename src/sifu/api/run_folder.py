@@ -14,6 +14,7 @@ from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.data.sample_digests import sample_digest
+from sifu.errors import InputError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.run_view import RunView
@@ -26,7 +27,7 @@ from sifu.verify.integrity import blaming_damage
 Arrange = Callable[[Any], Any]
 """Puts the clients' data in the order of the record, without the records that were forgotten."""
 Digests = tuple[str, ...] | None
-"""Of the samples of each client; None where an engine was handed over, which does not show them."""
+"""Of the samples of each client; None where an engine was handed over that does not show them."""
 
 
 class RunFolder:
@@ -104,10 +105,10 @@ class RunFolder:
             engine = self._make_engine(spec, arrange)
         else:
             engine = engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
-        return engine, tuple(sample_digest(client) for client in arranged) if arranged else None
+        return engine, tuple(sample_digest(client) for client in arranged) if arranged else shown_digests(engine)
 
     def _sample_digest_of(self, client: int) -> str | None:
-        """The digest of a client's samples as they were read for the engine; None where an engine was handed over."""
+        """The digest of a client's samples as they were read for the engine; None where the engine shows none."""
         return None if self._sample_digests is None else self._sample_digests[client]
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
@@ -131,6 +132,14 @@ class RunFolder:
             if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
                 _, self._engine, self._sample_digests = prepared
         return self.engine()
+
+
+def shown_digests(engine: Engine) -> Digests:
+    """The digests of its clients' samples that an engine shows: ours do, others may have an attribute of this name."""
+    digests = getattr(engine, "sample_digests", None)
+    if digests is not None and len(digests) != len(engine.clients):
+        raise InputError(f"the engine has {len(engine.clients)} clients and digests of the samples of {len(digests)}")
+    return None if digests is None else tuple(digests)
 
 
 def _stat(path: Path) -> os.stat_result | None:

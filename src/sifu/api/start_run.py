@@ -12,7 +12,7 @@ import numpy as np
 
 from sifu.api.engine_check import check_as_specified
 from sifu.api.run import Run
-from sifu.api.run_folder import Arrange
+from sifu.api.run_folder import Arrange, shown_digests
 from sifu.choices import Device, Precision
 from sifu.core.closed_form import solved_once
 from sifu.core.engine import Engine
@@ -121,6 +121,7 @@ def train(
         engine = on_device(engine, data, resolved, device, precision)
     else:
         check_as_specified(spec, engine.facts)
+        digests = shown_digests(engine) or ()
         if spec.model.kind == RIDGE:
             resolved = solved_once(spec, "clients")
         else:

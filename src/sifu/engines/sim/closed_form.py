@@ -7,6 +7,7 @@ for evaluations, in float32: statistics never come from the kept ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from sifu.core.closed_form import head_facts, head_layout, head_profile
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelLayout, Vector
+from sifu.data.sample_digests import sample_digest
 from sifu.engines.sim.clients import ClientData
 from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.theory.arrays import Array, Floats
@@ -72,6 +74,11 @@ class ClosedFormFederation:
             preprocessing=preprocessing,
             identity=IN_PROCESS,
         )
+
+    @cached_property
+    def sample_digests(self) -> tuple[str, ...]:
+        """Of each client's samples as they were handed over: a run goes on with those it was made with."""
+        return tuple(map(sample_digest, self._data))
 
     @property
     def layout(self) -> ModelLayout:

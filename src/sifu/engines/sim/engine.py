@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from sifu.core.layout import Vector
 from sifu.core.noise import NoiseSource
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, RoundSteps, gate_replies, run_round
+from sifu.data.sample_digests import sample_digest
 from sifu.engines.sim.averaging import average_models
 from sifu.engines.sim.clients import ClientData, check_clients, count_outputs, input_shape
 from sifu.engines.sim.clipping import OUTSIDE, Clipping
@@ -123,6 +125,7 @@ class SimulatedFederation:
                 "for a module"
             )
 
+        self._given = tuple(clients)
         self.model = model
         self.training = training
         self.seed = int(seed)
@@ -185,6 +188,11 @@ class SimulatedFederation:
             features=features,
             features_declared=features_declared,
         )
+
+    @cached_property
+    def sample_digests(self) -> tuple[str, ...]:
+        """Of each client's samples as they were handed over: a run goes on with those it was made with."""
+        return tuple(map(sample_digest, self._given))
 
     @property
     def noise_source(self) -> NoiseSource | None:

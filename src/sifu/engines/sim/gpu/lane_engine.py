@@ -52,6 +52,11 @@ class LaneEngine:
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 
+    @property
+    def sample_digests(self) -> tuple[str, ...]:
+        """Of each client's samples, as the embedded engine has them."""
+        return self._federation.sample_digests
+
     def initial_model(self, branch: int) -> Vector:
         """A fresh model, the same as the embedded engine's."""
         return self._federation.initial_model(branch)
