@@ -294,7 +294,7 @@ def test_bad_input_is_refused_with_a_sentence(
 def test_bench_list_names_every_experiment(cli: Callable[..., Any]) -> None:
     names = [experiment["name"] for experiment in cli("bench", "list", "--format", "json").json["experiments"]]
     assert "sequential" in names
-    assert len(names) == 11
+    assert len(names) == 15
     assert "sequential" in cli("bench", "list").out
 
 

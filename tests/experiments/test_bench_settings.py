@@ -15,6 +15,7 @@ from sifu.experiments.options import Options
 from sifu.experiments.requests import choose_requests
 from sifu.experiments.runner import Bench
 from sifu.experiments.settings import Requests, experiment_names, load_experiment, run_spec, shared_settings
+from sifu.experiments.sources import LETTERS
 from sifu.experiments.work import parse_variant, plan_work
 
 # K, batch, m, sigma, eta, C, stop, partition: table 1 of the paper's appendix, and its section 5.
@@ -115,7 +116,7 @@ def test_every_experiment_of_the_issue_is_there_and_makes_specs_at_both_scales()
         "groups",
         "exact",
         "metrics",
-        "letter",
+        *LETTERS,
     }
     assert set(experiment_names()) == wanted
     for name, scale in itertools.product(wanted, ("paper", "smoke")):

@@ -13,7 +13,9 @@ from sifu.experiments.settings import Experiment, experiment_names, load_experim
 from sifu.experiments.table import Row, read_table
 
 TABLE = "results.csv"
-PAPERS = ("sequential", "letter", "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
+LETTERS = ("letter", "letter-watermark", "letter-time", "letter-sigma", "letter-sets")
+"""Trained as the authors' code trains."""
+PAPERS = ("sequential", *LETTERS, "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
 ORDER = (*PAPERS, "scale", "groups", "exact", "metrics")
 """How a page orders experiments: the paper's, then ours; those that are not named here come last."""
 
