@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
+from sifu.engines.sim import ConvNet, Convolution, ModuleModel, make_model
 from sifu.errors import InputError
-from sifu.experiments.group_measurements import Training, Yardstick, _between
+from sifu.experiments.aligned_models import align
+from sifu.experiments.group_measurements import TREE_ROUNDS, Training, Yardstick, _between
 from sifu.experiments.group_statements import GROUP_STATEMENTS
 from sifu.experiments.group_trials import TEST_CLIENT, TrialClients, trials_of
 from sifu.experiments.options import Options, narrowed
@@ -48,6 +52,44 @@ def test_a_trial_measures_scratch_plain_groups_and_sequences(finished: Path) -> 
         if row["method"] == "scratch":
             assert row["target"] == pytest.approx(row["accuracy"] - 0.01)
             assert row["client_rounds"] == row["rounds"] * (20 - row["leavers"])
+
+
+def test_a_tree_of_merges_counts_its_own_rounds(finished: Path) -> None:
+    rows = read_table(finished / "results.csv")
+    trees = cases_of(rows, merges=("tree",))
+    assert {(case.groups, case.apart, case.leavers) for case in trees} == {(4, 4, 1), (4, 4, 2)}
+    for row in rows:
+        if "merge=tree" in row["variant"]:
+            levels = math.ceil(math.log2(row["groups_left"]))
+            assert row["rounds"] >= TREE_ROUNDS * (levels - 1)
+            assert (row["client_rounds"] > 0) == (row["rounds"] > 0)
+
+
+def test_units_are_put_back_in_order() -> None:
+    """A network whose hidden units were shuffled computes the same, and comes back to its own bits."""
+    network = ConvNet((2, 6, 6), (Convolution(5, 1), Convolution(4, 1)), (7,), 3)
+    model = ModuleModel(network)
+    layout, reference = model.layout("float32"), model.initial(1, 0, "float32")
+    arrays = {name: values.copy() for name, values in layout.unflatten(reference).items()}
+    generator, before = np.random.default_rng(2), 2
+    order = np.arange(before)
+    for name in ("conv1", "conv2", "fc1", "fc2"):
+        weight = arrays[f"{name}.weight"]
+        weight = weight.reshape(weight.shape[0], order.size, -1)[:, order].reshape(weight.shape)
+        order = generator.permutation(weight.shape[0]) if name != "fc2" else np.arange(3)
+        arrays[f"{name}.weight"], arrays[f"{name}.bias"] = weight[order], arrays[f"{name}.bias"][order]
+    shuffled = layout.flatten(arrays)
+    assert np.abs(shuffled - reference).max() > 0.1
+    scores = []
+    for vector in (reference, shuffled):
+        module = model.build("float32")
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(vector), module.parameters())
+        scores.append(module(torch.ones(2, 2, 6, 6)).detach().numpy())
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert align(shuffled, reference, layout).tobytes() == reference.tobytes()
+    residual = make_model("resnet_small", (2, 6, 6), 3).layout("float32")
+    with pytest.raises(InputError, match="layers with weight and bias follow one another"):
+        align(np.zeros(residual.size), np.zeros(residual.size), residual)
 
 
 def test_what_is_done_is_not_done_again(finished: Path) -> None:

@@ -7,6 +7,7 @@ without a run on disk: the rounds are those of a run, and so are the groups and 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from sifu.core.layout import Vector
 from sifu.core.randomness import keyed_generator
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, stream_group_rounds
+from sifu.experiments.aligned_models import align
 from sifu.experiments.group_trials import TEST_CLIENT, GroupTrial, grouping_key
 from sifu.experiments.table import Row
 from sifu.experiments.work import variant_text
@@ -32,6 +34,8 @@ WITHIN = 0.01
 """One point of test accuracy."""
 STAGE = 20
 """Rounds of healing that are handed to the engine at once."""
+TREE_ROUNDS = 2
+"""Rounds that the members of two merged groups train before their merge is merged with the next."""
 MEASURED_AFTER = (1, 5, 10)
 """Requests of a sequence after which Scratch is measured; what lies between is interpolated."""
 
@@ -66,6 +70,15 @@ class Yardstick:
     target: float
     rounds: float
     client_rounds: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """A merge to begin common rounds with, and what it took to make it."""
+
+    model: Vector
+    rounds: int = 0
+    client_rounds: int = 0
 
 
 class GroupMeasurement:
@@ -148,23 +161,68 @@ class GroupMeasurement:
             size: [group for group in range(count) if not np.isin(members[group], self._leavers(size)).any()]
             for size in trial.leavers
         }
-        for stretch in stretches:
-            setting = _setting(count, rounds, stretch)
-            starts = {size: self._merged(models, members, left, stretch) for size, left in whole.items() if left}
+        for stretch, way in _ways(trial, rounds):
+            setting = _setting(count, rounds, stretch, way)
+            starts = {
+                size: self._start(models, members, left, stretch, way, rounds) for size, left in whole.items() if left
+            }
             stays = [self._without(self._leavers(size)) for size in starts]
-            healed = self._healed(list(starts.values()), stays, [yardsticks[size].target for size in starts])
+            healed = self._healed(
+                [start.model for start in starts.values()], stays, [yardsticks[size].target for size in starts]
+            )
             results = dict(zip(starts, healed, strict=True))
             for size, left in whole.items():
                 if not left:
                     self._row("groups", 1, size, setting, groups_left=0, reached=False)
                     continue
                 reached, client_rounds = results[size]
+                before = starts[size]
                 self._row(
-                    "groups", 1, size, setting, rounds=trial.length if reached is None else reached,
-                    reached=reached is not None, client_rounds=client_rounds, target=yardsticks[size].target,
-                    accuracy_merged=self._test_accuracy(starts[size]), accuracy_apart=own, groups_left=len(left),
-                    bytes_kept=count * self._bytes,
+                    "groups", 1, size, setting, rounds=trial.length if reached is None else before.rounds + reached,
+                    reached=reached is not None, client_rounds=before.client_rounds + client_rounds,
+                    target=yardsticks[size].target, accuracy_merged=self._test_accuracy(before.model),
+                    accuracy_apart=own, groups_left=len(left), bytes_kept=count * self._bytes,
                 )  # fmt: skip
+
+    def _start(
+        self, models: Sequence[Vector], members: Sequence[ClientIndices], left: Sequence[int], stretch: float, way: str,
+        rounds: int,
+    ) -> Start:  # fmt: skip
+        """What common rounds begin with: the merge of the groups that nobody left, made in one of the ways."""
+        if way == "tree":
+            return self._tree([models[group] for group in left], [members[group] for group in left], stretch, rounds)
+        if way == "aligned":
+            models = [align(model, models[left[0]], self.engine.layout) for model in models]
+        return Start(self._merged(models, members, left, stretch))
+
+    def _tree(self, models: list[Vector], members: list[ClientIndices], stretch: float, rounds: int) -> Start:
+        """Neighbours merge, two and two, and train together for a few rounds, until one model is left.
+
+        Every level moves on by as much, so that all of them together move on by `stretch`.
+        """
+        levels = max(1, math.ceil(math.log2(len(models))))
+        spent, client_rounds = 0, 0
+        while len(models) > 1:
+            pairs = [slice(first, first + 2) for first in range(0, len(models), 2)]
+            models = [
+                self._merged(models[pair], members[pair], range(len(models[pair])), stretch ** (1.0 / levels))
+                if len(models[pair]) > 1
+                else models[pair][0]
+                for pair in pairs
+            ]
+            members = [np.sort(np.concatenate(members[pair])) for pair in pairs]
+            if len(models) > 1:
+                first = rounds + spent
+                wanted = RoundsWanted(
+                    StopSpec(0.0, 0, first + TREE_ROUNDS, 2**40), models[0].astype(np.float64), evaluated=NOBODY
+                )
+                stream = stream_group_rounds(self.engine, models, Position(1, first), members, wanted)
+                for together in stream:
+                    client_rounds += sum(int(done.participants.size) for done in together)
+                    last = together
+                models = [done.fetch_model() for done in last]
+                spent += TREE_ROUNDS
+        return Start(models[0], spent, client_rounds)
 
     def _sequence(
         self, count: int, rounds: int, built: Sequence[Vector], rebuild: str, yardsticks: Mapping[int, Yardstick]
@@ -324,9 +382,16 @@ def _stretches(trial: GroupTrial, rounds: int) -> tuple[float, ...]:
     return trial.stretches if rounds == trial.rounds[0] else trial.stretches[:1]
 
 
-def _setting(count: int, rounds: int, stretch: float) -> dict[str, Any]:
-    """What is varied, as the table names it; a merge that is not moved on is not named."""
-    return {"groups": count, "apart": rounds} | ({} if stretch == 1.0 else {"stretch": stretch})
+def _ways(trial: GroupTrial, rounds: int) -> list[tuple[float, str]]:
+    """How requests merge after so many rounds apart: every stretch with the mean, the first with the other merges."""
+    others = trial.merges[1:] if rounds == trial.rounds[0] else ()
+    return [(stretch, "mean") for stretch in _stretches(trial, rounds)] + [(trial.stretches[0], way) for way in others]
+
+
+def _setting(count: int, rounds: int, stretch: float, way: str = "mean") -> dict[str, Any]:
+    """What is varied, as the table names it; a merge that is a mean, or not moved on, is not named."""
+    setting: dict[str, Any] = {"groups": count, "apart": rounds}
+    return setting | ({} if stretch == 1.0 else {"stretch": stretch}) | ({} if way == "mean" else {"merge": way})
 
 
 def last_place(trial: GroupTrial, experiment: str) -> Row:
@@ -335,7 +400,7 @@ def last_place(trial: GroupTrial, experiment: str) -> Row:
         setting = _setting(trial.groups[0], trial.rounds[0], trial.stretches[0]) | {"rebuild": trial.rebuild[-1]}
         return _place(trial, experiment, "groups", trial.requests, 1, setting)
     rounds = trial.rounds[-1]
-    setting = _setting(trial.groups[-1], rounds, _stretches(trial, rounds)[-1])
+    setting = _setting(trial.groups[-1], rounds, *_ways(trial, rounds)[-1])
     return _place(trial, experiment, "groups", 1, trial.leavers[-1], setting)
 
 

@@ -27,6 +27,9 @@ from sifu.launch.federation import clients_from_spec, held_out_from_spec
 TEST_CLIENT = "held-out"
 """Names of the clients that hold test images and never train begin with this."""
 MOST_KEPT = 10
+MERGES = ("mean", "aligned", "tree")
+"""The mean; the mean of models whose units are put in order first (`aligned_models`); two and two, with rounds of each
+pair between (`group_measurements`)."""
 USUAL_STRETCH = GroupsSpec().stretch
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
@@ -47,7 +50,8 @@ class GroupTrial:
     are moved on by the first of `stretches` (docs/theory.md, section 15.4), and with the first of `rounds` by each of
     them. `leavers` are the sizes of single requests. A sequence of `requests` single leavers follows where it is not 0,
     with the first of all these, once for each of `rebuild` (hit groups are built again at once, or never). `model` is
-    what is trained where it is not the data set's own network.
+    what is trained where it is not the data set's own network. `merges` says how models are merged at a request: their
+    mean, and with the first of all these also the others of `MERGES` that it names.
     """
 
     dataset: str
@@ -65,6 +69,7 @@ class GroupTrial:
     stretches: tuple[float, ...]
     spec: Spec = field(compare=False, hash=False)
     model: str = ""
+    merges: tuple[str, ...] = ("mean",)
 
     @property
     def name(self) -> str:
@@ -107,6 +112,8 @@ def _trial(experiment: Experiment, content: dict[str, Any], seed: int, scale: Sc
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
     defaults = {"leavers": (1, 5), "requests": 0, "rebuild": ("now",), "stretches": (USUAL_STRETCH,), "every": 2}
     settings: dict[str, Any] = defaults | content | lists
+    if unknown := set(settings.get("merges", ())) - set(MERGES):
+        raise InputError(f"a trial merges by {', '.join(MERGES)}, found {min(unknown)!r}")
     return GroupTrial(dataset, seed, partition, participation, clients, spec=spec, **settings)
 
 

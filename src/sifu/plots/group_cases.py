@@ -58,6 +58,8 @@ class Case:
     stretch: float
     leavers: int
     length: int
+    merge: str
+    """How models were merged: by their mean, or in another way that was tried beside it."""
     requests: tuple[Request, ...]
 
     @property
@@ -130,16 +132,18 @@ def _setting_of(task: Task, settings: dict[str, str]) -> tuple[Task, int, int, f
     return task, int(settings["groups"]), int(settings["apart"]), float(settings.get("stretch", 1))
 
 
-def cases_of(rows: Sequence[Row]) -> list[Case]:
+def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Case]:
     """Single requests with groups, in the order of the table; those whose groups were all hit are left out."""
     scratch = {(task_of(row), row["seed"], row["leavers"]): row["rounds"] for row in rows if row["method"] == "scratch"}
-    requests_of: dict[tuple[Task, int, int, float, int, int], list[Request]] = {}
+    requests_of: dict[tuple[Task, int, int, float, int, int, str], list[Request]] = {}
     for row in rows:
         settings = settings_of(row)
         if row["method"] != "groups" or row["request"] != 1 or "rebuild" in settings or not row["groups_left"]:
             continue
-        task = task_of(row)
-        key = (*_setting_of(task, settings), row["leavers"], row["length"])
+        task, merge = task_of(row), settings.get("merge", "mean")
+        if merge not in merges:
+            continue
+        key = (*_setting_of(task, settings), row["leavers"], row["length"], merge)
         beside = scratch[task, row["seed"], row["leavers"]]
         requests_of.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
     return [Case(*key, tuple(requests)) for key, requests in requests_of.items()]
