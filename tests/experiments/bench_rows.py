@@ -91,24 +91,24 @@ def _requests(name: str, dataset: str, seed: int, generator: np.random.Generator
         if method not in experiment.methods:
             continue
         variants = {"": share}
-        if name == "time-limited":
+        if experiment.draw == "time_limited":
             variants = {f"limit={limit:g}": limit for limit in (0.25, 0.33, 0.5)}
             variants |= {"": 1.0} if method == "scratch" else {}
-        if name == "sigma" and method == "sifu":
+        if experiment.draw == "sigma" and method == "sifu":
             variants = {
                 f"sigma_factor={f:g}": 1.0 if f < 0.1 else share * (1 + abs(np.log10(f)))
                 for f in (0.01, 0.1, 0.3, 1, 3, 10)
             }
-        if name == "request-sets":
+        if experiment.draw == "request_sets":
             variants = {f"set={k}": share for k in range(10)}
         for variant, part in variants.items():
             for request in range(1, experiment.requests.count + 1):
                 rounds = max(2, int(base * part * generator.uniform(0.85, 1.15)))
                 more: dict[str, Any] = {}
-                if name == "watermark":
+                if experiment.draw == "watermark":
                     kept = 0.2 if method in REMEMBERS else 0.01
                     more = {"mark_before": 0.25, "mark_after": kept + 0.02 * generator.standard_normal()}
-                if name == "time-limited" and variant:
+                if experiment.draw == "time_limited" and variant:
                     more = {"accuracy_retain_after": 0.9 - 0.2 * (1 - part) * share}
                 place = _place(name, dataset, seed, preset, method, variant, request)
                 rows.append(request_row(place, rounds * (20 if method == "dp" else 1), generator, **more))
