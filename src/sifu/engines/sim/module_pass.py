@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from sifu.engines.sim.models import TORCH_TYPES, ModuleModel
 from sifu.errors import InputError
 
-SAMPLES_AT_ONCE = 4096
+SAMPLES_AT_ONCE = 2048
 """Samples whose activations are kept at the same time, so that memory does not grow with the number of clients."""
 
 _PRODUCTS = threading.RLock()
