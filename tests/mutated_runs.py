@@ -1,14 +1,18 @@
 """Small runs of every kind for an adversary to change, and every change that is tried on them.
 
 Together they fill every table: sampling, momentum, stored updates, new keys, restored backups, Gram matrices, refused
-replies, groups, statistics of closed-form heads, and masked rounds where Flower is installed. The changes are listed
-from the folder itself, so that a new column, field or file is tried the day it appears.
+replies, groups that are moved and built again, statistics of closed-form heads, clients that join, records of a client
+that stays, approvals, letters, incidents, a lost key, a witness, timestamps where openssl is there, and masked rounds
+where Flower is installed. The changes are listed from the folder itself, so that a new column, field or file is tried
+the day it appears.
 """
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import json
+import os
 import shutil
 import sqlite3
 import sys
@@ -16,14 +20,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import sifu
 from forged_runs import rebuild_chain
-from mutations import changed, leaves, other_values, spread, with_leaf
+from mutations import CRASH, Pristine, caught, changed, leaves, other_values, spread, with_leaf
 from random_journeys import tables as table_clients
 from run_tools import build_run_with_requests, columns, connect, small_spec, tables
+from scripted_job import AUTHORITY, NOWHERE, kept_by_witness, witnesses_of
+from sifu.api import verify_certificate
+from sifu.data import ClientData
+from sifu.errors import InputError, SifuError
+from sifu.requests.opening_letters import take_in
+from sifu.store import timestamps
+from sifu.store.inbox import post
+from sifu.store.keys import KEY_FILE
+from sifu.store.witnesses import WITNESSES
+from sifu.store.writer import RunWriter
+from timestamp_authority import make_authority, stamp
 
 TINY: dict[str, Any] = {
     "data": {"clients": 8, "samples_per_client": 6},
@@ -78,13 +94,91 @@ def grouped(folder: Path) -> Path:
     return folder
 
 
+def moved_groups(folder: Path) -> Path:
+    """Merges that are moved on from the first model, and groups that are built again."""
+    spec = small_spec(**TINY, groups={"count": 3, "rounds": 2, "stretch": 1.25, "rebuild": "later"})
+    run = sifu.train(spec, run=folder)
+    run.forget(["client-001"], "merged", method="groups")
+    run.rebuild()
+    run.forget(["client-003"], "merged-again", method="groups", retention="strict")
+    return folder
+
+
+def approved(folder: Path) -> Path:
+    """Two people approve; letters, one of them refused; incidents; a key that was lost and put back; a comparison."""
+    spec = small_spec(**TINY, requests={"approval": "two"})
+    run = sifu.train(spec, run=folder)
+    post(folder, "request", "strange", {"clients": "nobody"})
+    with RunWriter.open(folder) as writer:
+        run.request(["client-000"], "posted", actor="rita")  # a letter, because somebody is writing
+        take_in(writer)
+    run.request(["client-001"], "asked", actor="rita")
+    run.decide("asked", "verified", actor="desk")
+    for person in ("ann", "bob"):
+        run.decide("asked", "approved", "it is theirs", actor=person)
+    run.decide("posted", "approved", actor="ann")
+    run.request(["client-002"], "refused", actor="rita")
+    run.decide("refused", "refused", "not theirs", actor="ann")
+    run.forget(sigma=1.0)
+    with RunWriter.open(folder) as writer:
+        incident = {"branch": 1, "round": 2, "client": "client-005", "what": "it did not answer"}
+        writer.record("incidents", {"incidents": [incident]})
+    key = (folder / KEY_FILE).read_bytes()
+    (folder / KEY_FILE).unlink()
+    run.request(["client-004"], "without-the-key", actor="rita")
+    (folder / KEY_FILE).write_bytes(key)
+    run.sign()
+    run.decide("posted", "approved", actor="bob")
+    run.forget(sigma=1.0)
+    return folder
+
+
+def with_records(folder: Path) -> Path:
+    """Records of clients that stay, which leave and join again with the rest."""
+    draw = np.random.default_rng(5)
+    clients = [ClientData(f"client-{k:03d}", draw.normal(size=(6, 4)), draw.integers(0, 3, 6)) for k in range(6)]
+    spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "softmax", "outputs": 3},
+            "local": {"rate": 0.05, "steps": 2}, "stop": {"max_rounds": 3, "target": 0.0}}  # fmt: skip
+    run = sifu.train(spec, run=folder, clients=clients)
+    run.forget(["client-003"], "rows", records=[2, 0], sigma=1.0)
+    run.forget(["client-003"], "more-rows", records=[1], sigma=1.0)
+    run.forget(["client-001"], "whole", sigma=1.0)
+    return folder
+
+
+def witnessed(folder: Path) -> Path:
+    """A witness hears of every event; with openssl every head and certificate has a timestamp, but for one."""
+    named = {WITNESSES: f"file:{kept_by_witness(folder)}"}
+    if shutil.which("openssl") and importlib.util.find_spec("rfc3161_client"):
+        (folder.parent / AUTHORITY).mkdir(parents=True)
+        make_authority(folder.parent / AUTHORITY)
+        named[timestamps.AUTHORITY] = NOWHERE
+    silent = False
+
+    def ask(address: str, content: bytes) -> bytes:
+        if silent:
+            raise InputError(f"{address} did not answer")
+        return stamp(folder.parent / AUTHORITY, content)
+
+    with mock.patch.dict(os.environ, named), mock.patch.object(timestamps, "ask_authority", ask):
+        run = sifu.train(small_spec(**TINY), run=folder)
+        run.forget(["client-001"], "first", sigma=1.0)
+        silent = True
+        run.forget(["client-002"], "second", sigma=1.0)
+        silent = False
+        run.request(["client-003"], "waits")
+    return folder
+
+
 def closed_form(folder: Path) -> Path:
     """Statistics, two requests and a client that joined."""
     clients = table_clients(np.random.default_rng(3), 7, 0, 3, (4,))
     spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 3}, "features": {"norm": 8.0}}
     sifu.train(spec, run=folder, clients=clients[:6]).forget(["client-001"], "first")
     sifu.open_run(folder, clients=clients).join()
-    sifu.open_run(folder, clients=clients).forget(["client-003", "client-004"], "second", unit="joint")
+    run = sifu.open_run(folder, clients=clients)
+    run.forget(["client-003", "client-004"], "second", unit="joint")
+    run.forget(["client-005"], "records", records=[1])
     return folder
 
 
@@ -100,6 +194,7 @@ def masked(folder: Path) -> Path:
     from flower_federation import small_spec as flower_spec
     from test_flower_runs import Federation
 
+    folder.parent.mkdir(parents=True, exist_ok=True)
     spec = flower_spec(stop={"max_rounds": 4, "target": 0.0})
     federation = Federation(folder, spec, masked_updates=True)
     federation.serve()
@@ -114,10 +209,50 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "Gram matrices": with_grams,
     "refused replies": refused_replies,
     "groups": grouped,
+    "moved groups": moved_groups,
     "closed form": closed_form,
+    "records": with_records,
+    "approved": approved,
+    "witnessed": witnessed,
 }
 if importlib.util.find_spec("flwr") is not None:
     RUNS["masked"] = masked
+
+
+# -- what is said of them ----------------------------------------------------------------------------------------
+
+WORDS = {"event": "sign", "field": "certificates: ", "older": "state was put back"}
+"""What a finding must speak of: without the key, an event is given away by its signature, whatever else is wrong."""
+
+
+def uncaught(pristine: Pristine, mutations: list[Mutation]) -> tuple[collections.Counter[str], list[str]]:
+    """How many of each kind were tried, and those that nobody noticed or that ended in a traceback."""
+    tried: collections.Counter[str] = collections.Counter()
+    wrong = []
+    against = held_against(pristine.folder)
+    for number, mutation in enumerate(mutations):
+        if mutation.apply(pristine.folder):
+            tried[mutation.kind] += 1
+            if mutation.kind == "field":
+                path = pristine.folder / "certificates" / mutation.name.partition(": ")[0]
+                if not alone(path):
+                    wrong.append(f"not caught alone: {mutation.name}")
+            # A file of a certificate is compared with the ledger's copy, so a sample of its fields will do there.
+            if mutation.kind != "field" or number % 5 == 0:
+                word = WORDS.get(mutation.kind, "")
+                findings = [finding for finding in caught(pristine.folder, **against) if word in finding]
+                if not findings or any(CRASH in finding for finding in findings):
+                    wrong.append(f"{mutation.kind} not caught: {mutation.name}: {findings[:1]}")
+        pristine.restore()
+    return tried, wrong
+
+
+def alone(path: Path) -> list[str]:
+    """What is said of a certificate by itself."""
+    try:
+        return verify_certificate(path).problems
+    except SifuError as error:
+        return [str(error)]
 
 
 # -- changes ---------------------------------------------------------------------------------------------------
@@ -132,8 +267,9 @@ class Mutation:
     apply: Callable[[Path], bool]
 
 
-HARMLESS_FILES = ("operator.key", "lock", "standing.json", "run.db-wal", "run.db-shm")
-"""Files that no claim rests on: whatever is in them, nothing that the record says is another thing."""
+HARMLESS_FILES = ("operator.key", "lock", "standing.json", "salts.json", "run.db-wal", "run.db-shm")
+"""Files that no claim rests on: whatever is in them, nothing that the record says is another thing. (With other salts
+the run's own data are refused: tests/requests/test_same_data.py.)"""
 MOST_ROWS = 3
 """Rows a column of a large table; the small ones are changed row by row."""
 
@@ -146,7 +282,14 @@ def every_mutation(folder: Path) -> list[Mutation]:
         *_of_certificates(folder),
         *_of_files(folder),
         *_of_events_without_the_key(folder),
+        *_of_older_states(folder),
     ]
+
+
+def held_against(folder: Path) -> dict[str, Any]:
+    """What a run's witness kept and the certificate of its timestamp authority: arguments for verification."""
+    roots = folder.parent / AUTHORITY / "root.pem"
+    return {"witnesses": witnesses_of(folder), "authority": roots if roots.exists() else None}
 
 
 def _statement(sql: str, values: tuple[Any, ...]) -> Callable[[Path], bool]:
@@ -260,6 +403,8 @@ def _of_files(folder: Path) -> Iterator[Mutation]:
                 continue  # bytes of free pages hold nothing; test_tampering flips others
             if what == "deleted" and name.name in last:
                 continue  # an interrupted command leaves it unwritten, and the next one writes it
+            if what == "deleted" and name.parts[0] == "timestamps":
+                continue  # nothing rests on a timestamp; those that are there must be true
             if what == "other line ends" and name.suffix != ".json":
                 continue
             yield Mutation("file", f"{name} {what}", _file(name, change))
@@ -309,6 +454,30 @@ def _forging(seq: int, place: tuple[Any, ...], new: Any) -> Callable[[Path], boo
                 content.update(forged)
 
         rebuild_chain(folder, edit, with_key=False)
+        return True
+
+    return apply
+
+
+def _of_older_states(folder: Path) -> Iterator[Mutation]:
+    """The end of the record cut off, with every signature as it was: no key is needed, and only a witness can tell."""
+    if not witnesses_of(folder):
+        return
+    connection = connect(folder)
+    (last,) = connection.execute("SELECT MAX(seq) FROM events").fetchone()
+    connection.close()
+    for seq in range(1, last):
+        yield Mutation("older", f"the record cut off after event {seq}", _cut_off(seq))
+
+
+def _cut_off(seq: int) -> Callable[[Path], bool]:
+    def apply(folder: Path) -> bool:
+        connection = connect(folder)
+        connection.execute("DELETE FROM events WHERE seq > ?", (seq,))
+        (digest,) = connection.execute("SELECT hash FROM events WHERE seq = ?", (seq,)).fetchone()
+        connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{digest.hex()}",))
+        connection.close()
+        (folder / "head").write_text(f"{seq}:{digest.hex()}\n")
         return True
 
     return apply

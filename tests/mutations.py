@@ -51,10 +51,10 @@ class Pristine:
         shutil.copytree(self._kept, self.folder)
 
 
-def caught(folder: Path) -> list[str]:
+def caught(folder: Path, **held_against: Any) -> list[str]:
     """What verification says; a damaged database may also be refused with a sentence, anything else is a crash."""
     try:
-        return verify_run(folder).problems
+        return verify_run(folder, **held_against).problems
     except SifuError as error:
         return [str(error)]
     except Exception as error:

@@ -250,3 +250,13 @@ class Closed:
         if name == "sample_digests":
             raise AttributeError(name)
         return getattr(self._engine, name)
+
+
+def test_with_another_salt_the_data_are_refused(tmp_path: Path) -> None:
+    clients = some_clients()
+    run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients)
+    salts = read_salts(run.folder)
+    (run.folder / SALTS_FILE).write_text(json.dumps(salts | {1: salts[2]}))
+    assert fine(run)
+    with pytest.raises(InputError, match="c1"):
+        sifu.open_run(tmp_path / "run", clients=clients).forget(["c0"])
