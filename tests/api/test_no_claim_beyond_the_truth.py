@@ -311,13 +311,10 @@ def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None
     three_digits = float(f"{rate:.3g}")
     copied = sifu.train(small_spec(model={"kind": kind}, local={"rate": three_digits}), run=tmp_path / "copied")
     assert copied.plan([decides], method="scratch").level == "conditional"
-    for share in (1 / 2, 1 / 3, 2 / 5, 0.9):
-        near = sifu.train(small_spec(model={"kind": kind}, local={"rate": rate * share}), run=tmp_path / f"{share}")
-        said = {premise.name: premise.status for premise in near.plan([decides], method="scratch").premises}
+    for near in (rate / 2, 0.95 * rate, float(f"{rate:.1g}"), 0.137 * rate):  # nobody can tell how a rate was found
+        given = sifu.train(small_spec(model={"kind": kind}, local={"rate": near}), run=tmp_path / f"{near}")
+        said = {premise.name: premise.status for premise in given.plan([decides], method="scratch").premises}
         assert said["hyper-parameters"] in ("trusted", "assumed")
-    free = sifu.train(small_spec(model={"kind": kind}, local={"rate": rate * 0.137}), run=tmp_path / "free")
-    said = {premise.name: premise.status for premise in free.plan([decides], method="scratch").premises}
-    assert said["hyper-parameters"] == "met"
     assert verify(tmp_path / "copied") == []
 
 

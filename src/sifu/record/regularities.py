@@ -15,7 +15,6 @@ from sifu.theory.regularity import (
     certified_rates,
     classify,
     is_copied_rate,
-    is_near_rate,
     largest_certified_rate,
     largest_rate_within,
     local_regularities,
@@ -63,7 +62,7 @@ class Regularities:
         # A rate copied by hand from what a plan printed tells as much as an automatic one.
         copied = largest is not None and is_copied_rate(facts.local_rate, largest, model)
         if given and not copied:
-            return "near" if largest is not None and is_near_rate(facts.local_rate, largest) else "given"
+            return "given"
         gone = sorted(client for client in set(leaving) if client < count)
         if rates is None:
             rest = [founder for client, founder in enumerate(founders) if client not in gone]
@@ -72,4 +71,4 @@ class Regularities:
             same = largest_rate_within(np.delete(rates[:count], gone)) == largest
         if not same:
             return "forgotten"
-        return "near" if given else "others"
+        return "given" if given else "others"

@@ -306,7 +306,6 @@ def largest_rate_within(rates: Floats | None) -> float | None:
 
 COPIED_WITHIN = 0.01
 """A rate written down with three digits is off by at most half of this."""
-LARGEST_NUMERATOR, LARGEST_DENOMINATOR = 10, 20
 
 
 def is_copied_rate(rate: float, largest: float, model: str) -> bool:
@@ -319,13 +318,3 @@ def is_copied_rate(rate: float, largest: float, model: str) -> bool:
     """
     multiples = (1.0, 0.5) if model in ("least_squares", "python") else (1.0,)
     return any(abs(rate / (multiple * largest) - 1.0) <= COPIED_WITHIN for multiple in multiples)
-
-
-def is_near_rate(rate: float, largest: float) -> bool:
-    """Whether a given rate is near a simple multiple of the largest certified one: a/b, a up to 10, b up to 20.
-
-    >>> is_near_rate(0.5, 2.0), is_near_rate(0.408, 2.0)
-    (True, False)
-    """
-    numerators, denominators = range(1, LARGEST_NUMERATOR + 1), range(1, LARGEST_DENOMINATOR + 1)
-    return any(abs(rate * b / (a * largest) - 1.0) <= COPIED_WITHIN for a in numerators for b in denominators)

@@ -16,9 +16,8 @@ from sifu.theory.facts import (
     TrainingFacts,
 )
 
-RateSource = Literal["given", "near", "others", "forgotten"]
-"""Whether the local rate was given, given near what clients' data would have set, or set by clients' data without or
-with the forgotten ones deciding it."""
+RateSource = Literal["given", "others", "forgotten"]
+"""Whether the local rate was given, or set by clients' data without or with the forgotten ones deciding it."""
 
 
 def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
@@ -85,15 +84,13 @@ def hyper_parameters_premise(rate_source: RateSource, shape_from_labels: bool) -
             "forgotten clients.",
         )
     statements = {
-        "given": "Hyper-parameters were given by the operator; the local rate is not the one that clients' data set.",
-        "near": "Hyper-parameters were given by the operator; the local rate is near a simple multiple of the one that "
-        "clients' data would have set, and that it was not taken from there is trusted.",
+        "given": "Hyper-parameters were given by the operator; that clients' data did not decide them is trusted.",
         "others": "The local rate is the one clients' smoothness bounds set; without the forgotten clients it would be "
         "the same.",
         "forgotten": "The local rate is the one clients' smoothness bounds set and would be another one without the "
         "forgotten clients; what it reveals of them is assumed not to matter.",
     }
-    status: dict[RateSource, Status] = {"given": "met", "near": "trusted", "others": "met", "forgotten": "assumed"}
+    status: dict[RateSource, Status] = {"given": "trusted", "others": "met", "forgotten": "assumed"}
     return Premise("hyper-parameters", status[rate_source], statements[rate_source])
 
 
