@@ -19,6 +19,7 @@ from sifu.core.spec import Spec
 from sifu.errors import NobodyAnsweredError, RoundRejectedError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.planning.forecast import Forecast
+from sifu.planning.learning_curve import LearningCurve
 from sifu.planning.noise_healing import Healing
 from sifu.record.rehearsal import HEALED, LEAST_TRAINING, HealedNoise, healed_noise, rehearse
 from sifu.record.run_view import RunView
@@ -28,6 +29,8 @@ SPEC = small_spec(
     data={"clients": 60, "samples_per_client": 12}, local={"steps": 5}, stop={"target": 0.96, "max_rounds": 300}
 )
 LONG = Position(0, 2 * LEAST_TRAINING)
+TRAINING = LearningCurve(np.array([0.0, 10.0, 20.0]), np.array([2.0, 0.8, 0.5]), 0.1, 0.5)
+"""f: 0.5 at its end, round 20, and 0.1 + 0.4 (n / 20)^-1/2 after it."""
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +137,8 @@ def test_noise_that_helps_tells_nothing() -> None:
     rows = [EvaluationRow(3, f"{HEALED}1:{sigma!r}", 10, 0.5, loss) for sigma, loss in ((0.0, 1.0), (0.1, 0.9))]
     assert healed_noise(rows) is None
     assert healed_noise([]) is None
-    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.1: (-0.2, 0.1)}, 10) is None
-    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.2: (0.2, 0.1)}, 10) is None
+    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.1: (-0.2, 0.1)}, 10, TRAINING) is None
+    assert Healing.of(HealedNoise(0.1, (0.1,), (0.1,)), {0.2: (0.2, 0.1)}, 10, TRAINING) is None
 
 
 @given(
@@ -147,40 +150,58 @@ def test_harm_falls_with_rounds_and_rises_with_noise(losses: list[float], wrong:
     at_once, *after = sorted(losses, reverse=True)
     healed = HealedNoise(0.3, tuple(after), tuple(wrong[: len(after)]))
     rises = {0.1: (at_once / 9.0, wrong[3]), 0.3: (at_once, wrong[4]), 0.8: (5.0 * at_once, wrong[5])}
-    healing = Healing.of(healed, rises, 100)
+    healing = Healing.of(healed, rises, 100, TRAINING)
     assert healing is not None
     k = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1e4])
     for sigma in (0.01, 0.3, 0.5, 2.0):
-        assert np.all(np.diff(healing.rise(sigma, k)) <= 1e-15)
-        assert np.all((healing.errors(sigma, k) >= 0.0) & (healing.errors(sigma, k) <= 1.0))
-        assert np.all(healing.rise(1.1 * sigma, k) > healing.rise(sigma, k))
+        assert np.all(np.diff(healing.rise(sigma, k, 20.0 + k)) <= 1e-15)
+        assert np.all((healing.errors(sigma, k, 20.0 + k) >= 0.0) & (healing.errors(sigma, k, 20.0 + k) <= 1.0))
+        assert np.all(healing.rise(1.1 * sigma, k, 20.0 + k) > healing.rise(sigma, k, 20.0 + k))
+        # The farther training had come, the less the same noise matters.
+        assert np.all(healing.rise(sigma, k, 10.0 + k) > healing.rise(sigma, k, 20.0 + k))
+        assert np.all(healing.rise(sigma, k, 40.0 + k) < healing.rise(sigma, k, 20.0 + k))
     # What was measured is said again, and small noise does harm by its square.
-    np.testing.assert_allclose(healing.rise(0.3, np.arange(len(after) + 1.0)), [at_once, *after], rtol=1e-12)
-    np.testing.assert_allclose(healing.rise(0.03, k), healing.rise(0.3, k) / 100.0, rtol=1e-12)
-    assert not healing.errors(0.0, k).any()
+    first = np.arange(len(after) + 1.0)
+    np.testing.assert_allclose(healing.rise(0.3, first, 20.0 + first), [at_once, *after], rtol=1e-12)
+    np.testing.assert_allclose(healing.rise(0.03, k, 20.0 + k), healing.rise(0.3, k, 20.0 + k) / 100.0, rtol=1e-12)
+    assert not healing.errors(0.0, k, 20.0 + k).any()
 
 
 @pytest.mark.parametrize("decay", [0.8, 1.0, 1.3, 1.7])
 def test_two_rounds_tell_how_noise_of_a_power_law_heals(decay: float) -> None:
     h = np.arange(1.0, 5001.0) ** -decay
     truth = [float(np.sum(h * (1.0 - 0.9 * h) ** (2 * k))) for k in range(101)]
-    healing = Healing.of(HealedNoise(1.0, tuple(truth[1:3]), (0.1, 0.1)), {1.0: (truth[0], 0.1)}, 1000)
+    # A training that gains nothing more: its loss says nothing of a least curvature.
+    flat = LearningCurve(np.array([0.0, 20.0]), np.array([2.0, 0.5]), 0.5, 0.5)
+    healing = Healing.of(HealedNoise(1.0, tuple(truth[1:3]), (0.1, 0.1)), {1.0: (truth[0], 0.1)}, 1000, flat)
     assert healing is not None
-    k = np.array([4, 8, 16, 32])
-    ratio = healing.rise(1.0, k.astype(float)) / np.array(truth)[k]
+    k = np.array([4.0, 8.0, 16.0, 32.0])
+    ratio = healing.rise(1.0, k, 20.0 + k) / np.array(truth)[k.astype(int)]
     assert np.all((ratio > 0.5) & (ratio < 2.0)), ratio
 
 
 def test_the_formula_by_hand() -> None:
     healed = HealedNoise(0.2, (0.08, 0.06), (0.03, 0.02))
-    healing = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06), 0.4: (0.3, 0.09)}, 1000)
+    healing = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06), 0.4: (0.3, 0.09)}, 1000, TRAINING)
     assert healing is not None
     assert healing.errors_per_loss == pytest.approx(0.12 / 0.27)
-    rise = 0.06 * 5.0 ** (-1.0 / 3.0)
-    assert float(healing.rise(0.2, np.array([10.0]))[0]) == pytest.approx(rise)
-    assert float(healing.errors(0.2, np.array([10.0]))[0]) == pytest.approx(rise * 0.12 / 0.27)
+
+    def f(n: float) -> float:
+        return 0.1 + 0.4 * math.sqrt(20.0 / n)
+
+    ten = np.array([10.0])
+    rise = 0.06 * 5.0 ** (-1.0 / 3.0) * (f(30.0) / f(22.0)) ** 2
+    assert float(healing.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise)
+    assert rise == pytest.approx(0.0275559, rel=1e-5)
+    assert float(healing.errors(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * 0.12 / 0.27)
+    # On the model of round 8, ten rounds later; and a round after noise on the model of round 9.
+    assert float(healing.rise(0.2, ten, np.array([18.0]))[0]) == pytest.approx(
+        0.06 * 5.0 ** (-1.0 / 3.0) * (0.56 / f(22.0)) ** 2
+    )
+    assert float(healing.rise(0.2, np.ones(1), ten)[0]) == pytest.approx(0.08 * (0.8 / f(21.0)) ** 2)
     # As much loss as the largest noise made costs as many predictions as it did.
-    assert float(healing.errors(0.2 * math.sqrt(3.0), np.array([0.0]))[0]) == pytest.approx(0.09)
+    largest = healing.errors(0.2 * math.sqrt(3.0), np.array([0.0]), np.array([20.0]))
+    assert float(largest[0]) == pytest.approx(0.09)
 
 
 def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> None:
@@ -238,4 +259,4 @@ def test_a_plan_goes_by_them_and_needs_nobody(trained: Path, tmp_path: Path) -> 
     assert later == sorted(later)
     # The luck of small noise is wide, that of large noise narrow.
     spreads = [with_rounds.measure.spread(share * healed.noise_std) for share in (0.1, 1.0, 4.0)]
-    assert spreads == pytest.approx([1.5, 0.53, 0.1325])
+    assert spreads == pytest.approx([1.5, math.hypot(0.53, 0.3), math.hypot(0.1325, 0.3)])

@@ -8,7 +8,7 @@ than where the curve was when it was reached the first time:
     e(c + k) + sum_j f_j harm(sigma_j, k + a_j)  <=  e(T).
 
 The sum goes over the new noise (a = 0) and the noise edges on the way, a_j rounds old; c counts all rounds on the path.
-New noise does harm times T / c past T, as margins grow. What e and harm are is said in `planning.measure`.
+Harm also depends on c + k, how far training has come. What e and harm are is said in `planning.measure`.
 
 f is the luck of the draw: noise of one size does more or less harm, its standard deviation falls like 1 / sigma.
 And accuracy scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the
@@ -89,8 +89,9 @@ class Forecast:
         now = self.first.evaluated.get(self.view.path.nodes[tip].node)
         if measure is None or now is None or not edges or edges[-1][1] == 0 or not now.accuracy >= self._target > 0.0:
             return 1.0
-        gained = measure.goal - float(measure.curve(float(self.view.path.rounds_until(tip))))
-        own = gained / max(float(_harm_left(measure, edges, np.zeros(1))[0]), 1e-300)
+        done = self.view.path.rounds_until(tip)
+        gained = measure.goal - float(measure.curve(float(done)))
+        own = gained / max(float(_harm_left(measure, edges, np.zeros(1), done)[0]), 1e-300)
         return float(np.clip(own, 0.0, MOST_LUCK))
 
     @cached_property
@@ -131,8 +132,8 @@ class Forecast:
         rounds = self._ahead
         earlier = [(noise, age) for noise, age in disturbed if age > 0]
         fresh = [(noise, age) for noise, age in disturbed if age == 0]
-        without_new = measure.curve(done + rounds) + self.luck * _harm_left(measure, earlier, rounds)
-        new = _harm_left(measure, fresh, rounds) * min(1.0, self.first.length / max(done, 1.0))
+        without_new = measure.curve(done + rounds) + self.luck * _harm_left(measure, earlier, rounds, done)
+        new = _harm_left(measure, fresh, rounds, done)
         luck = 1.0 + measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
         goals = measure.goal + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
         reached = without_new + luck[:, None] * new <= goals[:, None, None]
@@ -157,12 +158,13 @@ class Forecast:
         return None if self.training is None else Prediction.of(np.array([float(self.training)]))
 
 
-def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], rounds: Floats) -> Floats:
-    """The harm of noise of some (sigma, age), summed, after a number of further rounds."""
+def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], rounds: Floats, done: float) -> Floats:
+    """The harm of noise of some (sigma, age), summed, after a number of further rounds from a model of `done`."""
     total = np.zeros_like(rounds)
+    position = done + rounds
     # Sizes are on a ladder, so after a thousand requests there are a few of them, and many ages of each.
     for noise in dict.fromkeys(noise for noise, _ in disturbed):
         ages = np.array([age for size, age in disturbed if size == noise], dtype=np.float64)
-        after = measure.harm(noise, (ages[:, None] + rounds).reshape(-1))
+        after = measure.harm(noise, (ages[:, None] + rounds).reshape(-1), np.tile(position, ages.size))
         total += after.reshape(ages.size, rounds.size).sum(axis=0)
     return total

@@ -7,7 +7,8 @@ that did not answer alike, regression) is followed by its loss, more roughly:
     harm(sigma, k) = 1.8 rise(sigma) F(k),
 
 with F(k) the share of a disturbance that k rounds of the first training leave (`LearningCurve.left`), and rise the
-rehearsed rise of the loss. Where nothing was rehearsed at all, a law fitted to digits (docs/noise.md) stands in for it:
+rehearsed rise of the loss; past T, on a model of c rounds, T / c times that, as margins grow. Where nothing was
+rehearsed at all, a law fitted to digits (docs/noise.md) stands in for the rise:
 
     rise(sigma) = 0.15 (650 / d)^0.65 (f(0) - floor) sigma^2 d / ||theta_T - theta_0||^2.
 """
@@ -29,6 +30,8 @@ HARM_OF_LOSS = 1.8
 """Noise heals more slowly than the distance of theta_0, by this factor."""
 SPREAD_OF_LUCK, LARGEST_SPREAD = 0.53, 1.5
 """The standard deviation of luck for noise of the rehearsed size; it falls like 1 / sigma, up from the largest."""
+SPREAD_OF_LAW = 0.3
+"""How far the harm of a run's own noise lies off the law, whatever the size: added to that of luck in squares."""
 SPREAD_UNREHEARSED = 0.7
 """The same, whatever the size, where no rounds were rehearsed."""
 RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
@@ -38,15 +41,15 @@ RISE_UNMEASURED, RISE_EXPONENT, RISE_PARAMETERS = 0.15, 0.65, 650.0
 class Measure:
     """What must fall to `goal`: the share of wrong predictions (`of_errors`), or the loss.
 
-    `harm` is what noise of a size still adds to it after some rounds, `spread` the standard deviation of its luck, and
-    `scatter` how far single evaluations lie around the curve.
+    `harm` is what noise of a size still adds to it after some rounds, at a position on the path; `spread` is the
+    standard deviation of its luck, and `scatter` how far single evaluations lie around the curve.
     """
 
     of_errors: bool
     scatter: float
     curve: Callable[[Floats | float], Floats]
     goal: float
-    harm: Callable[[float, Floats], Floats]
+    harm: Callable[[float, Floats, Floats], Floats]
     spread: Callable[[float], float]
 
 
@@ -68,19 +71,23 @@ def _measure_of_errors(first: FirstTraining, target: float) -> Measure | None:
 
     def spread(noise_std: float) -> float:
         """Luck along the slope grows like sigma, the mean harm like sigma^2."""
-        return min(LARGEST_SPREAD, SPREAD_OF_LUCK * healing.noise_std / noise_std) if noise_std > 0.0 else 0.0
+        if noise_std == 0.0:
+            return 0.0
+        return min(LARGEST_SPREAD, math.hypot(SPREAD_OF_LUCK * healing.noise_std / noise_std, SPREAD_OF_LAW))
 
     return Measure(True, errors.scatter, errors.errors, goal, healing.errors, spread)
 
 
 def _healing(first: FirstTraining) -> Healing | None:
     """How noise heals, where rounds were rehearsed."""
+    if first.losses is None:
+        return None
     rises = {
         noise_std: (noised.loss - plain.loss, plain.accuracy - noised.accuracy)
         for noise_std, (noised, plain) in first.rehearsed.items()
     }
     samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
-    return Healing.of(healed_noise(first.evaluations), rises, samples)
+    return Healing.of(healed_noise(first.evaluations), rises, samples, first.losses)
 
 
 def _measure_of_loss(first: FirstTraining, parameters: int) -> Measure | None:
@@ -88,8 +95,9 @@ def _measure_of_loss(first: FirstTraining, parameters: int) -> Measure | None:
     if curve is None:
         return None
 
-    def harm(noise_std: float, rounds: Floats) -> Floats:
-        return rise_of_loss(first, parameters, noise_std) * HARM_OF_LOSS * curve.left(rounds)
+    def harm(noise_std: float, rounds: Floats, position: Floats) -> Floats:
+        past_end = np.minimum(1.0, first.length / np.maximum(position - rounds, 1.0))
+        return rise_of_loss(first, parameters, noise_std) * HARM_OF_LOSS * curve.left(rounds) * past_end
 
     return Measure(False, 0.0, curve.loss, float(curve.loss(first.length)), harm, lambda _: SPREAD_UNREHEARSED)
 

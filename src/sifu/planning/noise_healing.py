@@ -1,14 +1,17 @@
 """How noise heals, from what the rehearsal measured: wrong predictions k rounds after noise of size sigma.
 
-Noise of the rehearsed size s adds l_k to the loss after k rounds, k up to K = 2 or 1 (`HealedNoise`). Then
+Noise of the rehearsed size s on the last model of the training, of T rounds, adds l_k to the loss after k rounds, k up
+to K = 2 or 1 (`HealedNoise`). Noise of size sigma on the model of round c adds, k rounds later,
 
-    l_k = l_K (k / K)^-1/3,
+    (sigma / s)^2 l_k (f(c + k) / f(T + k))^2                       for k <= K,
+    (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^2          after that,
 
-times (sigma / s)^2: a power law, as of a sum over directions of very unequal curvature. Its exponent is the one
-constant here. What two rehearsed rounds say of it is mostly the last of the few steepest directions, by which one noise
-differs from another; with an exponent of each run's own predictions were no better (docs/noise.md). Loss becomes errors
-by the ratio of the two, pooled over all measurements up to s, since one alone may be a few predictions; for as large a
-rise as the largest noise makes, by the ratio there.
+with f the loss of the training itself, continued past its end (`LearningCurve`). The power of k is that of a sum over
+directions of very unequal curvature: the steep ones heal first. What is left matters less the farther training has
+come, as margins grow: f says how far that is. The two exponents are the only constants here (docs/noise.md says what
+they were chosen on). What two rehearsed rounds say of the first is mostly the last of the few steepest directions, by
+which one noise differs from another. Loss becomes errors by the ratio of the two, pooled over all measurements up to s,
+since one alone may be a few predictions; for as large a rise as the largest noise makes, by the ratio there.
 """
 
 from __future__ import annotations
@@ -19,24 +22,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sifu.planning.learning_curve import LearningCurve
 from sifu.record.rehearsal import HealedNoise
 from sifu.theory.arrays import Floats
 
-EXPONENT = 1.0 / 3.0
+OF_ROUNDS, OF_LOSS = 1.0 / 3.0, 2.0
+"""The exponents of k and of f."""
 
 
 @dataclass(frozen=True)
 class Healing:
-    """`losses` are what noise of `noise_std` adds after 0, 1, ... rounds; see above for the rest."""
+    """`losses` are what noise of `noise_std` adds after 0, 1, ... rounds, `training` is f; see above for the rest."""
 
     noise_std: float
     losses: tuple[float, ...]
+    training: LearningCurve
     errors_per_loss: float
     large_rise: float
     errors_per_large_loss: float
 
     @staticmethod
-    def of(healed: HealedNoise | None, rises: Mapping[float, tuple[float, float]], samples: int) -> Healing | None:
+    def of(
+        healed: HealedNoise | None, rises: Mapping[float, tuple[float, float]], samples: int, training: LearningCurve
+    ) -> Healing | None:
         """From the rehearsed rounds, and by sigma the rise of loss and errors before any; None if they do not tell."""
         if healed is None or healed.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
             return None
@@ -49,24 +57,25 @@ class Healing:
         return Healing(
             healed.noise_std,
             (at_once, *healed.losses),
+            training,
             errors_per_loss,
             large_rise,
             max(large_wrong, 0.5 / samples) / large_rise,
         )
 
-    def rise(self, noise_std: float, rounds: Floats) -> Floats:
-        """How much the loss is still raised some rounds after noise of a size."""
+    def rise(self, noise_std: float, rounds: Floats, position: Floats) -> Floats:
+        """How much the loss is still raised some rounds after noise of a size, now at `position`, c + k."""
         last = float(len(self.losses) - 1)
         rehearsed = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))
-        later = np.maximum(rounds, last)
-        size = (noise_std / self.noise_std) ** 2
-        return size * np.exp(rehearsed) * (later / last) ** -EXPONENT
+        slower = (np.maximum(rounds, last) / last) ** -OF_ROUNDS
+        fallen = self.training.loss(position) / self.training.loss(self.training.end + np.minimum(rounds, last))
+        return (noise_std / self.noise_std) ** 2 * np.exp(rehearsed) * slower * fallen**OF_LOSS
 
-    def errors(self, noise_std: float, rounds: Floats) -> Floats:
+    def errors(self, noise_std: float, rounds: Floats, position: Floats) -> Floats:
         """The share of predictions that are still wrong by it."""
         if noise_std == 0.0:
             return np.zeros_like(rounds)
-        loss = self.rise(noise_std, rounds)
+        loss = self.rise(noise_std, rounds, position)
         near, far = math.log(self.losses[0]), math.log(self.large_rise)
         if far > near:
             ratio = np.interp(np.log(loss), [near, far], np.log([self.errors_per_loss, self.errors_per_large_loss]))
