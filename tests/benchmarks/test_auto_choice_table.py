@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from auto_choice import CASES, LARGEST_RATIO, RESULTS, measure, ratio_of, table
+from auto_choice import LARGEST_RATIO, RESULTS, measure, ratio_of, summary
+from auto_choice_runs import CASES, drawn_case
 
 from sifu.choices import LEVELS
 
@@ -21,8 +22,18 @@ def test_auto_is_rarely_far_from_the_best_and_never_below_the_level() -> None:
     assert len(beyond) <= len(rows) // 10, beyond
     for name, row in rows.items():
         assert LEVELS.index(row["level"]) >= LEVELS.index(row["least_level"]), name
-    ordered = [rows[case.name] for case in CASES]
-    assert list(table(ordered))[-1] in PAGE.read_text(encoding="utf-8")
+    assert summary(list(rows.values())) in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_drawn_run_depends_on_its_seed_and_number_alone() -> None:
+    cases = [drawn_case(3, number) for number in range(60)]
+    assert cases == [drawn_case(3, number) for number in range(60)]
+    assert len({case.name for case in cases}) == 60
+    assert {case.spec["model"]["kind"] for case in cases if "model" in case.spec} == {"mlp", "cnn", "ridge"}
+    assert any("groups" in case.spec for case in cases)
+    for case in cases:
+        assert 1 <= case.leaving <= case.spec["data"]["clients"] // 4
+        assert (case.pilot_rounds == 0) == (case.spec.get("model", {}).get("kind") == "ridge")
 
 
 def test_control_the_slowest_way_is_seen() -> None:
