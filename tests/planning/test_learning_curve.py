@@ -156,7 +156,7 @@ def test_the_equation_holds_at_the_prediction(trained: Path, tmp_path: Path, rou
             k = np.array([k - 1.0, k])
             level = measure.goal + scatter * measure.scatter
             share = 1.0 + measure.spread(sigma) * luck
-            sides = measure.curve(tip + k) + share * measure.harm(sigma, k) - level
+            sides = measure.curve(tip + k) + share * measure.harm(sigma, k, tip + k) - level
             assert sides[1] <= 1e-12
             assert sides[0] > -1e-12 or k[1] == 1.0
 
@@ -171,7 +171,8 @@ def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Pat
     measure, tip = forecast.measure, view.path.tip
     assert measure is not None
     gained = measure.goal - float(measure.curve(float(view.path.rounds_until(tip))))
-    left = float(measure.harm(0.2, np.array([float(outcome.rounds)]))[0])
+    healed = np.array([float(outcome.rounds)])
+    left = float(measure.harm(0.2, healed, np.array([float(view.path.rounds_until(tip))]))[0])
     assert forecast.luck == pytest.approx(np.clip(gained / left, 0.0, MOST_LUCK))
     # What is left of that noise counts in the next prediction.
     assert forecast.edges(tip) == [(0.2, outcome.rounds)]
