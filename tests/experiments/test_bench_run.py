@@ -247,6 +247,24 @@ def test_in_threads_a_failure_ends_one_task_and_closes_its_engine() -> None:
     assert [engine.closed for engine in engines] == [1, 1, 1]
 
 
+def test_in_threads_the_next_task_begins_when_one_is_done_and_none_after_a_stop() -> None:
+    engines, stop = [LoneEngine() for _ in range(6)], threading.Event()
+    begun: list[str] = []
+    meeting = threading.Barrier(2, timeout=20)
+
+    def work(task: NamedTask, engine: LoneEngine) -> None:
+        begun.append(task.name)
+        meeting.wait()  # two at a time, never one
+        if task.name in "cd":
+            stop.set()
+            meeting.wait()
+
+    pairs = [(NamedTask(name), engine) for name, engine in zip("abcdef", engines, strict=True)]
+    assert in_threads(pairs, work, stop, 2) == []  # type: ignore[type-var, arg-type]
+    assert sorted(begun) == ["a", "b", "c", "d"]
+    assert [engine.closed for engine in engines] == [1] * 6
+
+
 def test_the_command_line_runs_plots_and_makes_a_page(cli: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "bench-sequential"
     arguments = ("--scale", "smoke", "--datasets", "digits", "--methods", "sifu,scratch,dp", "--preset", "paper")

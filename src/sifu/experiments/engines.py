@@ -42,7 +42,7 @@ class Task(Named, Protocol):
 AnyTask = TypeVar("AnyTask", bound=Task)
 AnyNamed = TypeVar("AnyNamed", bound=Named)
 DEFAULT_LANES = 48
-MOST_KEPT = 8
+MOST_KEPT = 12
 """Federations whose data stay in memory."""
 
 
@@ -179,7 +179,10 @@ class Lanes:
         self.stop = self._one_by_one.stop
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """Tasks of one federation's shape at a time, at most `lanes` at once; heads in closed form by themselves."""
+        """Tasks of one federation's shape at a time, `lanes` at once; heads in closed form by themselves.
+
+        As soon as a task is done the next one begins, in the order given: after an interrupt the first are whole.
+        """
         groups: dict[Any, list[AnyTask]] = {}
         heads = [task for task in tasks if task.spec.model.kind == RIDGE]
         failures = self._one_by_one.run(heads, work)
@@ -187,8 +190,7 @@ class Lanes:
             if task.spec.model.kind != RIDGE:
                 groups.setdefault(same_program(task.spec), []).append(task)
         for group in groups.values():
-            for first in range(0, len(group), self.at_once):
-                failures += self._run_group(group[first : first + self.at_once], work)
+            failures += self._run_group(group, work)
         return failures
 
     def _run_group(self, group: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
@@ -218,19 +220,28 @@ class Lanes:
             except Exception as error:
                 failures += [Failure.of(task, error) for task in tasks]
                 continue
-            failures += in_threads(list(zip(tasks, engines, strict=True)), work, self.stop)
+            failures += in_threads(list(zip(tasks, engines, strict=True)), work, self.stop, self.at_once)
         return failures
 
 
 def in_threads(
-    pairs: Sequence[tuple[AnyTask, Engine]], work: Callable[[AnyTask, Engine], None], stop: threading.Event
+    pairs: Sequence[tuple[AnyTask, Engine]],
+    work: Callable[[AnyTask, Engine], None],
+    stop: threading.Event,
+    at_once: int = DEFAULT_LANES,
 ) -> list[Failure[AnyTask]]:
-    """A thread for each task; an engine is closed as soon as its task is done, so that nobody waits for it."""
+    """`at_once` threads, a task at a time each; an engine is closed as soon as its task is done: nobody waits for it.
+
+    Once `stop` is set, tasks that have not begun never do.
+    """
     failures: list[Failure[AnyTask]] = []
+    waiting = iter(pairs)
+    one_at_a_time = threading.Lock()
 
     def carry_out(task: AnyTask, engine: Engine) -> None:
         try:
-            work(task, engine)
+            if not stop.is_set():
+                work(task, engine)
         except StoppedError:
             pass
         except BaseException as error:
@@ -240,7 +251,15 @@ def in_threads(
             if close is not None:
                 close()
 
-    threads = [threading.Thread(target=carry_out, args=pair, name=pair[0].name, daemon=True) for pair in pairs]
+    def take_in_turn() -> None:
+        while True:
+            with one_at_a_time:
+                pair = next(waiting, None)
+            if pair is None:
+                return
+            carry_out(*pair)
+
+    threads = [threading.Thread(target=take_in_turn, daemon=True) for _ in range(min(at_once, len(pairs)))]
     for thread in threads:
         thread.start()
     try:

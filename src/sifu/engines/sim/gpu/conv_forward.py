@@ -11,7 +11,7 @@ from torch import Tensor
 from sifu.engines.sim.gpu import convolution_kernels, linear_kernels
 from sifu.engines.sim.gpu.conv_plan import ENOUGH_PROGRAMS, ConvPlan, power_of_two
 
-EVALUATED_AT_ONCE = 2**31
+EVALUATED_AT_ONCE = 2**27
 """Bytes of the largest activation tensor in evaluation."""
 
 

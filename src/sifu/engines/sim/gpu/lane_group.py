@@ -152,6 +152,8 @@ class LaneGroup:
             self._copies.synchronize()
             self._programs.clear()
             self._drawers.clear()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # other processes may want it
 
     def evaluate(self, queue: DeviceQueue, lane: int, model: Tensor) -> Evaluated:
         """Correct predictions and losses of every client of a lane, past what the group's queue still has to do."""
