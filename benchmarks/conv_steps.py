@@ -3,7 +3,7 @@
     python benchmarks/conv_steps.py [--turns 5]
 
 A step is the gradient of a batch of 20 images of CIFAR-10's network, in pieces of 10 as the CPU's trainer cuts it, as
-Python runs it and compiled (`cpu_conv.scripted`), as the trainer runs it after a while. One thread of torch each.
+Python runs it and compiled (`sim.scripted`), as the trainer runs it after a while. One thread of torch each.
 Milliseconds a step, medians of the turns, smallest and largest in brackets. Then how long the other one of two threads
 that shared an operation of torch keeps its core busy afterwards: why networks are averaged by one thread.
 """
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, prepare, room_to_prepare
-from sifu.engines.sim.cpu_conv.scripted import scripted
 from sifu.engines.sim.networks import CONV_NETS
+from sifu.engines.sim.scripted import scripted
 
 BATCH, PIECE, STEPS = 20, 10, 40
 

@@ -91,36 +91,53 @@ class Block:
 
 
 class Part:
-    """Some clients of a block, with products that copy no more of their samples than pays."""
+    """Some clients of a block, with products that copy no more of their samples than pays.
+
+    They lie at `rows` of the `block`; `places` are theirs among all that were asked for. `one_by_one` says whether
+    their samples are multiplied where they lie.
+    """
 
     def __init__(self, block: Block, rows: Integers, places: PartPlaces) -> None:
         self.places, self.size = places, rows.size
-        self._block, self._rows = block, rows
+        self.block, self.rows = block, rows
         first, last = int(rows[0]), int(rows[-1])
         # Clients that lie side by side are looked at in place.
         self._beside = last - first + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
         self._index = slice(first, last + 1) if self._beside else torch.from_numpy(rows)
-        self.targets, weights = self._take(block.targets), block.row_weights
-        self.row_weights = weights if isinstance(weights, float) else self._take(weights)
-        self.gram = None if block.gram is None else self._take(block.gram)
         self._x = self._take(block.x) if self._beside else None
         _, padded, width = block.x.shape
-        self._one_by_one = not self._beside and padded * width * block.x.element_size() >= COPY_BYTES
+        self.one_by_one = not self._beside and padded * width * block.x.element_size() >= COPY_BYTES
+
+    @functools.cached_property
+    def targets(self) -> Tensor:
+        """Encoded targets (clients, outputs, rows)."""
+        return self._take(self.block.targets)
+
+    @functools.cached_property
+    def row_weights(self) -> RowWeights:
+        """Weights of the rows (see `Block`)."""
+        weights = self.block.row_weights
+        return weights if isinstance(weights, float) else self._take(weights)
+
+    @functools.cached_property
+    def gram(self) -> Tensor | None:
+        """X_i X_i' of each, where steps are cheaper between samples."""
+        return None if self.block.gram is None else self._take(self.block.gram)
 
     @property
     def clients(self) -> ClientIndices:
         """Who they are."""
-        return self._block.clients[self._rows]
+        return self.block.clients[self.rows]
 
     @property
     def samples(self) -> Integers:
         """How many samples each has."""
-        return self._block.samples[self._rows]
+        return self.block.samples[self.rows]
 
     @property
     def lengths(self) -> Floats:
         """||X_i||_F of each, rounded up."""
-        return self._block.lengths[self._rows]
+        return self.block.lengths[self.rows]
 
     def _take(self, values: Tensor) -> Tensor:
         """These clients of `values`, a view where they lie side by side."""
@@ -130,7 +147,7 @@ class Part:
     def x(self) -> Tensor:
         """The samples (clients, rows, width), gathered when first asked for."""
         if self._x is None:
-            self._x = self._take(self._block.x)
+            self._x = self._take(self.block.x)
         return self._x
 
     def let_go(self) -> None:
@@ -140,22 +157,22 @@ class Part:
 
     def outputs(self, model: Tensor) -> Tensor:
         """X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
-        count, padded, width = self.size, *self._block.x.shape[1:]
-        if self._one_by_one and self._x is None:
+        count, padded, width = self.size, *self.block.x.shape[1:]
+        if self.one_by_one and self._x is None:
             products = model.new_empty((count, model.shape[0], padded))
-            for own, row in zip(products.unbind(), self._rows.tolist(), strict=True):
-                torch.mm(model, self._block.turned[row], out=own)
+            for own, row in zip(products.unbind(), self.rows.tolist(), strict=True):
+                torch.mm(model, self.block.turned[row], out=own)
             return products
         products = (self.x.reshape(count * padded, width) @ model.T.contiguous()).reshape(count, padded, -1)
         return products.transpose(1, 2).contiguous()
 
     def pulled_back(self, dual: Tensor) -> Tensor:
         """X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
-        if not (self._one_by_one and self._x is None):
+        if not (self.one_by_one and self._x is None):
             return torch.bmm(dual, self.x)
-        products = dual.new_empty((self.size, dual.shape[1], self._block.x.shape[2]))
-        for own, row, out in zip(dual.unbind(), self._rows.tolist(), products.unbind(), strict=True):
-            torch.mm(own, self._block.each[row], out=out)
+        products = dual.new_empty((self.size, dual.shape[1], self.block.x.shape[2]))
+        for own, row, out in zip(dual.unbind(), self.rows.tolist(), products.unbind(), strict=True):
+            torch.mm(own, self.block.each[row], out=out)
         return products
 
     def summed(self, dual: Tensor) -> Tensor:

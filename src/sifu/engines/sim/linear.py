@@ -20,6 +20,7 @@ Outputs lie in front of rows: (clients, C, n), and models as (C, d). Sums over o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -30,11 +31,12 @@ from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.averaging import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
 from sifu.engines.sim.batches import draw_batches
-from sifu.engines.sim.client_blocks import Part, PartPlaces, RowWeights, cut_into_groups, make_block
+from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, RowWeights, cut_into_groups, make_block
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
-from sifu.engines.sim.threads import few_threads
+from sifu.engines.sim.threads import one_thread
+from sifu.engines.sim.whole_batches import WholeBatches
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up
 
@@ -85,6 +87,8 @@ class VectorisedTrainer:
             self._block_of[block.clients] = number
             self._row_of[block.clients] = np.arange(block.clients.size)
         self._share = _share_after(training, training.steps)
+        self._plain = not training.momentum and not training.weight_decay and not training.clip
+        self._whole = {id(block): whole for block in self._blocks if (whole := self._whole_batches(block))}
 
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
@@ -105,21 +109,25 @@ class VectorisedTrainer:
         want_gram: bool,
     ) -> Average:
         """Train and average the participants, without building the local models where that is cheaper."""
-        with torch.inference_mode(), few_threads(int(samples.sum()) * self._shape[0], SMALL_ROUND):
-            return self._average(start, position, participants, samples, want_gram)
+        parts = list(self._parts(participants))
+        threads = torch.get_num_threads() if int(samples.sum()) * self._shape[0] >= SMALL_ROUND else 1
+        # Threads of our own want the cores on which torch's would wait for more work (`sifu.engines.sim.threads`).
+        alone = threads == 1 or all(self._in_one_call(part) for part in parts)
+        with torch.inference_mode(), one_thread() if alone and torch.get_num_threads() > 1 else nullcontext():
+            return self._average(start, position, parts, samples, want_gram, threads)
 
     def _average(
         self,
         start: Vector,
         position: Position,
-        participants: ClientIndices,
+        parts: Sequence[Part],
         samples: np.ndarray,
         want_gram: bool,
+        threads: int,
     ) -> Average:
         model = torch.from_numpy(start).reshape(self._shape)
-        parts = list(self._parts(participants))
-        keep = want_gram or worth_keeping(participants.size, start.size, 8)
-        updates = [self._local_updates(part, model, position, keep, len(parts) == 1) for part in parts]
+        keep = want_gram or worth_keeping(samples.size, start.size, 8)
+        updates = [self._local_updates(part, model, position, keep, len(parts) == 1, threads) for part in parts]
         offset, error = None, 0.0
         if self._share != 1.0:
             offset = (self._share - 1.0) * start.astype(np.float64).reshape(self._shape).T.reshape(-1)
@@ -153,17 +161,33 @@ class VectorisedTrainer:
             places = np.flatnonzero(number == block)
             yield from self._blocks[block].parts(self._row_of[clients[places]], places)
 
+    def _whole_batches(self, block: Block) -> WholeBatches | None:
+        """What takes all steps of a block's clients in one call, where that can be done."""
+        weight = block.row_weights
+        rows, softmax = block.targets.shape[2], self._objective.name == "softmax"
+        if not (softmax and self._plain and self._training.whole_batches(rows) and isinstance(weight, float)):
+            return None
+        if block.gram is None or _averaged_by_duals(block.targets):
+            return None
+        return WholeBatches(self._training.steps, -self._training.rate * weight)
+
+    def _in_one_call(self, part: Part) -> WholeBatches | None:
+        return self._whole.get(id(part.block)) if part.one_by_one else None
+
     def _local_updates(
-        self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool
+        self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool, threads: int
     ) -> LocalUpdates:
         """Updates of a part in the form that is cheapest to average."""
-        places, steps = part.places, self._training.steps
+        places, steps, whole = part.places, self._training.steps, self._in_one_call(part)
+        if whole is not None:
+            turned = _turned(model)
+            return RowUpdates(lambda: iter([(places, whole.updates(part.block, part.rows, turned, threads))]), keep)
         if part.gram is None:
             return RowUpdates(
                 lambda: iter([(places, self._updates(part, model, position, steps).flatten(1).to(torch.float64))]), keep
             )
         dual = self._dual(part, part.gram, model, self._batches(part, position, steps))
-        if dual.dtype == torch.float64 and dual.shape[2] <= ROWS_AN_OUTPUT * dual.shape[1]:
+        if _averaged_by_duals(dual):
             return DualUpdates(part, part.gram, dual, keep_samples)
         return RowUpdates(lambda: iter([(places, part.pulled_back(dual).flatten(1).to(torch.float64))]), keep)
 
@@ -195,7 +219,6 @@ class VectorisedTrainer:
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """V_K of each client, transposed: (clients, outputs, rows)."""
         training, first = self._training, part.outputs(_turned(model))
-        plain = not training.momentum and not training.weight_decay and not training.clip
         share, dual = 1.0, None
         share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
@@ -205,7 +228,7 @@ class VectorisedTrainer:
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
             residual = self._objective.residual(scores, targets, dim=1)
-            if plain and rows is None:  # `descend` in one pass instead of two
+            if self._plain and rows is None:  # `descend` in one pass instead of two
                 dual = _add_scaled(dual, residual, -training.rate * row_weights)
                 continue
             gradient = residual.mul_(row_weights)
@@ -268,6 +291,11 @@ def _add_scaled(total: Tensor | None, values: Tensor, scale: RowWeights) -> Tens
     if total is None:
         return values.mul_(scale)
     return total.addcmul_(values, scale) if isinstance(scale, Tensor) else total.add_(values, alpha=scale)
+
+
+def _averaged_by_duals(dual: Tensor) -> bool:
+    """Whether updates are averaged without being built, from V or anything else of (clients, outputs, rows)."""
+    return dual.dtype == torch.float64 and dual.shape[2] <= ROWS_AN_OUTPUT * dual.shape[1]
 
 
 def _turned(model: Tensor) -> Tensor:

@@ -34,12 +34,12 @@ from sifu.engines.sim.cpu_conv.conv_pass import (
     prepare,
     room_to_prepare,
 )
-from sifu.engines.sim.cpu_conv.scripted import scripted
 from sifu.engines.sim.cpu_conv.tiled_convolution import bytes_a_sample
 from sifu.engines.sim.dropout import dropout_key, kept_units
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.networks import ConvNet
 from sifu.engines.sim.objectives import OBJECTIVES
+from sifu.engines.sim.scripted import scripted
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
 from sifu.theory.participation import ClientIndices
