@@ -34,6 +34,7 @@ from sifu.choices import LEVELS
 from sifu.core.engine import Engine
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.spec import Spec
+from sifu.errors import RoundRejectedError
 from sifu.experiments.provenance import commit
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.registry import method_named
@@ -58,7 +59,10 @@ def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
     stop = plan.terms.stop(view.spec.stop)
     # The rounds that making the starting model took belong to the request (fed_eraser's calibration).
     left = replace(stop, max_rounds=max(1, stop.max_rounds - start.rounds))
-    return start.rounds + retrain_unrecorded(engine, active, left, plan.order, start=start.model)[1]
+    try:
+        return start.rounds + retrain_unrecorded(engine, active, left, plan.order, start=start.model)[1]
+    except RoundRejectedError:  # the noise threw the network out of all bounds: it never comes to the target
+        return stop.max_rounds
 
 
 def with_target(case: Case) -> dict[str, Any]:
