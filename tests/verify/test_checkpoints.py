@@ -174,3 +174,25 @@ def test_a_payload_that_was_canonical_once_is_looked_at_again_when_it_is_another
     assert any("canonical JSON" in problem for problem in verify_run(own_trained).problems)
     with pytest.raises(RunDamagedError):
         sifu.open_run(own_trained).request(["client-002"], "second")
+
+
+def test_what_a_process_has_checked_is_checked_again_when_it_is_another(own_trained: Path) -> None:
+    """With the key and every hash made anew, after the same object wrote to the run: nothing old is relied on."""
+    run = sifu.open_run(own_trained)
+    run.request(["client-001"], "first")
+    run.request(["client-002"], "second")
+
+    def with_tip(kind: str, content: dict[str, Any]) -> None:
+        if kind == "training done":
+            content["run"]["tip"] = "1"
+
+    def without_tip(kind: str, content: dict[str, Any]) -> None:
+        if kind == "training done":
+            del content["run"]["tip"]
+
+    rebuild_chain(own_trained, with_tip)
+    with pytest.raises(RunDamagedError, match=r"training done. changes tip"):
+        run.request(["client-003"], "third")
+    rebuild_chain(own_trained, without_tip)
+    run.request(["client-003"], "third")
+    assert verify_run(own_trained).problems == []

@@ -95,3 +95,11 @@ class RunConnection:
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
+
+    def from_earlier(self, key: str) -> Any:
+        """What an earlier connection of this process to the run put by; None if there was none."""
+        return self._constants.get(key)
+
+    def for_later(self, key: str, value: Any) -> None:
+        """Put something by for the next connection, which must compare it with what it reads before it is used."""
+        self._constants[key] = value

@@ -47,6 +47,8 @@ ERASED = ("models", "updates", "statistics")
 """What events erase, each under its key `dropped_...`."""
 GROUP_ROUNDS = "group rounds"
 """The kind of event that records groups' models; they lie on no path, so the current model stays what it was."""
+CHECKED = "events that were checked"
+"""What one connection puts by for the next."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,48 @@ class _Past:
     carried_out: int = 0
     erased: set[int | str] = field(default_factory=set)
 
+    def copy(self) -> _Past:
+        """The same, which later events do not change."""
+        return _Past(self.carried_out, set(self.erased))
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Events that nothing was wrong with, and what they left: the next ones go on from there."""
+
+    events: list[Event]
+    tables: ReplayedTables
+    past: _Past
+
 
 def check_events(reader: RunReader) -> Iterator[str]:
-    """Every event is of a known kind, does what its kind may, and brings nothing back that was erased."""
-    past = _Past()
-    for event, before in ReplayedLedger.of(reader).moments():
+    """Every event is of a known kind, does what its kind may, and brings nothing back that was erased.
+
+    What this process has checked before, on another connection to the run, is not gone through again as long as every
+    one of those events is still there, byte for byte.
+    """
+    ledger = ReplayedLedger.of(reader)
+    checked: _Checked | None = reader.from_earlier(CHECKED)
+    if checked is None or not _continues(ledger.events, checked.events):
+        checked = _Checked([], ReplayedTables(), _Past())
+    past, tables, problems = checked.past.copy(), checked.tables.copy(), 0
+    for event, before in ledger.moments(len(checked.events), tables):
         content = event.content
         for problem in (
             *_beyond_its_kind(event, content),
             *_badly_named(event, content),
             *_misplaced(event, content, before, past),
         ):
+            problems += 1
             yield _named(event, problem)
+    if not problems:
+        reader.for_later(CHECKED, _Checked(ledger.events, tables, past))
+
+
+def _continues(events: list[Event], earlier: list[Event]) -> bool:
+    return len(events) >= len(earlier) and all(
+        event is before or event == before for event, before in zip(events, earlier, strict=False)
+    )
 
 
 def _named(event: Event, problem: str) -> str:

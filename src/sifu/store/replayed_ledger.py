@@ -20,6 +20,12 @@ class ReplayedTables:
     def __init__(self) -> None:
         self.rows: Tables = {table: {} for table in KEYS}
 
+    def copy(self) -> ReplayedTables:
+        """The same rows, which later events do not change."""
+        copied = ReplayedTables()
+        copied.rows = {table: {key: dict(row) for key, row in rows.items()} for table, rows in self.rows.items()}
+        return copied
+
     def apply(self, event: Event) -> None:
         """Change the rows as an event says."""
         for change in changes(event.kind, event.time, event.content):
@@ -61,10 +67,13 @@ class ReplayedLedger:
         ledger: ReplayedLedger = reader.remembered("replayed ledger", lambda: ReplayedLedger(reader.events()))
         return ledger
 
-    def moments(self) -> Iterator[tuple[Event, ReplayedTables]]:
-        """Every event with the tables just before it. They change with the next step: read them at once."""
-        tables = ReplayedTables()
-        for event in self.events:
+    def moments(self, begin: int = 0, before: ReplayedTables | None = None) -> Iterator[tuple[Event, ReplayedTables]]:
+        """Every event with the tables just before it. They change with the next step: read them at once.
+
+        Whoever has been through the first `begin` events goes on from the tables `before` the next one.
+        """
+        tables = ReplayedTables() if before is None else before
+        for event in self.events[begin:]:
             yield event, tables
             tables.apply(event)
         self._last = tables
