@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -74,10 +75,25 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
 
     for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
         try:
-            ledger = json.loads(read_plain(certificate))["body"]["ledger"]
-            seq_number, head = int(ledger["seq"]), str(ledger["head"])
+            seq_number, head = _named_by(read_plain(certificate))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # verification names what is wrong with it
         if not has_event(seq_number, head):
             name = certificate.name
             yield f"certificate {name} was issued after event {seq_number}, which the database does not have"
+
+
+_seen: dict[bytes, tuple[int, str]] = {}
+"""The event that each certificate names, by the digest of its bytes: a run is opened for writing again and again."""
+_MOST_SEEN = 100_000
+
+
+def _named_by(certificate: bytes) -> tuple[int, str]:
+    """Number and hash of the event that a certificate was issued after."""
+    digest = hashlib.sha256(certificate).digest()
+    if digest not in _seen:
+        ledger = json.loads(certificate)["body"]["ledger"]
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[digest] = int(ledger["seq"]), str(ledger["head"])
+    return _seen[digest]
