@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sifu.choices import Level
 from sifu.core.certificate import (
     CertificateFacts,
     ModelCommitment,
@@ -18,6 +19,7 @@ from sifu.core.certificate import (
     auditor_form,
     public_form,
 )
+from sifu.core.guarantee import not_covered_by, what_was_erased
 from sifu.core.ledger import canonical_json
 from sifu.core.premises import Premise
 
@@ -224,3 +226,17 @@ def test_the_public_form_says_what_stays_on_disk(drawn: tuple[CertificateFacts, 
     assert "may hold the client's part" in paper["remains"]
     assert scratch["remains"].startswith("No model")
     assert strict["erased"] != paper["erased"]
+
+
+@pytest.mark.parametrize(("level", "solved", "says"), [("proven", False, 1), ("exact", True, 0), ("none", False, 0)])
+def test_records_are_compared_with_a_client_that_was_not_there(level: Level, solved: bool, says: int) -> None:
+    """Noise hides all that the client had contributed; a world in which it had less is not compared with."""
+    sentences = not_covered_by("client", 1, "all", level, solved=solved, records=2)
+    assert sum("took part without these records" in sentence for sentence in sentences) == says
+
+
+def test_what_stays_may_have_been_released() -> None:
+    """A request may go on from the current model, which was released, and training may have had noise of its own."""
+    _, remains = what_was_erased("paper", fresh=False, replayed=False, keeps_updates=False)
+    assert "unreleased" not in remains
+    assert "without the noise of this one" in remains

@@ -74,6 +74,10 @@ RECORDS_NOT_COVERED = (
     "Other records of the same person, with this client or another, are not covered.",
     "The operator's confidential record names the rows, so that they can be left out whenever the data are read again.",
 )
+RECORDS_COMPARED = (
+    "The comparison is with a world in which the client contributed nothing before this request, and not with one in "
+    "which it took part without these records.",
+)
 NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
 
 
@@ -104,7 +108,8 @@ def not_covered_by(
     latest = scope == "latest" and level in ("proven", "conditional")
     together = unit == "client" and clients > 1
     several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ()))
-    return [*NOT_COVERED, *several, *of_records]
+    compared = () if records is None or level == "none" else RECORDS_COMPARED
+    return [*NOT_COVERED, *several, *compared, *of_records]
 
 
 def what_was_erased(
@@ -132,8 +137,8 @@ def what_was_erased(
     else:
         erased = "Any kept model after the one training went on from was erased."
         remains = (
-            "Models up to that one stay with the operator, unreleased and without noise, for later requests; they "
-            "may hold the client's part."
+            "Models up to that one stay with the operator for later requests, without the noise of this one; they may "
+            "hold the client's part."
         )
     if keeps_updates:
         erased += " Any stored update of the client was erased."

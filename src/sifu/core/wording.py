@@ -59,8 +59,16 @@ def whom_words(clients: int, records: int | None) -> str:
     ('this participant', 'these participants', 'these records')
     """
     if records is not None:
-        return "these records"
+        return record_words(records)
     return "these participants" if clients > 1 else "this participant"
+
+
+def record_words(records: int) -> str:
+    """
+    >>> record_words(1), record_words(3)
+    ('this record', 'these records')
+    """
+    return "this record" if records == 1 else "these records"
 
 
 def what_was_done(start: Start, sigma: float, whom: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from sifu.core import wording
-from sifu.core.wording import EXACT_LIMIT, exact_words
+from sifu.core.wording import EXACT_LIMIT, exact_words, record_words
 from sifu.plots.rounds import fewer
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted
@@ -90,7 +90,7 @@ def promise(request: Request) -> str:
     if request.level == "exact":
         whom = "the clients" if len(request.clients) > 1 else "the client"
         records = (request.certificate or {}).get("records")
-        return f"{exact_words(whom if records is None else 'these records')}; {EXACT_LIMIT}."
+        return f"{exact_words(whom if records is None else record_words(records))}; {EXACT_LIMIT}."
     seen = "every model released after this request" if request.scope == "all" else "the latest released model"
     whom = "the group as a whole" if request.unit == "joint" else "each of these clients by itself"
     if len(request.clients) == 1:

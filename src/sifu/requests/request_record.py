@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
-from sifu.core.method_info import method_info
+from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
@@ -194,7 +194,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
     ]
     if records is not None:
         lines.append(
-            "All that the participant had contributed before was forgotten with them; it joined again, under another "
+            "All that the participant had contributed before was forgotten, too; it joined again, under another "
             "name, with the records it has left."
         )
     if level == "exact":
@@ -223,10 +223,10 @@ def auditor_lines(body: dict[str, Any]) -> list[str]:
     psi, limit = body.get("psi"), body.get("psi_star")
     if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
         lines.append(
-            f"Psi, the most that they can have moved the model that was gone back to, is {psi:.4g}; noise of standard "
-            f"deviation {float(body['sigma']):.4g} hides up to Psi* = {limit:.4g}."
+            f"Psi, the most that they can have moved the model that training went on from, is {psi:.4g}; noise of "
+            f"standard deviation {float(body['sigma']):.4g} hides up to Psi* = {limit:.4g}."
         )
-    if body.get("rounds") is not None:
+    if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve from kept statistics takes none
         lines.append(f"Rounds of retraining: {body['rounds']}.")
     lines += [f"- {premise['status']}: {premise['statement']}" for premise in body["premises"]]
     lines.append(f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}.")
