@@ -27,6 +27,7 @@ from functools import cached_property
 import numpy as np
 
 from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import LINEAR_KINDS
 from sifu.core.streaming import evaluation_interval
 from sifu.planning.first_training import FirstTraining
 from sifu.planning.measure import Measure, measure_of
@@ -65,7 +66,9 @@ class Forecast:
     @cached_property
     def measure(self) -> Measure | None:
         """What is followed until it falls to its target; None where nothing falls."""
-        return measure_of(self.first, self._target, self.view.parameters)
+        model, regularity = self.view.spec.model.kind, self.view.spec.regularity.kind
+        linear = model in LINEAR_KINDS or (model == "python" and regularity == "measured")
+        return measure_of(self.first, self._target, self.view.parameters, linear)
 
     @cached_property
     def _ahead(self) -> Floats:

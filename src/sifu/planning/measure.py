@@ -53,15 +53,15 @@ class Measure:
     spread: Callable[[float], float]
 
 
-def measure_of(first: FirstTraining, target: float, parameters: int) -> Measure | None:
+def measure_of(first: FirstTraining, target: float, parameters: int, linear: bool) -> Measure | None:
     """Wrong predictions where rounds were rehearsed, else the loss; None where the loss does not fall."""
     if first.losses is None:
         return None
-    return _measure_of_errors(first, target) or _measure_of_loss(first, parameters)
+    return _measure_of_errors(first, target, linear) or _measure_of_loss(first, parameters)
 
 
-def _measure_of_errors(first: FirstTraining, target: float) -> Measure | None:
-    errors, healing = first.errors, _healing(first)
+def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Measure | None:
+    errors, healing = first.errors, _healing(first, linear)
     if errors is None or healing is None:
         return None
     goal = errors.at_end
@@ -78,7 +78,7 @@ def _measure_of_errors(first: FirstTraining, target: float) -> Measure | None:
     return Measure(True, errors.scatter, errors.errors, goal, healing.errors, spread)
 
 
-def _healing(first: FirstTraining) -> Healing | None:
+def _healing(first: FirstTraining, linear: bool) -> Healing | None:
     """How noise heals, where rounds were rehearsed."""
     if first.losses is None:
         return None
@@ -87,7 +87,7 @@ def _healing(first: FirstTraining) -> Healing | None:
         for noise_std, (noised, plain) in first.rehearsed.items()
     }
     samples = max((plain.samples for _, plain in first.rehearsed.values()), default=1)
-    return Healing.of(healed_noise(first.evaluations), rises, samples, first.losses)
+    return Healing.of(healed_noise(first.evaluations), rises, samples, first.losses, linear)
 
 
 def _measure_of_loss(first: FirstTraining, parameters: int) -> Measure | None:

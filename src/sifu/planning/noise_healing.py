@@ -3,12 +3,12 @@
 Noise of the rehearsed size s on the last model of the training, of T rounds, adds l_k to the loss after k rounds, k up
 to K = 2 or 1 (`HealedNoise`). Noise of size sigma on the model of round c adds, k rounds later,
 
-    (sigma / s)^2 l_k (f(c + k) / f(T + k))^2                       for k <= K,
-    (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^2          after that,
+    (sigma / s)^2 l_k (f(c + k) / f(T + k))^q                       for k <= K,
+    (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
 
-with f the loss of the training itself, continued past its end (`LearningCurve`). The power of k is that of a sum over
+with q = 2 for linear models, 4 for networks, and f the loss of the training itself, continued past its end (`LearningCurve`). The power of k is that of a sum over
 directions of very unequal curvature: the steep ones heal first. What is left matters less the farther training has
-come, as margins grow: f says how far that is. The two exponents are the only constants here (docs/noise.md says what
+come, as margins grow: f says how far that is. The exponents are the only constants here (docs/noise.md says what
 they were chosen on). What two rehearsed rounds say of the first is mostly the last of the few steepest directions, by
 which one noise differs from another. Loss becomes errors by the ratio of the two, pooled over all measurements up to s,
 since one alone may be a few predictions; for as large a rise as the largest noise makes, by the ratio there.
@@ -26,8 +26,9 @@ from sifu.planning.learning_curve import LearningCurve
 from sifu.record.rehearsal import HealedNoise
 from sifu.theory.arrays import Floats
 
-OF_ROUNDS, OF_LOSS = 1.0 / 3.0, 2.0
-"""The exponents of k and of f."""
+OF_ROUNDS = 1.0 / 3.0
+OF_LOSS = {"linear": 2.0, "network": 4.0}
+"""q: in a network most of what noise does is undone by what training goes on to learn."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,18 @@ class Healing:
     noise_std: float
     losses: tuple[float, ...]
     training: LearningCurve
+    of_loss: float
     errors_per_loss: float
     large_rise: float
     errors_per_large_loss: float
 
     @staticmethod
     def of(
-        healed: HealedNoise | None, rises: Mapping[float, tuple[float, float]], samples: int, training: LearningCurve
+        healed: HealedNoise | None,
+        rises: Mapping[float, tuple[float, float]],
+        samples: int,
+        training: LearningCurve,
+        linear: bool = True,
     ) -> Healing | None:
         """From the rehearsed rounds, and by sigma the rise of loss and errors before any; None if they do not tell."""
         if healed is None or healed.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
@@ -58,6 +64,7 @@ class Healing:
             healed.noise_std,
             (at_once, *healed.losses),
             training,
+            OF_LOSS["linear" if linear else "network"],
             errors_per_loss,
             large_rise,
             max(large_wrong, 0.5 / samples) / large_rise,
@@ -69,7 +76,7 @@ class Healing:
         rehearsed = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))
         slower = (np.maximum(rounds, last) / last) ** -OF_ROUNDS
         fallen = self.training.loss(position) / self.training.loss(self.training.end + np.minimum(rounds, last))
-        return (noise_std / self.noise_std) ** 2 * np.exp(rehearsed) * slower * fallen**OF_LOSS
+        return (noise_std / self.noise_std) ** 2 * np.exp(rehearsed) * slower * fallen**self.of_loss
 
     def errors(self, noise_std: float, rounds: Floats, position: Floats) -> Floats:
         """The share of predictions that are still wrong by it."""
