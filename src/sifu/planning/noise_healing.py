@@ -6,12 +6,13 @@ to K = 2 or 1 (`HealedNoise`). Noise of size sigma on the model of round c adds,
     (sigma / s)^2 l_k (f(c + k) / f(T + k))^q                       for k <= K,
     (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
 
-with q = 2 for linear models, 4 for networks, and f the loss of the training itself, continued past its end (`LearningCurve`). The power of k is that of a sum over
-directions of very unequal curvature: the steep ones heal first. What is left matters less the farther training has
-come, as margins grow: f says how far that is. The exponents are the only constants here (docs/noise.md says what
-they were chosen on). What two rehearsed rounds say of the first is mostly the last of the few steepest directions, by
-which one noise differs from another. Loss becomes errors by the ratio of the two, pooled over all measurements up to s,
-since one alone may be a few predictions; for as large a rise as the largest noise makes, by the ratio there.
+with q = 2 for linear models, 4 for networks, and f the loss of the training itself, continued past its end
+(`LearningCurve`). The power of k is that of a sum over directions of very unequal curvature: the steep ones heal first.
+What is left matters less the farther training has come, as margins grow: f says how far that is. The exponents are the
+only constants here (docs/noise.md says what they were chosen on). What two rehearsed rounds say of the first is mostly
+the last of the few steepest directions, by which one noise differs from another. Loss becomes errors by the ratio of
+the two, pooled over all measurements up to s, since one alone may be a few predictions; for as large a rise as the
+largest noise makes, by the ratio there.
 """
 
 from __future__ import annotations
