@@ -272,3 +272,18 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert value["total_rounds"] < value["total_scratch_rounds"]
     assert query(tmp_path / "demo", "SELECT COUNT(*) FROM certificates") == [(6,)]
     assert (value["exact"]["level"], value["exact"]["rounds"]) == ("exact", 0)
+
+
+def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "grouped"
+    spec = spec_for("groups", stop={"target": 0.99, "max_rounds": 5}, groups={"rebuild": "later"})
+    sifu.train(spec, run=folder)
+    plan = cli("plan", folder, "--clients", "client-003", "--method", "groups").out
+    assert "the merge of the groups that nobody leaves" in plan
+    released = cli("forget", folder, "--clients", "client-003", "--method", "groups", "--release", "now").out
+    assert "r1: its model was released at once, below the target of 99.0 %" in " ".join(released.split())
+    assert "limit of rounds" not in released
+    status = " ".join(cli("status", folder).out.split())
+    assert "A merge of groups bounds nobody's influence" in status
+    assert "forgotten by noise" not in status
+    assert "1 group was built again" in cli("rebuild", folder).out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -95,8 +96,11 @@ def _print_standing(run: Run, status: RunStatus) -> None:
 def _print_clients(status: RunStatus) -> None:
     if status.closed_form:  # nobody's influence is ever hidden by noise
         return
-    shown = table("client", "-samples", "-Psi", "-sigma needed now", title="\nMost influential active clients")
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
+    if status.groups and active and math.isinf(active[-1].psi):
+        out.print("A merge of groups bounds nobody's influence: no noise hides it, and method groups needs none.")
+        return
+    shown = table("client", "-samples", "-Psi", "-sigma needed now", title="\nMost influential active clients")
     for client in active[:MOST_CLIENTS]:
         shown.add_row(escape(client.name), str(client.samples), number(client.psi), number(client.sigma_needed_now))
     out.print(shown)
@@ -168,7 +172,7 @@ def _print_requests(run: Run, status: RunStatus) -> None:
         waiting -= len(lacking)
         if waiting and status.phase == "ready":
             out.print(f"{waiting} to be carried out: {way_to_go_on(run.spec, 'ready')} does it.")
-    left = [line.left / line.budget for line in status.budgets if line.budget > 0]
+    left = [line.left / line.budget for line in status.budgets if line.budget > 0 and line.used > 0]
     if left and not status.closed_form:
         out.print(f"\nBudgets of the {len(left)} forgotten by noise: between {min(left):.0%} and {max(left):.0%} left")
     ahead = status.outlook
@@ -232,7 +236,12 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
     out.print(outcomes_table(outcomes))
     for outcome in outcomes:
         missed = missed_target(outcome.accuracy, outcome.target)
-        if missed:
+        if missed and outcome.rounds == 0:
+            out.print(
+                f"{outcome.request}: its model was released at once, below the target of {percent(outcome.target)}; "
+                f"the rounds that followed are in: sifu status {escape(str(folder))}"
+            )
+        elif missed:
             out.print(f"[yellow]{outcome.request}: {missed}[/]")
         if outcome.training_noise:
             together, alone = outcome.training_noise.epsilon_composed, outcome.training_noise.epsilon_one_round

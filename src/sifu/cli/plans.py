@@ -292,6 +292,8 @@ def print_plan(plan: Plan) -> None:
         facts.add_row("solve again", "from the sum over the clients that stay, exact to the bit")
     elif plan.source_node is None:
         facts.add_row("start from", "a fresh initial model")
+    elif plan.terms.method == "groups":
+        facts.add_row("start from", "the merge of the groups that nobody leaves")
     else:
         undone = f", {back} undone" if back else ", nothing undone"
         facts.add_row(

@@ -112,7 +112,8 @@ def rebuild(
 
     with RoundsProgress(quiet=format is Format.json) as progress:
         count = open_run(run, data_folder=data, device=device).rebuild(progress)
-    tell(format, {"built": count}, f"{count} groups were built again" if count else "No group has to be built again")
+    words = "1 group was built again" if count == 1 else f"{count} groups were built again"
+    tell(format, {"built": count}, words if count else "No group has to be built again")
 
 
 def join(
