@@ -97,9 +97,11 @@ def _print_clients(status: RunStatus) -> None:
     if status.closed_form:  # nobody's influence is ever hidden by noise
         return
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
-    if status.groups and active and math.isinf(active[-1].psi):
-        out.print("A merge of groups bounds nobody's influence: no noise hides it, and method groups needs none.")
-        return
+    if status.groups and active and math.isinf(active[0].psi):
+        out.print("A merge bounds nobody's influence who is in it: no noise hides that, and method groups needs none.")
+        active = [client for client in active if math.isfinite(client.psi)]
+        if not active:
+            return
     shown = table("client", "-samples", "-Psi", "-sigma needed now", title="\nMost influential active clients")
     for client in active[:MOST_CLIENTS]:
         shown.add_row(escape(client.name), str(client.samples), number(client.psi), number(client.sigma_needed_now))
