@@ -3,7 +3,7 @@
     python benchmarks/gpu_rounds.py [--data FOLDER] [--out FILE.json]
 
 Every figure is wall time between two synchronised instants, over whole chunks, after a warm-up that compiles and
-captures everything: the best of some repeats, with their range. The error of a precision is that of one round's step,
+captures everything: the best of some repeats, in turn, with their range. The error of a precision is that of one round's step,
 against the plain loop in float64. Data are random unless a folder with cifar10.npz is given; speed does not depend on
 them.
 """
@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import threading
 import time
@@ -130,15 +131,26 @@ def workload_b(clients: tuple, seed: int, dtype: str = "float32", strategy: Stra
 
 
 def conv_milliseconds(
-    clients: tuple, lanes: int, precision: str, tracked: bool, rounds: int, repeats: int
-) -> tuple[float, float]:
-    """Milliseconds a round and lane of workload B: the best of the repeats, and the worst."""
-    engines = lane_engines([workload_b(clients, seed) for seed in range(lanes)], [clients] * lanes, "cuda", precision)
-    together(engines, lambda engine: take(engine, 120, tracked))
-    seconds = [together(engines, lambda engine: take(engine, rounds, tracked)) for _ in range(repeats)]
-    for engine in engines:
+    clients: tuple, lanes: int, cases: list[tuple[str, bool]], rounds: int, repeats: int
+) -> list[list[float]]:
+    """Milliseconds a round and lane of workload B in every repeat, for each case: a precision, and tracking or not.
+
+    The cases take turns, so that whoever else uses the device slows all of them.
+    """
+    groups = []
+    for precision, _ in cases:
+        federations = [workload_b(clients, seed) for seed in range(lanes)]
+        groups.append(lane_engines(federations, [clients] * lanes, "cuda", precision))
+    taken: list[list[float]] = [[] for _ in cases]
+    for repeat in range(repeats + 1):
+        for engines, (precision, tracked), times in zip(groups, cases, taken, strict=True):
+            count = 120 if repeat == 0 else max(60, rounds // (6 if precision == "float32" and lanes > 1 else 1))
+            seconds = together(engines, lambda engine, count=count, tracked=tracked: take(engine, count, tracked))
+            if repeat:  # the first compiles and captures
+                times.append(seconds / count / lanes * 1000)
+    for engine in itertools.chain.from_iterable(groups):
         engine.close()
-    return min(seconds) / rounds / lanes * 1000, max(seconds) / rounds / lanes * 1000
+    return taken
 
 
 def error_of_a_step(clients: tuple, precision: str, rounds: int = 5) -> tuple[float, float]:
@@ -209,14 +221,14 @@ def main() -> None:
         if options.out:
             options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
-    for precision in options.precisions if "rounds" in options.parts else ():
-        for lanes in (1, 10):
-            for tracked in (True, False) if precision == "tf32" else (True,):
-                name = f"B, {lanes} lane{'s' if lanes > 1 else ''}, {precision}, tracking {'on' if tracked else 'off'}"
-                rounds = options.rounds // (6 if lanes > 1 and precision == "float32" else 1)
-                best, worst = conv_milliseconds(clients, lanes, precision, tracked, rounds, options.repeats)
-                note(f"{name}: ms a round and lane", best)
-                note(f"{name}: ms a round and lane, slowest repeat", worst)
+    cases = [(p, tracked) for p in options.precisions for tracked in ((True, False) if p == "tf32" else (True,))]
+    for lanes in (1, 10) if "rounds" in options.parts else ():
+        taken = conv_milliseconds(clients, lanes, cases, options.rounds, options.repeats)
+        for (precision, tracked), times in zip(cases, taken, strict=True):
+            name = f"B, {lanes} lane{'s' if lanes > 1 else ''}, {precision}, tracking {'on' if tracked else 'off'}"
+            note(f"{name}: ms a round and lane", min(times))
+            note(f"{name}: ms a round and lane, median", float(np.median(times)))
+            note(f"{name}: ms a round and lane, slowest repeat", max(times))
     for precision in options.precisions if "errors" in options.parts else ():
         largest, typical = error_of_a_step(clients, precision)
         note(f"B, {precision}: largest error of a step against float64, of the largest entry", largest)

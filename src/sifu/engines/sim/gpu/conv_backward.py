@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sifu.engines.sim.gpu import convolution_kernels, descent_kernels, linear_kernels, weight_gradient_kernels
 from sifu.engines.sim.gpu.conv_forward import Activations
-from sifu.engines.sim.gpu.conv_plan import ConvPlan, power_of_two
+from sifu.engines.sim.gpu.conv_plan import ConvPlan, in_flight, power_of_two
 from sifu.engines.sim.gpu.device_layout import ConvolutionPlace
 from sifu.engines.sim.local_training import LocalTraining
 
@@ -104,12 +104,13 @@ class ConvBackward:
 
     def _hidden(self, number: int, flags: dict[str, Any]) -> None:
         place, activations = self._layout.hidden[number], self._activations
+        wide = min(64, power_of_two(place.outputs))
         linear_kernels.hidden_layer_backward[(-(-place.inputs // 32), self._groups)](
             activations.before_hidden(number), activations.hidden[number], self._hidden_gradients[number],
             self._params, self._stored, self._before_hidden(number),
             self._layout.size, self._batch, place.weight_at, place.bias_at, self._plan.keep_scale, *self._sgd,
             IN=place.inputs, OUT=place.outputs, BM=power_of_two(self._batch), BF=32,
-            BO=min(64, power_of_two(place.outputs)), PRECISION=self._plan.precision, num_warps=4, num_stages=2, **flags,
+            BO=wide, PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, place.outputs, wide), **flags,
         )  # fmt: skip
 
     # -- convolutions --------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class ConvBackward:
             self._layout.size, self._batch, layer.weight_at,
             H=layer.height, W=layer.width, CI=layer.channels_in, CO=layer.channels_out,
             BM=tiles.rows, BN=power_of_two(layer.channels_in), BK=tiles.inner, PRECISION=self._plan.precision,
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            num_warps=tiles.warps, num_stages=in_flight(tiles.stages, 9 * layer.channels_out, tiles.inner),
         )  # fmt: skip
 
     def _weight_shape(self, number: int) -> dict[str, Any]:
@@ -150,21 +151,22 @@ class ConvBackward:
             rows.stride(0), self._groups, _length(layer), layer.bias_at - layer.weight_at,
         )  # fmt: skip
         flags = {"PARTS": form.parts, **self._weight_shape(number)}
+        outputs = -(-self._batch * layer.out_height * layer.out_width // form.parts)
         if form.kind == "block":
             weight_gradient_kernels.block_weight_gradient[(form.parts, self._groups)](
-                *arguments, BR=32, num_warps=2, num_stages=2, **flags
+                *arguments, BR=32, num_warps=2, num_stages=in_flight(2, outputs, 32), **flags
             )
         elif form.kind == "row":
             wide = min(layer.channels_in, 32)
             weight_gradient_kernels.row_weight_gradient[(3 * layer.channels_in // wide, form.parts, self._groups)](
-                *arguments, BC=wide, BR=16, num_warps=2, num_stages=2, **flags
+                *arguments, BC=wide, BR=16, num_warps=2, num_stages=in_flight(2, outputs, 16), **flags
             )
         else:
             tiles = self._plan.tiles("weight", number)
             grid = (-(-9 * layer.channels_in // tiles.rows), form.parts, self._groups)
             weight_gradient_kernels.convolution_weight_gradient[grid](
                 *arguments, POOL=layer.pool, BKW=tiles.rows, BR=tiles.inner, num_warps=tiles.warps,
-                num_stages=tiles.stages, **flags,
+                num_stages=in_flight(tiles.stages, outputs, tiles.inner), **flags,
             )  # fmt: skip
 
     def _weight_step(self, number: int, source: Tensor, rows: Tensor, flags: dict[str, Any]) -> None:

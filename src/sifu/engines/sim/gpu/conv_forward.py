@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sifu.engines.sim.gpu import convolution_kernels, linear_kernels
-from sifu.engines.sim.gpu.conv_plan import ENOUGH_PROGRAMS, ConvPlan, power_of_two
+from sifu.engines.sim.gpu.conv_plan import ENOUGH_PROGRAMS, ConvPlan, in_flight, power_of_two
 
 EVALUATED_AT_ONCE = 2**27
 """Bytes of the largest activation tensor in evaluation."""
@@ -82,7 +82,7 @@ class ConvForward:
             source, self._labels, rows, models, correct, losses,
             rows.stride(0), self._layout.size, batch, last.weight_at, last.bias_at,
             IN=last.inputs, OUT=last.outputs, BM=32, BN=power_of_two(last.outputs), BK=32,
-            PRECISION=self._plan.precision, num_warps=4, num_stages=2,
+            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, last.inputs, 32),
         )  # fmt: skip
         return correct, losses
 
@@ -135,8 +135,8 @@ class ConvForward:
             return
         tiles = self._plan.tiles("convolve", number)
         convolution_kernels.convolve[(-(-pixels // tiles.rows), groups)](
-            *arguments, POOL=layer.pool, BM=tiles.rows, BK=tiles.inner, num_warps=tiles.warps, num_stages=tiles.stages,
-            **flags,
+            *arguments, POOL=layer.pool, BM=tiles.rows, BK=tiles.inner, num_warps=tiles.warps,
+            num_stages=in_flight(tiles.stages, 9 * layer.channels_in, tiles.inner), **flags,
         )  # fmt: skip
 
     def _hidden(
@@ -151,5 +151,5 @@ class ConvForward:
             source, params, out, dropout_keys if dropout_keys is not None else out,
             self._layout.size, batch, place.weight_at, place.bias_at, plan.keep_scale, plan.dropped_below,
             IN=place.inputs, OUT=place.outputs, DROPOUT=dropout_keys is not None,
-            BM=tall, BN=wide, BK=64, PRECISION=plan.precision, num_warps=4, num_stages=3,
+            BM=tall, BN=wide, BK=64, PRECISION=plan.precision, num_warps=4, num_stages=in_flight(3, place.inputs, 64),
         )  # fmt: skip
