@@ -3,9 +3,9 @@
     python benchmarks/gpu_rounds.py [--data FOLDER] [--out FILE.json]
 
 Every figure is wall time between two synchronised instants, over whole chunks, after a warm-up that compiles and
-captures everything: the best of some repeats, in turn, with their range. The error of a precision is that of one round's step,
-against the plain loop in float64. Data are random unless a folder with cifar10.npz is given; speed does not depend on
-them.
+captures everything: the best of some repeats, in turn, with their range. The error of a precision is that of one
+round's step, against the plain loop in float64. Data are random unless a folder with cifar10.npz is given; speed does
+not depend on them.
 """
 
 from __future__ import annotations

@@ -131,9 +131,15 @@ class RoundSteps(Protocol[Collected, Accepted]):
         ...
 
 
-def run_round(steps: RoundSteps[Collected, Accepted], setup: RoundSetup) -> RoundResult:
-    """Draw, collect, gate, average, step. A round that nobody takes part in leaves the model as it was."""
-    drawn = draw(steps.facts.participation, steps.participation_key, setup)
+def run_round(
+    steps: RoundSteps[Collected, Accepted], setup: RoundSetup, drawn: ClientIndices | None = None
+) -> RoundResult:
+    """Draw (unless `drawn` is what `draw` returns), collect, gate, average, step.
+
+    A round that nobody takes part in leaves the model as it was.
+    """
+    if drawn is None:
+        drawn = draw(steps.facts.participation, steps.participation_key, setup)
     if drawn.size == 0:
         return _empty(setup)
     # Nothing here holds on to what was collected: a gate keeps copies, and replies of large models fill the memory.

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sifu.core.draw_ahead import DrawsAhead
 from sifu.core.engine import Evaluation, Position, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.noise import NoiseSource
@@ -188,6 +189,7 @@ class SimulatedFederation:
             features=features,
             features_declared=features_declared,
         )
+        self._draws = DrawsAhead(self.facts.participation, self.participation_key)
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
@@ -226,7 +228,8 @@ class SimulatedFederation:
         chosen = self._checked_clients(active, "active")
         places = self._last_checked if chosen is self._last_checked.index else chosen
         steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
-        return run_round(steps, RoundSetup(start, position, places, want_gram, want_updates, absent))
+        setup = RoundSetup(start, position, places, want_gram, want_updates, absent)
+        return run_round(steps, setup, self._draws.draw(setup))
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Trained | Sequence[Reply]:
         """Train the clients that were drawn: only the mean of their models, where nobody has to see each of them."""
