@@ -25,7 +25,7 @@ from sifu.theory import rollback
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.history import ActivePath, PathNode, TakenPart, client_curve, joint_curve
 from sifu.theory.regularity import RoundRegularity
-from sifu.theory.rollback import Choice, Exposure, Subject, charge, choose_node, is_allowed, least_noise
+from sifu.theory.rollback import Choice, Exposure, Subject, charge, choose_node, is_allowed, least_noise, least_noises
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -252,8 +252,11 @@ def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> No
 def test_least_noise_is_the_edge_of_what_is_allowed(family: str, seed: int) -> None:
     for operator, exposures, _, _ in play(seed, family):
         order = operator.orders
-        for depth in range(len(exposures[0].curve.path)):
+        depths = range(len(exposures[0].curve.path))
+        at_once = least_noises(exposures, depths, order)
+        for depth in depths:
             sigma = least_noise(exposures, depth, order)
+            assert at_once[depth] == sigma
             if sigma == 0.0:
                 assert is_allowed(exposures, depth, 1e-100, order)
             elif np.isinf(sigma):

@@ -20,7 +20,7 @@ from sifu.core.premises import Premise, level_of
 from sifu.planning.forecast import WORTH_IT, Forecast
 from sifu.planning.plan import NoiseOption
 from sifu.record.run_view import RunView
-from sifu.theory.rollback import Exposure, least_noise
+from sifu.theory.rollback import Exposure, least_noise, least_noises
 
 LARGEST_NOISE_TO_SIGNAL = 0.5
 """Noise up to this share of the distance travelled pays (docs/theory.md, section 13, for advice before training)."""
@@ -73,9 +73,7 @@ def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -
     remembered: dict[object, dict[int, float]] = view.reader.remembered("least noise of those forgotten earlier", dict)
     key = (view.path.nodes[-1].node, order, tuple(exposure.subject for exposure in earlier), tuple(sorted(view.kept)))
     if key not in remembered:
-        for exposure in earlier:
-            exposure.look_up(view.kept)
-        remembered[key] = {depth: least_noise(earlier, depth, order) for depth in view.kept}
+        remembered[key] = least_noises(earlier, view.kept, order)
     return remembered[key]
 
 

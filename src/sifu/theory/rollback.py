@@ -15,13 +15,14 @@ drops used_f and covers only the latest release.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from sifu.choices import Scope
+from sifu.theory.arrays import Floats, Integers
 from sifu.theory.history import ActivePath, PsiCurve
 from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, slack
 
@@ -100,11 +101,15 @@ class Exposure:
         """Psi(., subject) along the path."""
         return self._make_curve()
 
-    def look_up(self, depths: Iterable[int]) -> None:
-        """Work out Psi at many depths at once, for `psi_to_hide` to find; one by one takes a hundred times as long."""
-        wanted = [d for d in depths if d not in self._known and not is_covered(self.path, d, self.subject)]
-        if wanted:
-            self._known.update(zip(wanted, self.curve.at(np.array(wanted)).tolist(), strict=True))
+    def psi_to_hide_at(self, depths: Integers) -> Floats:
+        """`psi_to_hide` of many depths at once, which are remembered; one by one takes a hundred times as long."""
+        psi = np.zeros(depths.size)
+        if not begins_without(self.path, self.subject):
+            uncovered = self.path.covering_order[depths] < self.subject.order
+            if uncovered.any():
+                psi[uncovered] = self.curve.at(depths[uncovered])
+                self._known.update(zip(depths[uncovered].tolist(), psi[uncovered].tolist(), strict=True))
+        return psi
 
     def psi_to_hide(self, depth: int) -> float:
         """Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
@@ -160,6 +165,18 @@ def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
                 return math.inf
             smallest = max(smallest, psi / math.sqrt(left) * slack(16))
     return smallest
+
+
+def least_noises(exposures: Sequence[Exposure], depths: Collection[int], order: int) -> dict[int, float]:
+    """`least_noise` of many depths at once."""
+    places = np.array(sorted(depths), dtype=np.int64)
+    smallest = np.zeros(places.size)
+    for exposure in exposures:
+        psi = exposure.psi_to_hide_at(places)
+        left = exposure.subject.left(order)
+        needed = psi / math.sqrt(left) * slack(16) if left > 0.0 else np.where(psi > 0.0, math.inf, 0.0)
+        np.maximum(smallest, needed, out=smallest)
+    return dict(zip(places.tolist(), smallest.tolist(), strict=True))
 
 
 def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise_std: float, order: int) -> Choice:
