@@ -14,6 +14,7 @@ import math
 import sqlite3
 import struct
 import sys
+import unicodedata
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,10 @@ def epsilon_of(mu: float, delta: float) -> float:
     while delta_of(1 / mu, high) > delta:
         high *= 2
     return brentq(lambda e: math.log(max(delta_of(1 / mu, e), 1e-300) / delta), 0.0, high, xtol=1e-14, rtol=1e-14)
+
+
+def person(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).split())
 
 
 def charge_of(psi: float, sigma: float) -> float:
@@ -301,9 +306,9 @@ class Verifier:
                 left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
                 self.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
             if event["kind"] == "request received":
-                self.approved[name["request"]] = [payload["actor"].strip().casefold()]
+                self.approved[name["request"]] = [person(payload["actor"])]
             elif event["kind"] == "request approved":
-                people, actor = self.approved[name], payload["actor"].strip().casefold()
+                people, actor = self.approved[name], person(payload["actor"])
                 good = actor not in people and 0 < self.steps.get(name, 0) < 4
                 self.check(good, f"{at}: {actor} cannot approve {name}")
                 people.append(actor)

@@ -53,7 +53,12 @@ def test_a_token_works_on_its_last_day_and_not_after(tmp_path: Path) -> None:
 
 def test_bad_names_roles_and_days_are_refused(tmp_path: Path, cli: Command) -> None:
     tokens = TokenFile(tmp_path)
-    for name, roles, days in (("a\nb", ["auditor"], None), ("x" * 200, ["auditor"], None), ("a", ["king"], None)):
+    for name, roles, days in (
+        (" ", ["auditor"], None),
+        ("a\nb", ["auditor"], None),
+        ("x" * 200, ["auditor"], None),
+        ("a", ["king"], None),
+    ):
         with pytest.raises(InputError):
             tokens.create(name, roles, days)
     with pytest.raises(InputError, match="days"):

@@ -40,6 +40,21 @@ def one(runs_with_approval: dict[str, Path], tmp_path: Path) -> Path:
     return copy_run(runs_with_approval["one"], tmp_path / "one")
 
 
+@pytest.mark.parametrize(
+    ("filed", "others"),
+    [("Ren\u00e9", ["Rene\u0301", "REN\u00c9"]), ("Ann Lee", ["Ann  Lee", "\uff21nn lee"]), ("fin", ["\ufb01n"])],
+)
+def test_another_spelling_is_not_another_person(one: Path, filed: str, others: list[str]) -> None:
+    run = sifu.open_run(one)
+    run.request(["client-003"], "a", actor=filed)
+    for spelling in others:
+        with pytest.raises(InputError, match="filed request a, so somebody else must approve it"):
+            run.decide("a", "approved", actor=spelling)
+    with pytest.raises(InputError, match="not blank"):
+        run.decide("a", "approved", actor=" ")
+    assert run.forget() == []
+
+
 def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Command) -> None:
     run = sifu.open_run(two)
     run.request(["client-003"], "a", actor="rita")

@@ -25,8 +25,8 @@ from sifu.console.roles import Right
 from sifu.console.tokens import Token
 from sifu.errors import InputError, SifuError
 from sifu.launch.federation import carried_out_elsewhere
-from sifu.requests.approvals import same_person
 from sifu.requests.deadlines import POSTED, pending_requests
+from sifu.store.actor import same_person
 from sifu.store.files import write_atomically
 from sifu.store.inbox import letters
 from sifu.store.regular_files import private_folder

@@ -32,6 +32,7 @@ from sifu.errors import InputError, SifuError
 from sifu.launch.federation import carried_out_elsewhere
 from sifu.report.words import LEVEL_WORDS
 from sifu.requests.request_record import plain_answer
+from sifu.store.actor import same_person
 
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENTS_PER_PAGE = 100
@@ -235,7 +236,7 @@ async def show_request(request: Request) -> Response:
         level_words=LEVEL_WORDS,
         live=await work(desk.live, visitor.token, key) if visitor.token.may("see") else None,
         jobs=[job for job in desk.jobs.of_run(key) if job.request == status.request][:3],
-        own=visitor.token.name.casefold() == status.filed_by.strip().casefold(),
+        own=same_person(visitor.token.name) == same_person(status.filed_by),
         approval=spec.requests.approval,
         elsewhere=carried_out_elsewhere(spec),
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 from sifu.console.roles import ROLES, Right, Role, rights_of
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.actor import actor_name
+from sifu.store.actor import actor_name, same_person
 from sifu.store.database import DATABASE
 from sifu.store.files import write_atomically
 from sifu.store.regular_files import private_folder
@@ -88,7 +88,7 @@ class TokenFile:
             raise InputError(f"a token lasts 1 to {LONGEST_DAYS} days, found {days}")
         with self._changing() as tokens:
             # Two people with one name could not be told apart as approvers.
-            if any(token.name.casefold() == owner.casefold() and token.works(_today()) for token in tokens):
+            if any(same_person(token.name) == same_person(owner) and token.works(_today()) for token in tokens):
                 raise InputError(f"{owner} has a token that works: revoke it first, or choose another name")
             secret = PREFIX + secrets.token_urlsafe(32)
             expires = "" if days is None else (_now().date() + datetime.timedelta(days=days)).isoformat()

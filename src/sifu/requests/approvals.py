@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from sifu.core.ledger import read_json
 from sifu.core.spec import Spec
 from sifu.errors import InputError
+from sifu.store.actor import same_person
 from sifu.store.reader import RunReader
 
 APPROVED = "request approved"
@@ -40,11 +41,6 @@ class Approvals:
     def may_approve(self, actor: str) -> bool:
         """Whether this person's approval would count."""
         return same_person(actor) not in map(same_person, [self.filed_by, *self.approved_by])
-
-
-def same_person(actor: str) -> str:
-    """A name without what makes two spellings of one name: case and spaces around it."""
-    return actor.strip().casefold()
 
 
 def approvals_of(reader: RunReader) -> dict[str, Approvals]:

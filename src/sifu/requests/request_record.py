@@ -19,9 +19,9 @@ from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
-from sifu.requests.approvals import APPROVED, approvals_of, same_person
+from sifu.requests.approvals import APPROVED, approvals_of
 from sifu.requests.deadlines import deadline_of, is_overdue
-from sifu.store.actor import actor_name
+from sifu.store.actor import actor_name, same_person
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 
