@@ -137,9 +137,11 @@ class Forecast:
         fresh = [(noise, age) for noise, age in disturbed if age == 0]
         without_new = measure.curve(done + rounds) + self.luck * _harm_left(measure, earlier, rounds, done)
         new = _harm_left(measure, fresh, rounds, done)
-        luck = 1.0 + measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
+        # On an early model the same noise does more harm, but its luck is no larger: it may not make up for the model.
+        usual = np.minimum(new, _harm_left(measure, fresh, rounds, self.first.length))
+        luck = measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
         goals = measure.goal + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
-        reached = without_new + luck[:, None] * new <= goals[:, None, None]
+        reached = without_new + new + luck[:, None] * usual <= goals[:, None, None]
         times: Floats = np.where(reached.any(axis=2), rounds[np.argmax(reached, axis=2)], rounds[-1])
         return times.ravel()
 
