@@ -10,6 +10,7 @@ from typing import Any
 
 from sifu.experiments.columns import definitions
 from sifu.experiments.figures import draw_source
+from sifu.experiments.letter_settings import settings_rows
 from sifu.experiments.overview import standings
 from sifu.experiments.provenance_table import folded, provenance_table
 from sifu.experiments.reading import letter_preset
@@ -17,8 +18,9 @@ from sifu.experiments.readings import reading_of
 from sifu.experiments.settings import shared_settings
 from sifu.experiments.sources import Source, sources_in
 from sifu.experiments.statements import OWN_STATEMENTS, PAPER_STATEMENTS, verdicts
-from sifu.experiments.summary import Summary, summarise
+from sifu.experiments.summary import Summary, SummaryRow, set_apart, summarise
 from sifu.experiments.top import top_sentences
+from sifu.experiments.trained_to import training_rows
 from sifu.experiments.verdict import Statement, Tables
 from sifu.plots.overview import draw_overview
 from sifu.plots.style import figure_bytes
@@ -26,6 +28,7 @@ from sifu.store.files import write_atomically
 
 PAGE = "README.md"
 OVERVIEW = "overview.png"
+LETTER = "letter"
 FOLDED_FROM = 30
 """Tables of more lines than this are folded away: the figure above them says the same."""
 LONG_CELL = 300
@@ -64,9 +67,9 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
                 shutil.copyfile(path, out / f"{section.name}.{kind}")
     parts = ["# Results", *_opening(sections, tables), f"![Every method at a glance]({OVERVIEW})", DEFINITION]
     parts += ["## The paper's statements", _paper_opening(tables), statements_table(tables, PAPER_STATEMENTS)]
-    parts += [_section(section) for section in sections]
+    parts += [_section(section, tables) for section in sections]
     parts += ["## What we add", statements_table(tables, OWN_STATEMENTS)]
-    parts += ["## Columns", _columns(sections), "## Where it came from"]
+    parts += ["## Columns", _columns(sections, tables), "## Where it came from"]
     parts.append(provenance_table([section.source.record for section in sections]))
     path = out / PAGE
     write_atomically(path, ("\n\n".join(parts) + "\n").encode())
@@ -109,28 +112,52 @@ def statements_table(tables: Tables, statements: Sequence[Statement]) -> str:
     return "\n".join(lines)
 
 
-def _section(section: Section) -> str:
-    experiment = section.source.experiment
+def _section(section: Section, tables: Tables) -> str:
+    experiment, rows = section.source.experiment, section.source.rows
+    apart = set_apart(experiment, rows)
+    every_row = f"Every row: [{experiment.name}.csv]({experiment.name}.csv)."
     where = f"In the paper: {experiment.paper_figure}." if experiment.paper_figure else "Not in the paper."
     parts = [
         f"## {experiment.title}",
         f"{experiment.question} {where}",
         "**A smoke run: everything is shrunk, and the numbers mean nothing.**" if section.source.smoke else "",
         f"![{experiment.title}]({experiment.name}.png)",
-        reading_of(experiment, section.source.rows),
-        _table(section.summary),
-        " ".join(filter(None, [section.summary.note, f"Every row: [{experiment.name}.csv]({experiment.name}.csv)."])),
+        reading_of(experiment, rows),
+        *_titled("Settings held against the paper's 52 %, the nearest first.", _settings(section, tables)),
+        *_titled("How far the trainings came.", training_rows(experiment, rows)),
+        _table(section.summary.rows),
+        section.summary.note if apart.rows else "",
+        *_titled("The other methods, beside Scratch on the same seeds.", apart.rows),
+        " ".join(filter(None, [(apart if apart.rows else section.summary).note, every_row])),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _columns(sections: Sequence[Section]) -> str:
-    names = [name for section in sections for row in section.summary.rows[:1] for name in row]
+def _settings(section: Section, tables: Tables) -> list[SummaryRow]:
+    return settings_rows(tables) if section.name == LETTER else []
+
+
+def _titled(title: str, rows: Sequence[SummaryRow]) -> list[str]:
+    """A table under a line that says what it is; nothing where it has no rows."""
+    return [title, _table(rows)] if rows else []
+
+
+def _columns(sections: Sequence[Section], tables: Tables) -> str:
+    shown = [
+        rows
+        for section in sections
+        for rows in (
+            section.summary.rows,
+            _settings(section, tables),
+            training_rows(section.source.experiment, section.source.rows),
+            set_apart(section.source.experiment, section.source.rows).rows,
+        )
+    ]
+    names = [name for rows in shown for row in rows[:1] for name in row]
     return folded("What the columns of the tables mean", "\n".join(f"* {line}" for line in definitions(names)))
 
 
-def _table(summary: Summary) -> str:
-    rows = summary.rows
+def _table(rows: Sequence[SummaryRow]) -> str:
     if not rows:
         return "No rows yet."
     columns = list(rows[0])

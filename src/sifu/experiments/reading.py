@@ -61,20 +61,28 @@ def letter_preset(rows: Iterable[Row]) -> str:
 
     A preset to the letter lays more of the authors' settings over ours than `paper` does.
     """
-    present = {row["preset"] for row in rows}
-    presets = shared_settings().presets
-    theirs = [
-        name for name in presets if name in present and presets[name]["privacy"].get("accounting") == "population"
-    ]
-    return max(theirs, key=_settings_laid_over, default="paper")
+    return max(population_presets(rows), key=_settings_laid_over, default="paper")
+
+
+def population_presets(rows: Iterable[Row]) -> list[str]:
+    """The presets of a table with the paper's promises."""
+    return _presets_by(rows, "population")
+
+
+def honest_presets(rows: Iterable[Row]) -> list[str]:
+    """The presets of a table by our rules (weights of the round)."""
+    return _presets_by(rows, "round")
+
+
+def _presets_by(rows: Iterable[Row], accounting: str) -> list[str]:
+    present, presets = {row["preset"] for row in rows}, shared_settings().presets
+    return [name for name in presets if name in present and _accounting(presets[name]) == accounting]
 
 
 def honest_preset(rows: Iterable[Row]) -> str:
     """The preset by our rules (weights of the round), of the same training as the one to the letter where there is."""
     rows = list(rows)
-    present = {row["preset"] for row in rows}
-    presets = shared_settings().presets
-    ours = [name for name in presets if name in present and _accounting(presets[name]) == "round"]
+    ours = honest_presets(rows)
     letter = trained_like(letter_preset(rows))
     return next((name for name in ours if trained_like(name) == letter), next(iter(ours), "ours"))
 

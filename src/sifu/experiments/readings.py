@@ -18,7 +18,7 @@ from sifu.experiments.comparisons import (
 from sifu.experiments.group_statements import by_rule, by_rule_trainings
 from sifu.experiments.metric_summary import largest_of
 from sifu.experiments.network_statements import NETWORK_STATEMENTS
-from sifu.experiments.reading import courses_of, title_of
+from sifu.experiments.reading import courses_of, honest_presets, population_presets, title_of
 from sifu.experiments.round_statements import BOUND_STATEMENTS
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
@@ -44,7 +44,10 @@ def _rounds(rows: Sequence[Row]) -> Sentences:
 
 def _sifu_against_scratch(rows: Sequence[Row]) -> str:
     parts = []
-    for line, words in ((paper_line("sifu", rows), "by the paper's rules"), (our_line(rows), "by ours")):
+    several = len(population_presets(rows)) > 1
+    for line in (Line("sifu", preset) for preset in (*population_presets(rows), *honest_presets(rows))):
+        words = "by ours" if line.honest else "by the paper's rules"
+        words += f" (`{line.preset}`)" if several else ""
         speeds = by_dataset(rows, line)
         sure = complete(speeds)
         mean = mean_fewer(sure)
@@ -53,7 +56,11 @@ def _sifu_against_scratch(rows: Sequence[Row]) -> str:
             parts.append(f"{words} {fewer_words(mean)} on average{where}")
         elif speeds:
             parts.append(f"{words} it did not always reach the target on any data set")
-    return f"SIFU takes, against Scratch on the same seeds, {', and '.join(parts)}." if parts else ""
+    return f"SIFU takes, against Scratch on the same seeds, {_listed(parts)}." if parts else ""
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return ", and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def _who_remembers(rows: Sequence[Row]) -> str:

@@ -62,6 +62,8 @@ class Experiment:
     kind: Literal["requests", "distance", "groups", "metrics"] = "requests"
     presets: tuple[str, ...] = ("paper", "ours")
     unlimited: tuple[str, ...] = ()
+    set_apart: tuple[str, ...] = ()
+    """Methods in a table of their own, which may be run on fewer seeds without taking the others' away."""
     only_reached: bool = False
     """Whether requests are left out on trainings that ended at their limit of rounds below the target."""
     requests: Requests = Requests()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,12 @@ from sifu.plots.style import byte_size
 SummaryRow = dict[str, Any]
 AXES = {"sigma_factor": "sigma"}
 """Columns of what is varied, where they are not called as in the table."""
+LIMITED_COLUMNS = {
+    "remaining": "accuracy_retain_after",
+    "test": "accuracy_test",
+    "forgotten": "accuracy_forget_after",
+}
+"""What limited time is compared by."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,20 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
         return Summary(*metric_summary(rows))
     if experiment.draw == "scale":
         return _growing(rows)
-    return _limited(rows) if experiment.draw == "time_limited" else _requests(rows)
+    return _limited(rows) if experiment.draw == "time_limited" else _requests(without(rows, experiment.set_apart))
+
+
+def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
+    """The methods that an experiment sets apart, beside Scratch on the same seeds."""
+    others = {row["method"] for row in rows} - {*experiment.set_apart, "scratch"}
+    if not any(row["method"] in experiment.set_apart for row in rows):
+        return Summary([])
+    return _requests(without(rows, others))
+
+
+def without(rows: Sequence[Row], methods: Collection[str]) -> list[Row]:
+    """The rows of other methods."""
+    return [row for row in rows if row["method"] not in methods]
 
 
 def _requests(rows: Sequence[Row]) -> Summary:
@@ -189,16 +208,18 @@ def _limited(rows: Sequence[Row]) -> Summary:
         for line in lines_of(limited):
             seeds = {run.first["seed"] for run in limited if run.line == line}
             row: SummaryRow = {"data": title_of(dataset), "method": line.label, "seeds": len(seeds)}
-            for words, column in (("remaining", "accuracy_retain_after"), ("forgotten", "accuracy_forget_after")):
+            for words, column in LIMITED_COLUMNS.items():
+                if not any(run.first.get(column) is not None for run in limited):
+                    continue
                 for limit in limits:
                     runs = [run for run in limited if run.line == line and run.variant["limit"] == limit]
                     row[f"{words}, {100 * float(limit):.0f} %"] = _gap_words(runs, beside, column)
             lines.append((_furthest(row), row))
         result += [row for _, row in sorted(lines, key=lambda pair: pair[0])]
     note = (
-        "Points of accuracy less those of Scratch without a limit, on the clients that stay (`remaining`) and on the "
-        "forgotten, with this share of the rounds of training: median over seeds. Sorted by the last limit, the "
-        "nearest to Scratch on those who stay first. "
+        "Points of accuracy less those of Scratch without a limit, on the clients that stay (`remaining`), on test "
+        "samples where the table has them, and on the forgotten, with this share of the rounds of training: median "
+        "over seeds. Sorted by the last limit, the nearest to Scratch on those who stay first. "
     )
     return Summary(result, note + _joined_notes(notes) if result else "")
 
@@ -207,7 +228,7 @@ def _gap_words(runs: Sequence[Course], beside: Any, column: str) -> str:
     gaps = []
     for course in runs:
         scratch = beside(course)
-        if scratch is not None and course.first[column] is not None:
+        if scratch is not None and course.first.get(column) is not None:
             gaps.append(course.first[column] - scratch.first[column])
     if not gaps:
         return f"diverged ({len(runs)} of {len(runs)})"

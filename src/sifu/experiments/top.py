@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from sifu.experiments.added_statements import share_of_the_control
 from sifu.experiments.comparisons import (
     by_dataset,
     complete,
@@ -15,9 +14,9 @@ from sifu.experiments.comparisons import (
     paper_line,
     reached_gaps,
     spread_words,
-    titles,
 )
 from sifu.experiments.group_statements import by_rule, by_rule_trainings
+from sifu.experiments.letter_settings import nearest_sentence
 from sifu.experiments.overview import LARGE
 from sifu.experiments.reading import courses_of
 from sifu.experiments.statements import PAPER_STATEMENTS, verdicts
@@ -176,17 +175,8 @@ def _paper(tables: Tables) -> str:
     if not judged:
         return ""
     text = f"{sum(judged)} of its {len(judged)} statements that these tables can judge came out the same"
-    rows = tables.get("sequential") or ()
-    speeds = by_dataset(rows, paper_line("sifu", rows))
-    mean = mean_fewer(complete(speeds))
-    if mean is not None:
-        missed, runs = sum(s.missed for s in speeds.values()), sum(s.runs for s in speeds.values())
-        text += f'; its "52 % fewer rounds" is {fewer_words(mean)} here, on {titles(complete(speeds))}' + (
-            f", and {missed} of {runs} runs did not reach the target" if missed else ""
-        )
-    shares = share_of_the_control(rows)
-    if shares is not None and shares[0] > 0:
-        text += f"; a fresh model plus the same noise, without any history, saves {100 * shares[1]:.0f} % by itself"
+    near = nearest_sentence(tables)
+    text += f"; {near}" if near else ""
     return f"**Does the paper hold?** {_capital(text)}."
 
 
