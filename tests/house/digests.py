@@ -133,7 +133,6 @@ def _own_module() -> torch.nn.Module:
 
 NETWORK = ConvNet((2, 6, 6), (Convolution(3, 1), Convolution(4, 1, pool=False)), (5,), 3, dropout=0.2)
 LANES_NETWORK = ConvNet((2, 6, 6), (Convolution(8, 1), Convolution(8, 1, pool=False)), (5,), 3, dropout=0.2)
-"""Of a shape that lanes take on a GPU (`sifu.engines.sim.lanes.refuse_unchecked_shapes`)."""
 BATCHES = {"rate": 0.05, "steps": 4, "batch": 4, "momentum": 0.9}
 
 

@@ -79,8 +79,6 @@ def lane_engines(
         if network is None:
             source = _module_source(federations, first.model, data, device, precision)
         else:
-            if device.startswith("cuda"):
-                refuse_unchecked_shapes(network)
             source = _conv_source(federations, network, data, device, precision)
         outside = (f"products in {precision}",) if precision != "float32" else ()
     group = LaneGroup(
@@ -236,22 +234,3 @@ def _linear_source(
 
     drawing = Drawing(slots, participation, batch, training.steps, 0)
     return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
-
-
-CHECKED_CHANNELS = 8
-
-
-def refuse_unchecked_shapes(network: ConvNet) -> None:
-    """Refuse a network whose compiled kernels were not held against the loop.
-
-    Compiled for an H200, a convolution of 3 channels into 4 behind another one made steps that were 10 to 30 % off,
-    while Triton's interpreter was right; why is not known. The networks a spec can name have 8, 16, 32 or 64 channels:
-    three of them were tried (authors_cifar10, authors_celeba, cnn_fashion_mnist) and agreed with the loop to 4e-5 of a
-    step, and so did a single convolution of 3 channels.
-    """
-    channels = [layer.channels_out for layer in network.convolutions]
-    if len(channels) > 1 and any(count % CHECKED_CHANNELS for count in channels):
-        raise InputError(
-            f"convolutions of {', '.join(map(str, channels))} channels were not checked on a GPU, where some small "
-            f"ones are known to be wrong: use multiples of {CHECKED_CHANNELS}, or device cpu"
-        )
