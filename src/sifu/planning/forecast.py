@@ -109,7 +109,17 @@ class Forecast:
     def times(self, depth: int, noise_std: float) -> Floats:
         """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
-        return self._times_after(self._rounds_done(depth), [*self.edges(depth), *new])
+        return self._times_after(self._rounds_done(depth), [*self.edges(depth), *new], self._unluckier(depth))
+
+    def _unluckier(self, depth: int) -> float:
+        """How much less lucky an earlier model is than the one whose evaluation was the first to reach the target.
+
+        Training that goes on from that model keeps its luck; from an earlier one it has no more than the curve.
+        """
+        measure, errors = self.measure, self.first.errors
+        if measure is None or errors is None or not measure.of_errors or self.training is None:
+            return 0.0
+        return max(0.0, errors.at_end - errors.last) if self._rounds_done(depth) < self.first.length else 0.0
 
     def _rounds_done(self, depth: int) -> int:
         """Rounds behind the model at `depth`; those apart count where groups were merged on the way."""
@@ -125,7 +135,7 @@ class Forecast:
         """Rounds to the target from a model of `done` rounds with noise of some (sigma, age) in it."""
         return float(self._times_after(done, disturbed).mean())
 
-    def _times_after(self, done: float, disturbed: Sequence[tuple[float, float]]) -> Floats:
+    def _times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
         """The same for each quantile; new noise has age 0."""
         if not disturbed:
             return np.array([float(max(self.first.length - done, 0))])
@@ -140,7 +150,7 @@ class Forecast:
         # On an early model the same noise does more harm, but its luck is no larger: it may not make up for the model.
         usual = np.minimum(new, _harm_left(measure, fresh, rounds, self.first.length))
         luck = measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
-        goals = measure.goal + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
+        goals = measure.goal - unluckier + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER
         reached = without_new + new + luck[:, None] * usual <= goals[:, None, None]
         times: Floats = np.where(reached.any(axis=2), rounds[np.argmax(reached, axis=2)], rounds[-1])
         return times.ravel()
