@@ -133,24 +133,62 @@ def test_the_end_is_the_mean_of_the_last_looks_and_what_reaches_it_the_first_loo
     assert (between.target, between.rounds, between.client_rounds) == pytest.approx((0.55, 15, 150))
 
 
-def words(rows: list[dict[str, Any]]) -> list[str]:
-    return [verdict.word for _, verdict in verdicts({"groups": rows}, GROUP_STATEMENTS)]
+def words(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Of every statement that the rows say something of: whether it holds."""
+    found = zip(NAMES, verdicts({"groups": rows}, GROUP_STATEMENTS), strict=True)
+    return {name: verdict.word for name, (_, verdict) in found if verdict.word != "-"}
+
+
+NAMES = (
+    "one", "five", "fifth", "first", "first of a fifth", "residual", "residual five", "residual first", "merges",
+    "elsewhere", "sequences", "storage",
+)  # fmt: skip
 
 
 def test_statements_hold_where_they_should_and_fail_where_they_must() -> None:
     rows = made_up_rows("groups")
-    assert words(rows) == ["not the same", "same", "-", "same", "same", "-"]  # an eighth on FashionMNIST is missed
+    said = words(rows)
+    assert said.pop("one") == "not the same"  # an eighth on FashionMNIST is missed
+    assert said == dict.fromkeys(("five", "first", "elsewhere", "sequences"), "same")
     for row in rows:
         if row["method"] == "groups" and row["request"] == 1 and row["leavers"] == 1:
             row["rounds"] = 10
-    assert words(rows)[0] == "same"
+    assert words(rows)["one"] == "same"
     # Negative controls: slow healing, a poor first training, dear sequences.
     for row in rows:
         if row["method"] == "groups":
             row["rounds"] *= 9
             row["accuracy"] = 0.5
             row["client_rounds"] = 9000.0
-    assert words(rows) == ["not the same", "not the same", "-", "not the same", "not the same", "-"]
+    assert words(rows) == dict.fromkeys(("one", "five", "first", "elsewhere", "sequences"), "not the same")
+
+
+def with_variant(rows: list[dict[str, Any]], old: str, new: str) -> list[dict[str, Any]]:
+    return [row | {"variant": row["variant"].replace(old, new)} for row in rows]
+
+
+def test_statements_on_other_tasks_look_at_their_own_rows() -> None:
+    rows = [row for row in made_up_rows("groups") if "rebuild" not in row["variant"]]
+    main = {name: word for name, word in words(rows).items() if name in ("one", "five", "first")}
+    residual = with_variant(rows, "clients=100", "clients=100 model=resnet_small")
+    said = words(rows + residual)
+    assert {name: said[name] for name in main} == main
+    assert [said[name] for name in ("residual five", "residual first")] == ["same", "same"]
+    few = with_variant(rows, "clients=100", "clients=50")
+    assert words(rows + few)["elsewhere"] == "same"
+    slow = [row | {"rounds": 99} if row["method"] == "groups" else row for row in few]
+    assert words(rows + slow)["elsewhere"] == "not the same"
+
+
+@pytest.mark.parametrize(("rounds", "word"), [(-1, "same"), (0, "not the same"), (1, "not the same")])
+def test_another_merge_must_take_fewer_rounds_than_the_mean(rounds: int, word: str) -> None:
+    rows = made_up_rows("groups")
+    requests = [row for row in rows if row["method"] == "groups" and row["request"] == 1 and row["leavers"] == 5]
+    trees = [
+        row | {"rounds": row["rounds"] + rounds}
+        for row in with_variant(requests, "stretch=1.25", "stretch=1.25 merge=tree")
+    ]
+    assert words(rows + trees)["merges"] == word
 
 
 def test_the_page_has_the_figure_and_the_sentences(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sifu.core.spec.group_rule import number_of_groups, rounds_apart
-from sifu.experiments.group_trials import USUAL_STRETCH
+from sifu.experiments.group_trials import MERGES, USUAL_STRETCH
 from sifu.experiments.reading import title_of
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Statement, Verdict
@@ -18,6 +20,8 @@ MAIN = ("cifar10", "fashion_mnist")
 MAIN_PARTITIONS = ("iid", "dirichlet-0.3")
 MAIN_GROUPS = 10
 FIFTH = "poisson(0.2)"
+RESIDUAL = "resnet_small"
+MERGE_NAMES = {"aligned": "units put in order first", "tree": "two and two, in a tree"}
 MISSED = "reason and what was tried: docs/experiments.md, groups"
 
 
@@ -25,7 +29,7 @@ def _name(task: Task) -> str:
     return f"{title_of(task.dataset)} {task.partition.replace('-', ' ', 1).replace('dirichlet', 'Dirichlet')}"
 
 
-def _main_tasks(rows: Sequence[Row], participation: str) -> list[Task]:
+def _main_tasks(rows: Sequence[Row], participation: str, model: str = "") -> list[Task]:
     tasks = {case.task: None for case in cases_of(rows)}
     return [
         task
@@ -34,7 +38,7 @@ def _main_tasks(rows: Sequence[Row], participation: str) -> list[Task]:
         and task.partition in MAIN_PARTITIONS
         and task.participation == participation
         and task.clients == "100"
-        and not task.model
+        and task.model == model
     ]
 
 
@@ -51,14 +55,15 @@ def _by_rule(rows: Sequence[Row], task: Task, leavers: int) -> Case | None:
     return min(cases, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)), default=None)
 
 
-def by_rule(rows: Sequence[Row], leavers: int = 1, participation: str = "all") -> list[Case]:
-    """What the rule for groups gives on each of the main tasks."""
-    return [case for task in _main_tasks(rows, participation) if (case := _by_rule(rows, task, leavers))]
+def by_rule(rows: Sequence[Row], leavers: int = 1, participation: str = "all", model: str = "") -> list[Case]:
+    """What the rule for groups gives on each of the main tasks, with the data sets' own networks or with `model`."""
+    return [case for task in _main_tasks(rows, participation, model) if (case := _by_rule(rows, task, leavers))]
 
 
-def by_rule_trainings(rows: Sequence[Row]) -> list[FirstTraining]:
-    """First trainings of the same groups on the main tasks, everyone taking part."""
-    settings = [(case.task, case.groups, case.apart, case.stretch) for case in by_rule(rows)]
+def by_rule_trainings(rows: Sequence[Row], participation: str = "all", model: str = "") -> list[FirstTraining]:
+    """First trainings of the same groups on the main tasks."""
+    cases = by_rule(rows, participation=participation, model=model)
+    settings = [(case.task, case.groups, case.apart, case.stretch) for case in cases]
     return [
         first
         for first in first_trainings_of(rows)
@@ -67,10 +72,14 @@ def by_rule_trainings(rows: Sequence[Row]) -> list[FirstTraining]:
 
 
 def _at_least(
-    leavers: int, least: Callable[[Task], float], participation: str = "all", enough: int | None = None
+    leavers: int,
+    least: Callable[[Task], float],
+    participation: str = "all",
+    enough: int | None = None,
+    model: str = "",
 ) -> Callable[[Sequence[Row]], Verdict | None]:
     def check(rows: Sequence[Row]) -> Verdict | None:
-        cases = by_rule(rows, leavers, participation)
+        cases = by_rule(rows, leavers, participation, model)
         if len(cases) < (enough or 1):
             return None
         held = sum(_holds(case, least(case.task)) for case in cases)
@@ -89,13 +98,53 @@ def _holds(case: Case, least: float) -> bool:
     return speed.complete and speed.median is not None and speed.median >= least - 1e-9
 
 
-def _first_training(rows: Sequence[Row]) -> Verdict | None:
-    trainings = by_rule_trainings(rows)
-    if not trainings:
+def _first_training(participation: str = "all", model: str = "") -> Callable[[Sequence[Row]], Verdict | None]:
+    def check(rows: Sequence[Row]) -> Verdict | None:
+        trainings = by_rule_trainings(rows, participation, model)
+        if not trainings:
+            return None
+        same = all(first.difference >= -0.01 for first in trainings)
+        measured = ", ".join(f"{_name(first.task)} {100 * first.difference:+.1f} points" for first in trainings)
+        return Verdict(f"median difference: {measured}", same, "" if same else MISSED)
+
+    return check
+
+
+def _other_merges(rows: Sequence[Row]) -> Verdict | None:
+    """Requests by other merges beside the same requests by the mean that is moved on alike."""
+    parts, same = [], False
+    for way in MERGES[1:]:
+        rounds = [pair for case in cases_of(rows, (way,)) for pair in _beside_the_mean(rows, case)]
+        if not rounds:
+            continue
+        fewer, more = sum(own < mean for own, mean in rounds), sum(own > mean for own, mean in rounds)
+        same = same or fewer > more
+        parts.append(f"{MERGE_NAMES[way]}: fewer rounds in {fewer}, more in {more} of {len(rounds)} requests")
+    return Verdict("; ".join(parts), same, "" if same else "the mean stays") if parts else None
+
+
+def _beside_the_mean(rows: Sequence[Row], case: Case) -> list[tuple[float, float]]:
+    """Rounds of each of a case's requests, and those of the mean; infinite where the target was not reached."""
+
+    def rounds_of(some: Case) -> dict[int, float]:
+        return {request.seed: request.rounds if request.reached else math.inf for request in some.requests}
+
+    alike = replace(case, merge="mean", requests=())
+    beside = next((rounds_of(other) for other in cases_of(rows) if replace(other, requests=()) == alike), {})
+    return [(own, beside[seed]) for seed, own in rounds_of(case).items() if seed in beside]
+
+
+def _elsewhere(rows: Sequence[Row]) -> Verdict | None:
+    """One leaver on every task that is not one of the main ones, with groups as the rule makes them."""
+    main = {task for share in ("all", FIFTH) for task in _main_tasks(rows, share)}
+    tasks = {case.task: None for case in cases_of(rows) if case.task not in main and case.task.model != RESIDUAL}
+    cases = [case for task in tasks if (case := _by_rule(rows, task, 1))]
+    if not cases:
         return None
-    same = all(first.difference >= -0.01 for first in trainings)
-    measured = ", ".join(f"{_name(first.task)} {100 * first.difference:+.1f} points" for first in trainings)
-    return Verdict(f"median difference: {measured}", same, "" if same else MISSED)
+    titles = {case.task.dataset: title_of(case.task.dataset) for case in cases}
+    paying = sum(_holds(case, 2.0) for case in cases)
+    measured = "; ".join(f"{case.task.label(titles)}: {case.speed.text()}" for case in cases)
+    return Verdict(f"{measured} ({paying} of {len(cases)} by half)", paying == len(cases), "")
 
 
 def _sequences(rows: Sequence[Row]) -> Verdict | None:
@@ -143,7 +192,31 @@ GROUP_STATEMENTS = (
     Statement(
         "the first training with ten groups ends at most one point of test accuracy below plain FedAvg of the same "
         "client-rounds",
-        "groups", _first_training, ours=True,
+        "groups", _first_training(), ours=True,
+    ),
+    Statement(
+        "a fifth takes part: so does the first training with five groups",
+        "groups", _first_training(FIFTH), ours=True,
+    ),
+    Statement(
+        "a small residual network, everyone takes part: one leaver is at least 4 times cheaper than Scratch",
+        "groups", _at_least(1, lambda task: 4.0, model=RESIDUAL), ours=True,
+    ),
+    Statement(
+        "a small residual network: five leavers at once are at least 3 times cheaper",
+        "groups", _at_least(5, lambda task: 3.0, model=RESIDUAL), ours=True,
+    ),
+    Statement(
+        "a small residual network: the first training ends at most one point below plain FedAvg",
+        "groups", _first_training(model=RESIDUAL), ours=True,
+    ),
+    Statement(
+        "other merges take fewer rounds than the mean that is moved on",
+        "groups", _other_merges, ours=True,
+    ),
+    Statement(
+        "elsewhere, by the rule for groups, one leaver saves half of Scratch's rounds",
+        "groups", _elsewhere, ours=True,
     ),
     Statement(
         "ten requests in a row with rebuilding cost at most half of Scratch's client-rounds, rebuilding counted",

@@ -9,12 +9,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sifu.experiments.group_trials import MERGES
 from sifu.experiments.metric_summary import metric_summary
 from sifu.experiments.reading import courses_of, datasets_of, title_of
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
 from sifu.plots.courses import Course, Line, lines_of, scratch_beside
-from sifu.plots.group_cases import cases_of, first_trainings_of
+from sifu.plots.group_cases import Case, cases_of, first_trainings_of
 from sifu.plots.growing import settings_of
 from sifu.plots.speed import SameSeeds, same_seeds, speed_up
 from sifu.plots.style import byte_size
@@ -265,8 +266,9 @@ def _groups(rows: Sequence[Row]) -> Summary:
     first = {(line.task, line.groups, line.apart, line.stretch): line.difference for line in first_trainings_of(rows)}
     titles = {dataset: title_of(dataset) for dataset in datasets_of(rows)}
     lines = []
-    for case in cases_of(rows):
-        difference = first.get((case.task, case.groups, case.apart, case.stretch))
+    for case in cases_of(rows, MERGES):
+        own = (case.task, case.groups, case.apart, case.stretch)
+        difference = first.get(own) if case.merge == "mean" else None
         lines.append(
             (
                 (list(titles).index(case.task.dataset), case.task.label(titles), case.leavers, case.speed.rank),
@@ -275,7 +277,7 @@ def _groups(rows: Sequence[Row]) -> Summary:
                     "leavers": case.leavers,
                     "groups": case.groups,
                     "apart": case.apart,
-                    "merge": "mean" if case.stretch == 1.0 else f"moved x {case.stretch:g}",
+                    "merge": _merge_words(case),
                     "seeds": len(case.requests),
                     "rounds": case.rounds,
                     "Scratch": case.scratch,
@@ -286,6 +288,11 @@ def _groups(rows: Sequence[Row]) -> Summary:
         )
     note = "Sorted by task and leavers, the quickest setting first: every setting that was tried is here."
     return Summary([row for _, row in sorted(lines, key=lambda pair: pair[0])], note if lines else "")
+
+
+def _merge_words(case: Case) -> str:
+    moved = "" if case.stretch == 1.0 else f"moved x {case.stretch:g}"
+    return f"{case.merge}, {moved}" if case.merge != "mean" and moved else moved or case.merge
 
 
 def _median(values: Sequence[float | None]) -> float | None:
