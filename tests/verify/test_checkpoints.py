@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import sifu
 from forged_runs import execute, rebuild_chain
-from run_tools import Command, connect, query, small_spec
+from run_tools import Command, connect, copy_run, query, small_spec
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError
 from sifu.store import keys, writer
@@ -32,6 +33,26 @@ def test_drifts_shrunk_before_the_first_certificate_are_caught_without_a_key(own
     assert any("no signature covers events 2 to" in problem for problem in result.problems), result.problems
     with pytest.raises(RunDamagedError, match="no signature covers"):
         sifu.open_run(own_trained).forget(["client-000"])
+
+
+def test_no_event_up_to_the_last_checkpoint_can_be_changed_without_the_key(own_trained: Path, tmp_path: Path) -> None:
+    """Every one of them in turn, with all hashes, digests and the head made to fit: the first change is named."""
+    sifu.open_run(own_trained).forget(["client-000"], "mine", sigma=0.5)
+    (last,) = query(own_trained, "SELECT MAX(seq) FROM events")[0]
+    for seq in range(1, last + 1):
+        forged = copy_run(own_trained, tmp_path / str(seq))
+        numbers = itertools.count(1)
+
+        def edit(kind: str, content: dict[str, Any], numbers: Any = numbers, seq: int = seq) -> None:
+            if next(numbers) == seq:
+                content["remark"] = "added later"
+
+        rebuild_chain(forged, edit, with_key=False)
+        events = f"event {last}:" if seq == last else f"events {seq} to {last}:"
+        problems = verify_run(forged).problems
+        assert any(f"no signature covers {events}" in problem for problem in problems), (seq, problems)
+        with pytest.raises(RunDamagedError):
+            sifu.open_run(forged).request(["client-001"])
 
 
 def test_with_the_key_the_same_change_passes_which_is_why_keys_are_guarded(own_trained: Path) -> None:

@@ -19,7 +19,7 @@ from sifu.errors import InputError
 from sifu.store import witnesses
 from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Checkpoint
-from sifu.verify.witnessed import read_witness
+from sifu.verify.witnessed import check_heads, read_witness
 
 
 @pytest.fixture
@@ -78,6 +78,24 @@ def test_a_public_certificate_is_a_witness(run_with_requests: Path, own_trained:
     assert read_witness(certificate)[0].holds
     assert verify_run(run_with_requests, witnesses=[certificate]).problems == []
     assert any("another run" in problem for problem in verify_run(own_trained, witnesses=[certificate]).problems)
+
+
+def test_a_fork_shown_in_two_public_certificates_is_found_by_either(own_trained: Path, tmp_path: Path) -> None:
+    """Two clients are each told that they were forgotten, by two histories of one run; each keeps its certificate."""
+    other = tmp_path / "other"
+    shutil.copytree(own_trained, other)
+    certificates = []
+    for folder, client in ((own_trained, "client-000"), (other, "client-001")):
+        sifu.open_run(folder).forget([client], client, sigma=0.5)
+        certificates.append(certificate_path(folder, client, "public"))
+    first, second = certificates
+    for folder, own, theirs in ((own_trained, first, second), (other, second, first)):
+        assert verify_run(folder, witnesses=[own]).problems == []
+        (problem,) = verify_run(folder, witnesses=[theirs]).problems
+        assert problem.startswith("fork: ")
+    # Without the run the two certificates contradict each other, too.
+    (problem,) = check_heads((path, read_witness(path)[0]) for path in certificates)
+    assert problem.startswith("fork: the operator signed two heads")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 1}', "not json", "7" * 5000, "[" * 100_000])
