@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -105,8 +105,14 @@ def _requests_of(course: Course) -> tuple[object, ...]:
     return course.first["dataset"], course.variant.get("requests")
 
 
+def without(rows: Sequence[Row], methods: Collection[str]) -> list[Row]:
+    """The rows of other methods."""
+    return [row for row in rows if row["method"] not in methods]
+
+
 def results_of(experiment: Experiment, rows: Sequence[Row]) -> Results:
-    """Everything the figure of an experiment is drawn from."""
+    """Everything the figure of an experiment is drawn from; methods that it sets apart are in a table alone."""
+    rows = without(rows, experiment.set_apart) if experiment.set_apart else rows
     datasets = datasets_of(rows)
     return Results(
         experiment.title,

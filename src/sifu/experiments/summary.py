@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sifu.experiments.group_trials import MERGES
 from sifu.experiments.metric_summary import metric_summary
-from sifu.experiments.reading import courses_of, datasets_of, title_of
+from sifu.experiments.reading import courses_of, datasets_of, title_of, without
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
 from sifu.plots.courses import Course, Line, lines_of, scratch_beside
@@ -63,11 +63,6 @@ def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
     if not any(row["method"] in experiment.set_apart for row in rows):
         return Summary([])
     return _requests(without(rows, others))
-
-
-def without(rows: Sequence[Row], methods: Collection[str]) -> list[Row]:
-    """The rows of other methods."""
-    return [row for row in rows if row["method"] not in methods]
 
 
 def _requests(rows: Sequence[Row]) -> Summary:

@@ -50,7 +50,7 @@ MARKERS = {
 }
 """Shapes tell methods apart in black and white."""
 SHADES = (1.0, 0.66, 0.38)
-PANEL_WIDTH, LABEL_WIDTH = 1.85, 1.45
+PANEL_WIDTH, LABEL_WIDTH, LETTER_WIDTH = 1.85, 1.45, 0.072
 
 
 def colour_of(line: Line) -> str:
@@ -72,7 +72,9 @@ def method_grid(
     from matplotlib.figure import Figure
 
     height = 0.95 + len(rows) * (0.62 + 0.235 * len(lines)) + 0.75
-    width = max(LABEL_WIDTH + PANEL_WIDTH * len(titles), 7.6)
+    longest = max((len(line.label) for line in lines), default=0)
+    labels = max(LABEL_WIDTH, LETTER_WIDTH * longest)
+    width = max(labels + PANEL_WIDTH * len(titles), 7.6)
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(len(rows), len(titles), sharey=True, squeeze=False)
     for row, measure in enumerate(rows):
