@@ -18,9 +18,10 @@ from memory_grid import MemoryGrid
 
 import sifu
 from sifu.core.engine import Position
+from sifu.core.layout import ModelLayout
 from sifu.core.spec import commented_toml
 from sifu.engines.flower.client import FunctionClient, add_profile, client_app
-from sifu.engines.flower.own import own_blueprint
+from sifu.engines.flower.own import FreshModels, own_blueprint
 from sifu.engines.flower.strategy import TrackedFedAvg
 from sifu.engines.flower.wire import arrays_of
 from sifu.errors import InputError
@@ -201,3 +202,18 @@ def test_the_server_holds_nothing_of_a_client_that_is_left_out() -> None:
     flower.leave_out(range(8))
     result = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))
     assert result.participants.size == 0
+
+
+def test_a_function_that_hands_out_a_trained_model_is_found_out() -> None:
+    """A server and clients in one process may share a module: Scratch would begin with what was trained."""
+    kept = {"w": np.zeros(2)}
+    handed_out = FreshModels(lambda: kept, 0, ModelLayout(("w",), ((2,),), "float64"))
+    fresh = handed_out(1)
+    kept["w"] += 1.0
+    assert fresh.tolist() == [0.0, 0.0]
+    with pytest.raises(InputError, match="hand out a model that was trained since"):
+        handed_out(2)
+    other_each_time = iter(range(9))
+    layout = ModelLayout(("w",), ((1,),), "float64")
+    changing = FreshModels(lambda: {"w": np.full(1, float(next(other_each_time)))}, 0, layout)
+    assert changing(1).tolist() == [2.0]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.layout import ModelLayout
+from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 from sifu.engines.flower.blueprint import Blueprint
-from sifu.engines.flower.wire import USUAL_METRICS, Arrays, Instruction, MetricNames, WireProfile
+from sifu.engines.flower.wire import USUAL_METRICS, Instruction, MetricNames, WireProfile
 from sifu.errors import InputError
 from sifu.theory.draws import base_key, place_key
 from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, TrainingFacts
@@ -42,7 +42,7 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
             torch.manual_seed(int(place_key(base_key(seed, "initial"), branch, 0)) % 2**63)
             model = initial(branch) if takes_branch else initial()
             if isinstance(model, torch.nn.Module):
-                model = {name: value.detach().cpu().numpy().copy() for name, value in model.state_dict().items()}
+                model = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     if isinstance(model, list | tuple):  # as Flower names them
         model = {str(number): value for number, value in enumerate(model)}
     if not isinstance(model, Mapping):
@@ -50,7 +50,33 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
             "a fresh model must be a torch module, numpy arrays by name, or a list of them, found "
             f"{type(model).__name__}"
         )
-    return {str(name): np.asarray(value) for name, value in model.items()}
+    return {str(name): np.array(value) for name, value in model.items()}  # copies: they may be trained elsewhere
+
+
+class FreshModels:
+    """Fresh models of one layout, a vector for each branch; a function that hands out a trained one is found out.
+
+    What it made first is made again with every other branch. A function that never makes the same twice cannot be told
+    from one that hands out what was trained: that is trusted, as certificates say.
+    """
+
+    def __init__(self, initial: Callable[..., Any], seed: int, layout: ModelLayout) -> None:
+        self._initial, self._seed, self._layout = initial, seed, layout
+        self._first = self._make(0)
+        self._repeats = np.array_equal(self._first, self._make(0))
+
+    def __call__(self, branch: int) -> Vector:
+        """The model that a branch begins with."""
+        if self._repeats and not np.array_equal(self._first, self._make(0)):
+            raise InputError(
+                "the function that makes a fresh model makes another one than before: it seems to hand out a model "
+                "that was trained since. Make a new one in every call"
+            )
+        return self._make(branch)
+
+    def _make(self, branch: int) -> Vector:
+        arrays = fresh_model(self._initial, branch, self._seed)
+        return self._layout.flatten({name: value for name, value in arrays.items() if name in self._layout.names})
 
 
 def own_blueprint(
@@ -104,7 +130,7 @@ def own_blueprint(
         layout,
         tuple(profile.client for profile in profiles),
         facts,
-        lambda branch: layout.flatten(_real_numbers(fresh_model(initial, branch, spec.seed), layout)),
+        FreshModels(initial, spec.seed, layout),
         spec.seed,
         replies=rules,
         several=all(profile.several for profile in profiles),
@@ -114,10 +140,6 @@ def own_blueprint(
         evaluates=evaluates,
     )
     return blueprint, spec
-
-
-def _real_numbers(arrays: Mapping[str, NDArray[Any]], layout: ModelLayout) -> Arrays:
-    return {name: value for name, value in arrays.items() if name in layout.names}
 
 
 def _check_training(spec: Spec, config: Mapping[str, Any]) -> None:
