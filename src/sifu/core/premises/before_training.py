@@ -39,7 +39,8 @@ def initial_model_premise(facts: TrainingFacts) -> Premise:
         return Premise(
             "initial model",
             "trusted",
-            "The operator's own program makes the initial model; that no client's data shaped it is trusted.",
+            "The operator's own program makes the model; that no client's data shaped the initial one, and that "
+            "nothing but its parameters passes from round to round, is trusted.",
         )
     return Premise(
         "initial model",

@@ -22,9 +22,10 @@ from sifu.engines.sim.batches import batch_sequence
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.dropout import KeyedDropout, dropout_key
 from sifu.engines.sim.local_training import LocalTraining
-from sifu.engines.sim.models import Model, torch_seed
+from sifu.engines.sim.models import Model, ModuleModel, torch_seed
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
+from sifu.theory.facts import MADE_BY_OPERATOR
 from sifu.theory.participation import ClientIndices
 
 _EVALUATION_CHUNK = 4096
@@ -52,6 +53,11 @@ class LoopTrainer:
         self._dropouts = [part for part in self._module.modules() if isinstance(part, KeyedDropout)]
         self._buffers = [buffer.clone() for buffer in self._module.buffers()]
         self._try_forward(clients[0], outputs)
+        self._may_remember = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
+        if self._may_remember:
+            self._probed_with = parameters_to_vector(self._module.parameters()).detach().clone()
+            self._first_probe = self._probe()
+            self._check_memory()
 
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
@@ -73,6 +79,8 @@ class LoopTrainer:
             with few_threads(start.size):
                 trained = self._train_client(start, position, int(client), steps)
             yield slice(place, place + 1), trained[None, :]
+        if self._may_remember:
+            self._check_memory()
 
     def _train_client(self, start: Vector, position: Position, client: int, steps: int) -> Tensor:
         x, y = self._data[client]
@@ -133,6 +141,31 @@ class LoopTrainer:
         with torch.no_grad():
             for buffer, initial in zip(self._module.buffers(), self._buffers, strict=True):
                 buffer.copy_(initial)
+
+    def _probe(self) -> Tensor | None:
+        """Outputs and loss of two samples in training, from the parameters and buffers the module was made with."""
+        (x, y), module = self._data[0], self._module
+        self._reset(self._probed_with.numpy())
+        module.train()
+        for dropout in self._dropouts:
+            dropout.key = 0
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), few_threads(self._probed_with.numel()):
+            torch.manual_seed(0)
+            try:
+                scores = module(x[:2])
+            except ValueError:  # batch normalisation of a single sample
+                return None
+            return torch.cat([scores.flatten(), self._model.loss(scores, y[:2]).reshape(1).to(scores.dtype)])
+
+    def _check_memory(self) -> None:
+        """Refuse a module that carries something from one client to the next: nobody could be forgotten by it."""
+        first, now = self._first_probe, self._probe()
+        if first is not None and now is not None and not torch.allclose(first, now, rtol=0.0, atol=0.0, equal_nan=True):
+            raise InputError(
+                "the model gives other outputs than before for the same samples and parameters: it remembers samples, "
+                "or draws at random outside torch's generator. What it remembers of a client would stay when the "
+                "client is forgotten: keep state in parameters and buffers alone, which every client begins with anew"
+            )
 
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:
         """Refuse a module that cannot take the clients' samples before any round has begun."""
