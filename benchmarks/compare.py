@@ -12,7 +12,7 @@ What a run does:
   3. runs all contestants in turn, with each number of threads, each in a fresh process of its own environment, and
      repeats the list;
   4. prints medians with their spread, of each contestant's faster number of threads, writes
-     benchmarks/results/cpu.json, draws docs/images/speed.png.
+     benchmarks/results/cpu-MACHINE.json, draws docs/images/speed-MACHINE.png (MACHINE as aarch64 or x86_64).
 
 A contestant that cannot be installed, fails or does other work is reported as such.
 
@@ -39,7 +39,7 @@ from typing import Any
 import workloads
 from environments import CONTESTANTS, FOLDER, ROOT, Contestant, install, last_line
 from rich.console import Console
-from summary import Measured, Results, draw, headline_rows, roofline_rows, show, write_results
+from summary import Measured, Results, draw, figure_of, headline_rows, results_of, roofline_rows, show, write_results
 
 from sifu.experiments.provenance import commit, processor
 
@@ -203,11 +203,11 @@ def main() -> None:
     chosen = arguments()
     for results in run(chosen):
         if not chosen.no_files:
-            write_results(results, BENCHMARKS / "results" / "cpu.json")
+            write_results(results, results_of(platform.machine()))
     show("Rounds a second, training only", *headline_rows(results))
     show("Roofline", *roofline_rows(results))
     if not chosen.no_files:
-        draw(results, ROOT / "docs" / "images" / "speed.png")
+        draw(results, figure_of(platform.machine()))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from environments import ROOT
 from workloads import A, B, Setting
-
-RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 
 
 @dataclass(frozen=True)
@@ -122,10 +119,10 @@ def main() -> None:
     if parser.parse_args().peaks:
         print(json.dumps(peaks()))
         return
-    from summary import read_results, roofline_rows, show
+    from summary import machines, read_results, results_of, roofline_rows, show
 
-    results = read_results(RESULTS)
-    show("Roofline", *roofline_rows(results))
+    for machine in machines():
+        show(f"Roofline of {machine}", *roofline_rows(read_results(results_of(machine))))
 
 
 if __name__ == "__main__":

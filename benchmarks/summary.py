@@ -1,6 +1,6 @@
-"""From the results file to tables and the figure.
+"""From the results of each kind of machine to tables and figures.
 
-python benchmarks/summary.py            write the tables of docs/performance.md and the figure anew
+python benchmarks/summary.py            write the tables of docs/performance.md and the figures anew
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 
 from environments import ROOT
 
-RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
-FIGURE = ROOT / "docs" / "images" / "speed.png"
 Rows = list[list[str]]
 
 
@@ -90,7 +89,22 @@ def write_results(results: Results, path: Path) -> None:
     path.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
 
 
-def read_results(path: Path = RESULTS) -> Results:
+def results_of(machine: str) -> Path:
+    """The file with the latest results of a kind of machine, as `platform.machine` names it."""
+    return RESULTS / f"cpu-{machine}.json"
+
+
+def figure_of(machine: str) -> Path:
+    """Their figure."""
+    return ROOT / "docs" / "images" / f"speed-{machine}.png"
+
+
+def machines() -> list[str]:
+    """The kinds of machine that there are results of."""
+    return sorted(path.stem.removeprefix("cpu-") for path in RESULTS.glob("cpu-*.json"))
+
+
+def read_results(path: Path) -> Results:
     """As `write_results` wrote them."""
     values = json.loads(path.read_text(encoding="utf-8"))
     rows = tuple(
@@ -232,8 +246,9 @@ def markdown(heads: list[str], rows: Rows) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def blocks(results: Results) -> dict[str, str]:
-    """The parts of the page that come from the results, by the name in their markers."""
+def blocks(machine: str) -> dict[str, str]:
+    """The parts of the page that come from the results of a machine, by the name in their markers."""
+    results = read_results(results_of(machine))
     real = ", ".join(f"{name} {source}" for name, source in results.data.items())
     measured = f"Measured on {results.where}. {results.repeats} repeats of {results.seconds:g} s. Data: {real}."
     peaks = ""
@@ -242,10 +257,11 @@ def blocks(results: Results) -> dict[str, str]:
             f"Peaks measured in the same run: sgemm {results.peaks['sgemm_flops'] / 1e9:.0f} GFLOP/s, "
             f"memory {results.peaks['bytes_a_second'] / 1e9:.1f} GB/s."
         )
-    figure = f"![Rounds a second of sifu and its peers]({FIGURE.relative_to(PAGE.parent).as_posix()})"
+    drawn = figure_of(machine).relative_to(PAGE.parent).as_posix()
+    figure = f"![Rounds a second of sifu and its peers on {machine}]({drawn})"
     return {
-        "cpu": "\n\n".join([measured, markdown(*headline_rows(results)), cost_of_tracking(results), figure]),
-        "roofline": "\n\n".join([peaks, markdown(*roofline_rows(results))]),
+        f"cpu {machine}": "\n\n".join([measured, markdown(*headline_rows(results)), cost_of_tracking(results), figure]),
+        f"roofline {machine}": "\n\n".join([peaks, markdown(*roofline_rows(results))]),
     }
 
 
@@ -262,11 +278,11 @@ def filled(page: str, parts: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the page's tables and the figure."""
+    """Write the page's tables and the figures."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    results = read_results()
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(results)), encoding="utf-8")
-    draw(results, FIGURE)
+    for machine in machines():
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(machine)), encoding="utf-8")
+        draw(read_results(results_of(machine)), figure_of(machine))
 
 
 if __name__ == "__main__":
