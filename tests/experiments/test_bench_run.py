@@ -348,12 +348,15 @@ def test_the_mark_of_a_client_that_was_learned_is_found(tmp_path: Path) -> None:
 
 def test_a_head_in_closed_form_is_a_way_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "exact"
-    result = Bench(options(out, "exact", methods=("closed_form",))).run()
+    sentences: list[str] = []
+    result = Bench(options(out, "exact", methods=("closed_form",)), announce=sentences.append).run()
     assert not result.failures
     training, *requests = read_table(out / "results.csv")
     assert (training["variant"], training["rounds"]) == ("kind=closed_form", 1)
     assert training["bytes_sent"] % 20 == 0, "twenty clients send their statistics once"
     assert training["bytes_kept"] > training["bytes_sent"], "everybody's statistics and their sum"
+    named = float(sentences[0].split("at most ")[1].split(" GB")[0]) * 1e9
+    assert training["bytes_kept"] <= named <= 3 * training["bytes_kept"], "the training's and a copy's room"
     assert {row["bytes_sent"] for row in requests} == {0}
     assert {row["device"] for row in (training, *requests)} == {"cpu"}
     assert [(row["method"], row["rounds"], row["level"]) for row in requests] == [("closed_form", 0, "exact")] * 2

@@ -19,7 +19,7 @@ from sifu.experiments.work import Trajectory
 from sifu.theory.participation import Participation
 
 ModelBytes = Callable[[Spec], int]
-"""The bytes of one model of a spec."""
+"""The bytes of one model of a spec; of a head in closed form, those of one client's statistics."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,11 @@ class Room:
 
 
 def run_room(spec: Spec, model_bytes: ModelBytes) -> Room:
-    """What one run keeps at most; statistics and heads on features are small against a network's models."""
-    if spec.model.kind == RIDGE or spec.features.kind != "none":
-        return Room()
+    """What one run keeps at most; a head in closed form keeps every client's statistics instead of models."""
+    if spec.model.kind == RIDGE:
+        return Room(spec.data.clients * model_bytes(spec))
+    if spec.features.kind != "none":
+        return Room()  # a small head, and its size is known only once everybody's features are computed
     size, every = model_bytes(spec), spec.keep.updates_every
     kept_rounds = -(-spec.stop.max_rounds // every) if every else 0
     return Room((spec.keep.models + spec.groups.count) * size, kept_rounds * _participants(spec) * size)

@@ -20,7 +20,7 @@ from sifu.api import open_run
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.randomness import keyed_generator
-from sifu.core.spec import Spec
+from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, RoundRejectedError
 from sifu.experiments.counterfactual import measure_distances
 from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
@@ -210,14 +210,21 @@ class Bench:
     # -- run folders -------------------------------------------------------------------------------------
 
     def model_bytes(self, spec: Spec) -> int:
-        """The bytes of one model of a federation of this shape; 0 where it cannot be made, as its task will say."""
-        key = (spec.data.name, spec.model)
+        """The bytes of one model of a federation of this shape; 0 where it cannot be made, as its task will say.
+
+        Of a head in closed form the bytes of a client's statistics, whose larger part is half of a Gram matrix.
+        """
+        key = (spec.data.name, spec.model, spec.features)
         if key not in self._model_bytes:
             try:
                 layout = engine_from_spec(spec, self.cache.clients(spec))[0].layout
             except InputError:
                 return 0
-            self._model_bytes[key] = layout.size * np.dtype(layout.dtype).itemsize
+            size = layout.size * np.dtype(layout.dtype).itemsize
+            if spec.model.kind == RIDGE:
+                inputs = layout.size // layout.shapes[-1][-1]
+                size += 4 * inputs * (inputs + 1)
+            self._model_bytes[key] = size
         return self._model_bytes[key]
 
     def check_room(self, table: Table, jobs: int = 1, runs: str = RUNS) -> None:
