@@ -267,3 +267,19 @@ def test_a_ridge_spec_is_advised_closed_form_with_its_figures(kept: str, rounds:
     assert answer.accuracy is not None
     assert f"{answer.clients} clients and {answer.parameters} parameters" in way.reason
     assert any("keep.statistics" in text for text in answer.suggestions) == (rounds == 1)
+
+
+@pytest.mark.parametrize(("clients", "possible"), [(8, False), (20, True)])
+def test_advice_gives_rounds_of_groups_only_where_they_are_possible(clients: int, possible: bool) -> None:
+    spec = small_spec(data={"clients": clients, "samples_per_client": 10}, stop={"target": 0.8, "max_rounds": 40})
+    answer = advise(spec if isinstance(spec, sifu.Spec) else sifu.Spec.from_mapping(spec))
+    _, plain, groups = answer.ways
+    assert groups.possible is possible
+    assert (groups.request_rounds is None, groups.request_interval is None) == (not possible, not possible)
+    if groups.request_rounds is not None and groups.request_interval is not None:
+        low, high = groups.request_interval
+        assert low <= groups.request_rounds <= high
+    if answer.predicted_rounds is not None:
+        assert answer.predicted_interval is not None
+        assert answer.predicted_interval[0] <= answer.predicted_rounds <= answer.predicted_interval[1]
+    assert plain.request_interval in (None, answer.predicted_interval)

@@ -77,6 +77,7 @@ class Advice:
     suggestions: tuple[str, ...]
     ways: tuple[TrainingWay, ...] = ()
     recommended: TrainingName = "plain"
+    predicted_interval: tuple[int, int] | None = None
 
 
 def advise(
@@ -195,8 +196,10 @@ def _plain_way(advice: Advice, training_rounds: float | None, scratch: Level) ->
     """Plain rounds: by noise where it pays, else by Scratch."""
     if advice.pays:
         rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
-        reason = f"noise is {advice.noise_to_signal:.2g} of what was learned: a request takes few rounds"
-        return TrainingWay("plain", True, advice.level, rounds, training_rounds, advice.accuracy, (), reason)
+        takes = "takes few rounds" if rounds is None else f"takes {rounds:g} rounds, Scratch {advice.scratch_rounds}"
+        reason = f"noise is {advice.noise_to_signal:.2g} of what was learned: a request {takes}"
+        interval = advice.predicted_interval
+        return TrainingWay("plain", True, advice.level, rounds, training_rounds, advice.accuracy, (), reason, interval)
     reason = f"noise would be {advice.noise_to_signal:.2g} of what was learned: a request is as slow as Scratch"
     return TrainingWay("plain", True, scratch, training_rounds, training_rounds, advice.accuracy, (), reason)
 
@@ -267,6 +270,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
         predicted_rounds=predicted,
         scratch_rounds=scratch,
         suggestions=tuple(_suggestions(spec, view, worst, typical, pays)),
+        predicted_interval=None if predicted is None else plan.predicted_interval,
     )
 
 

@@ -43,7 +43,8 @@ LEAST_TAKING_PART = 0.1
 class TrainingWay:
     """One way of training: what a request would promise and take, and why it is or is not the one to choose.
 
-    `request_rounds` are predicted for one leaver, `training_rounds` for the first training (None: not known).
+    `request_rounds` are predicted for one leaver, within `request_interval`, and `training_rounds` for the first
+    training (None: not known, or not to be had).
     `accuracy` is that of the pilot on the clients' data, in closed form on clients that the head was not solved from.
     `settings` are the keys of the spec that choose this way.
     """
@@ -56,6 +57,7 @@ class TrainingWay:
     accuracy: float | None
     settings: tuple[str, ...]
     reason: str
+    request_interval: tuple[int, int] | None = None
 
 
 def closed_form_way(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingWay:
@@ -141,7 +143,6 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     level = level_of(method_named("groups").premises(view, [0], [], 0, terms), exact=True)
     reached = sorted(run.share for run in EVIDENCE if run.one_leaver is not None)
     share = statistics.median(run.share for run in EVIDENCE)
-    rounds = None if training_rounds is None else share * training_rounds
     possible, why = (
         True,
         (
@@ -157,7 +158,11 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     elif spec.server.noise > 0.0:
         possible, why = False, "noise in training and groups exclude each other"
     settings = (f"groups.count = {count}", f"groups.rounds = {apart}")
-    return TrainingWay("groups", possible, level, rounds, training_rounds, None, settings, why)
+    rounds, interval = None, None
+    if possible and training_rounds is not None:
+        rounds = share * training_rounds
+        interval = math.floor(reached[0] * training_rounds), math.ceil(reached[-1] * training_rounds)
+    return TrainingWay("groups", possible, level, rounds, training_rounds, None, settings, why, interval)
 
 
 def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | None:

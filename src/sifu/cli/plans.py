@@ -257,9 +257,12 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
     pilot = "a solve" if solved else f"{advice.pilot_rounds} rounds"
     facts.add_row("pilot", f"{pilot}, accuracy {percent(advice.accuracy)}; {reached}")
     if advice.predicted_rounds is not None and not solved:
-        facts.add_row("a request", f"perhaps {advice.predicted_rounds} rounds; Scratch {advice.scratch_rounds}")
+        low, high = advice.predicted_interval or (advice.predicted_rounds,) * 2
+        rounds = f"perhaps {advice.predicted_rounds} ({low} to {high}) rounds; Scratch {advice.scratch_rounds}"
+        facts.add_row("a plain request", rounds)
     chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
-    facts.add_row("level", level_text(advice.level if chosen is None else chosen.level))
+    trained_by = f", trained by {chosen.name}" if chosen is not None and chosen.name == "groups" else ""
+    facts.add_row("level", level_text(advice.level if chosen is None else chosen.level) + trained_by)
     if advice.epsilon_needed is not None:
         facts.add_row(
             "would pay with", f"epsilon {number(advice.epsilon_needed)}, or about {advice.clients_needed} such clients"
@@ -269,7 +272,9 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
     out.print(facts)
     shown = table("train by", "level", "-a request", "-accuracy", "why", title="\nPlain rounds, groups or closed form")
     for way in advice.ways:
-        rounds = "-" if way.request_rounds is None else f"{way.request_rounds:.3g} rounds"
+        rounds = "-" if way.request_rounds is None else f"{way.request_rounds:.0f} rounds"
+        if way.request_interval is not None:
+            rounds = f"{way.request_rounds:.0f} ({way.request_interval[0]}-{way.request_interval[1]}) rounds"
         name = way.name + (" *" if way.name == advice.recommended else "")
         shown.add_row(name, level_text(way.level), rounds, percent(way.accuracy), escape(way.reason))
     out.print(shown)

@@ -43,6 +43,9 @@ def print_ways(plan: Plan) -> None:
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
         )
     out.print(shown)
+    never = [way.method for way in allowed if not way.may_be_chosen]
+    if never:
+        out.print(f"auto never takes {', '.join(never)}: a control, or no use of the sigma asked for", style="dim")
     out.print("attacker: how often one allowed 1 % false alarms can be right; 1 % is a blind guess", style="dim")
     for kept in dict.fromkeys(way.kept for way in allowed):
         who = ", ".join(way.method for way in allowed if way.kept == kept)

@@ -93,8 +93,8 @@ def choose_noise(options: Sequence[NoiseOption], forecast: Forecast, least: Leve
     return NoiseChoice(
         too_little,
         (
-            "at every kept model the noise would undo what was learned there, so training starts again from the "
-            "initial model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
+            "no kept model with its noise promises clearly fewer rounds than Scratch, so training starts again from "
+            "the initial model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
         ),
     )
 
