@@ -27,7 +27,7 @@ class DrawsAhead:
 
     def __init__(self, participation: Participation, key: int) -> None:
         self._participation, self._key = participation, key
-        self._waiting: tuple[Places, Position, Future[ClientIndices]] | None = None
+        self._waiting: tuple[int, Places, Position, Future[ClientIndices]] | None = None
 
     def draw(self, setup: RoundSetup) -> ClientIndices:
         """The participants of a round, sorted."""
@@ -36,13 +36,12 @@ class DrawsAhead:
         if few or self._participation.kind == "all" or _cores() < 2:
             return draw(self._participation, self._key, setup)
         assert isinstance(places, Places)
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and waiting[0] is places and waiting[1] == position:
-            drawn = waiting[2].result()
-        else:
-            drawn = self._draw(places, position)
+        waiting, self._waiting, process = self._waiting, None, os.getpid()
+        # Nobody goes on with what a process had begun before this one was forked off it.
+        wanted = waiting is not None and waiting[0] == process and waiting[1] is places and waiting[2] == position
+        drawn = waiting[3].result() if waiting is not None and wanted else self._draw(places, position)
         following = Position(position.branch, position.round + 1)
-        self._waiting = places, following, _helper(os.getpid()).submit(self._draw, places, following)
+        self._waiting = process, places, following, _helper(process).submit(self._draw, places, following)
         return drawn if setup.absent is None else np.setdiff1d(drawn, setup.absent)
 
     def _draw(self, places: Places, position: Position) -> ClientIndices:
