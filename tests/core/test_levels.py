@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sifu.choices import Level
 from sifu.core.premises import MeasuredRegularity, Premise, collect_premises, level_of, preprocessing_premise
-from sifu.theory.facts import DRAWN_FROM_SEED, FIXED_CONSTANTS, IN_PROCESS, TrainingFacts
+from sifu.theory.facts import AUTHENTICATED, DRAWN_FROM_SEED, FIXED_CONSTANTS, IN_PROCESS, TrainingFacts
 from sifu.theory.participation import Participation
 
 BEST_FACTS = TrainingFacts(
@@ -103,6 +103,18 @@ def test_where_the_rate_came_from_is_said() -> None:
         for flag in (True, False)
     }
     assert said[True] != said[False]
+
+
+def test_why_a_client_on_another_machine_is_absent_is_trusted() -> None:
+    """Availability is not seen: one client may make another late."""
+    apart = replace(BEST_FACTS, identity=AUTHENTICATED)
+    status = {
+        facts.identity: premise.status
+        for facts in (BEST_FACTS, apart)
+        for premise in collect_premises(facts, MEASURED, **BEST)
+        if premise.name == "counterfactual"
+    }
+    assert status == {IN_PROCESS: "met", AUTHENTICATED: "trusted"}
 
 
 def test_classical_calibration_inside_its_range_is_conditional() -> None:

@@ -32,8 +32,18 @@ def accounting_premise(accounting: Accounting) -> Premise:
     return Premise("accounting", "failed", statement)
 
 
-def counterfactual_premise(independent: bool) -> Premise:
-    """Whether the same schedule without the client is the law of training without it."""
+def counterfactual_premise(independent: bool, *, apart: bool = False) -> Premise:
+    """Whether the same schedule without the client is the law of training without it.
+
+    Clients on machines of their own (`apart`) may be absent or late; that none of them makes another so is not seen.
+    """
+    if independent and apart:
+        return Premise(
+            "counterfactual",
+            "trusted",
+            "Clients are drawn independently of each other, so the same schedule without the client is the law of "
+            "training without it; that nobody's absence or delay depends on another client is trusted.",
+        )
     if independent:
         return Premise(
             "counterfactual",

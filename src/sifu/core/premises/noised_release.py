@@ -17,7 +17,7 @@ from sifu.core.premises.history import (
 from sifu.core.premises.noise import noise_premise
 from sifu.core.premises.premise import Premise
 from sifu.core.premises.regularity import MeasuredRegularity, regularity_premise
-from sifu.theory.facts import ROUNDING_HOLDS_UP_TO, TrainingFacts
+from sifu.theory.facts import IN_PROCESS, ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.theory.history import Accounting
 
 
@@ -43,7 +43,7 @@ def collect_premises(
         regularity_premise(facts, measured),
         *outside_premises(facts),
         accounting_premise(accounting),
-        counterfactual_premise(facts.participation.independent),
+        counterfactual_premise(facts.participation.independent, apart=facts.identity != IN_PROCESS),
         *replies_premise(left_out),
         *record_premises(history),
         calibration_premise(calibration, epsilon),

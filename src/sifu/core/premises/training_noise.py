@@ -16,7 +16,7 @@ from sifu.core.premises.history import (
 from sifu.core.premises.noise import noise_premise, training_noise_size_premise
 from sifu.core.premises.premise import Premise
 from sifu.theory.composition import TrainingNoise
-from sifu.theory.facts import TrainingFacts
+from sifu.theory.facts import IN_PROCESS, TrainingFacts
 
 
 def training_noise_premises(
@@ -56,7 +56,7 @@ def training_noise_premises(
             f"Over all rounds the clients took part in, training reached epsilon {reached}"
             + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
         ),
-        counterfactual_premise(facts.participation.independent),
+        counterfactual_premise(facts.participation.independent, apart=facts.identity != IN_PROCESS),
         *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
         *replies_premise(left_out),
         *record_premises(history),
