@@ -4,8 +4,8 @@
 
 Every figure is wall time between two synchronised instants, over whole chunks, after a warm-up that compiles and
 captures everything: the best of some repeats, in turn, with their range. The error of a precision is that of one
-round's step, against the plain loop in float64. Data are random unless a folder with cifar10.npz is given; speed does
-not depend on them.
+round's step of each named network, against the plain loop in float64. Data are random unless a folder with cifar10.npz
+is given; speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch
 from sifu.core.engine import Engine, Position
 from sifu.core.spec import StopSpec
 from sifu.core.streaming import RoundsWanted, stream_rounds
-from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation, Strategy
+from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
 from sifu.engines.sim.lanes import PRECISIONS, lane_engines
-from sifu.engines.sim.networks import ConvNet, Convolution
+from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
 from sifu.experiments.provenance import commit
 from sifu.theory.participation import Participation
 from sifu.theory.retention import crosses_a_level
@@ -117,16 +117,10 @@ def together(engines: list, work: Callable[[Engine], object]) -> float:
     return time.perf_counter() - began
 
 
-def workload_b(clients: tuple, seed: int, dtype: str = "float32", strategy: Strategy = "auto") -> SimulatedFederation:
+def workload_b(clients: tuple, seed: int) -> SimulatedFederation:
     """The federation of workload B."""
     return SimulatedFederation(
-        clients,
-        ModuleModel(CIFAR10),
-        B,
-        participation=Participation("fixed", count=5),
-        dtype=dtype,  # type: ignore[arg-type]
-        seed=seed,
-        strategy=strategy,
+        clients, ModuleModel(CIFAR10), B, participation=Participation("fixed", count=5), dtype="float32", seed=seed
     )
 
 
@@ -153,25 +147,24 @@ def conv_milliseconds(
     return taken
 
 
-def error_of_a_step(clients: tuple, precision: str, rounds: int = 5) -> tuple[float, float]:
-    """The largest and the root mean square error of a round's step, relative to the step's, against float64.
-
-    Over some rounds, each from the model that float64 has come to.
-    """
-    exact = workload_b(clients, 1, "float64", "loop")
-    (engine,) = lane_engines([workload_b(clients, 1)], [clients], "cuda", precision)
-    everyone, model = np.arange(len(clients)), exact.initial_model(0)
-    errors, steps = [], []
-    for number in range(rounds):
-        start = model.astype("float32")
-        truth = exact.run_round(start.astype("float64"), Position(0, number), everyone).model
-        errors.append(engine.run_round(start, Position(0, number), everyone).model - truth)
-        steps.append(truth - start)
-        model = truth
-    engine.close()
-    error, step = np.concatenate(errors), np.concatenate(steps)
-    largest = float(np.abs(error).max() / np.abs(step).max())
-    return largest, float(np.sqrt((error**2).mean() / (step**2).mean()))
+def errors_of_a_step(name: str, clip: float, precisions: list[str]) -> list[float]:
+    """The largest error of a round's step of a named network against the loop in float64, of its largest entry."""
+    shape = (3, 64, 64) if "celeba" in name else (1, 28, 28) if "fashion" in name else (3, 32, 32)
+    model = ModuleModel(CONV_NETS[name](shape, 5))
+    clients, everyone, here = random_clients(4, 24, shape, 5, "float32"), np.arange(4), Position(1, 3)
+    training = LocalTraining(0.02, 2, 20, 0.9, clip=clip)
+    few = Participation("fixed", count=2)
+    single = SimulatedFederation(clients, model, training, participation=few, dtype="float32", seed=1)
+    double = SimulatedFederation(clients, model, training, participation=few, seed=1, strategy="loop")
+    start = single.initial_model(0)
+    truth = double.run_round(start.astype("float64"), here, everyone).model - start
+    errors = []
+    for precision in precisions:
+        (engine,) = lane_engines([single], [clients], "cuda", precision)
+        step = engine.run_round(start, here, everyone).model - start
+        engine.close()
+        errors.append(float(np.abs(step - truth).max() / np.abs(truth).max()))
+    return errors
 
 
 def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
@@ -229,10 +222,10 @@ def main() -> None:
             note(f"{name}: ms a round and lane", min(times))
             note(f"{name}: ms a round and lane, median", float(np.median(times)))
             note(f"{name}: ms a round and lane, slowest repeat", max(times))
-    for precision in options.precisions if "errors" in options.parts else ():
-        largest, typical = error_of_a_step(clients, precision)
-        note(f"B, {precision}: largest error of a step against float64, of the largest entry", largest)
-        note(f"B, {precision}: root mean square error of a step against float64, of the step's", typical)
+    for name, clip in itertools.product(CONV_NETS, (0.0, 0.5)) if "errors" in options.parts else ():
+        errors = errors_of_a_step(name, clip, options.precisions)
+        for precision, error in zip(options.precisions, errors, strict=True):
+            note(f"{name}, clip {clip}, {precision}: largest error of a step, of its largest entry", error)
     for samples in (10, 60) if "linear" in options.parts else ():
         name = f"1,000 clients x {samples}, all, float64, K=10, tracking on: rounds a second"
         note(name, linear_rounds_a_second(1000, samples, options.rounds))
