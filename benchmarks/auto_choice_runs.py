@@ -155,5 +155,5 @@ def drawn_case(seed: int, number: int) -> Case:
     return Case(f"{seed}.{number} {', '.join(words)}", spec, leaving, level, {}, 0 if kind == "ridge" else pilot)
 
 
-DRAWN_SEED, DRAWN_RUNS = 19, 24
+DRAWN_SEED, DRAWN_RUNS = 20, 24
 """The seed and the number of the drawn runs that are in the committed table."""

@@ -201,7 +201,7 @@ def test_the_formula_by_hand() -> None:
     assert float(healing.rise(0.2, np.ones(1), ten)[0]) == pytest.approx(0.08 * (0.8 / f(21.0)) ** 2)
     network = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06)}, 1000, TRAINING, linear=False)
     assert network is not None
-    assert float(network.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * (f(30.0) / f(22.0)) ** 2)
+    assert float(network.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * (f(30.0) / f(22.0)) ** 4)
     # As much loss as the largest noise made costs as many predictions as it did.
     largest = healing.errors(0.2 * math.sqrt(3.0), np.array([0.0]), np.array([20.0]))
     assert float(largest[0]) == pytest.approx(0.09)

@@ -13,8 +13,8 @@ Harm also depends on c + k, how far training has come. What e and harm are is sa
 f is the luck of the draw: noise of one size does more or less harm, its standard deviation falls like 1 / sigma.
 And accuracy scatters around its curve. For new noise the equation is solved over quantiles of both; their mean is the
 prediction, their tails its interval. For the noise of earlier requests f is known once a retraining came to its target:
-what makes the equation hold at the current model. e(T) is that of everyone; the change without those who leave is known
-from the accuracy of each client at the current model (`sifu.store.client_accuracy`).
+what makes the equation hold at the current model. e(T) is that of everyone; the change without those who leave, which
+Scratch feels as well, is known from the accuracy of each client at the current model (`sifu.store.client_accuracy`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ MOST_LUCK = 3.0
 """f of earlier noise is believed up to this: few rounds tell it only roughly."""
 WORTH_IT = 0.9
 """Predicted rounds must be below this share of Scratch's, or training starts again: exact, and no slower."""
+LARGEST_CHANGE = math.log(2.0)
+"""Rounds from the beginning at most double or halve by who leaves: a flat curve would say anything."""
 LONGEST = 8.0
 """Rounds are looked for up to this many times those of the first training."""
 
@@ -106,6 +108,16 @@ class Forecast:
             return 0.0
         return standing.gain_without(leaving | self.view.waiting | self.view.forgotten)
 
+    @cached_property
+    def _from_the_beginning(self) -> float:
+        """Rounds from a fresh model to the target: T, and what the accuracy of those who leave changes about it."""
+        length, errors, goal = float(self.first.length), self.first.errors, 1.0 - self._target
+        if self.training is None or errors is None or goal + self.gain <= 0.0:
+            return length
+        # e(n) = e(T) (n / T)^-p has to come to another share of errors.
+        change = math.log(max(goal, 1e-9) / (goal + self.gain)) / errors.exponent
+        return length * math.exp(float(np.clip(change, -LARGEST_CHANGE, LARGEST_CHANGE)))
+
     def times(self, depth: int, noise_std: float) -> Floats:
         """Rounds to the target, for each quantile of what is left to chance: scatter first, then luck."""
         new = [(noise_std, 0)] if noise_std > 0.0 else []
@@ -138,7 +150,7 @@ class Forecast:
     def _times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
         """The same for each quantile; new noise has age 0."""
         if not disturbed:
-            return np.array([float(max(self.first.length - done, 0))])
+            return np.array([max(self._from_the_beginning - done, 0.0)])
         measure = self.measure
         if measure is None:
             return np.array([math.inf])
@@ -169,8 +181,10 @@ class Forecast:
         return np.ceil(np.maximum(times, stop.min_rounds) / every) * every
 
     def scratch(self) -> Prediction | None:
-        """Rounds of Scratch: what the first training took."""
-        return None if self.training is None else Prediction.of(np.array([float(self.training)]))
+        """Rounds of Scratch: what the first training took, or more or fewer if those who leave did better or worse."""
+        return (
+            None if self.training is None else Prediction.of(self._as_evaluated(np.array([self._from_the_beginning])))
+        )
 
 
 def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], rounds: Floats, done: float) -> Floats:

@@ -6,7 +6,7 @@ to K = 2 or 1 (`HealedNoise`). Noise of size sigma on the model of round c adds,
     (sigma / s)^2 l_k (f(c + k) / f(T + k))^q                       for k <= K,
     (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
 
-with q = 2 for linear models, 4 for networks, and f the loss of the training itself, continued past its end
+with q = 2 for linear models, 6 for networks, and f the loss of the training itself, continued past its end
 (`LearningCurve`). The power of k is that of a sum over directions of very unequal curvature: the steep ones heal first.
 What is left matters less the farther training has come, as margins grow: f says how far that is. The exponents are the
 only constants here (docs/noise.md says what they were chosen on). What two rehearsed rounds say of the first is mostly
@@ -28,7 +28,7 @@ from sifu.record.rehearsal import HealedNoise
 from sifu.theory.arrays import Floats
 
 OF_ROUNDS = 1.0 / 3.0
-OF_LOSS = {"linear": 2.0, "network": 4.0}
+OF_LOSS = {"linear": 2.0, "network": 6.0}
 """q: in a network most of what noise does is undone by what training goes on to learn."""
 
 
