@@ -161,6 +161,32 @@ def test_the_equation_holds_at_the_prediction(trained: Path, tmp_path: Path, rou
             assert sides[0] > -1e-12 or k[1] == 1.0
 
 
+@pytest.mark.parametrize("gain", [0.0, 0.002, -0.004, -0.9])
+def test_scratch_is_predicted_for_those_who_stay(trained: Path, gain: float) -> None:
+    forecast = Forecast(RunView(sifu.open_run(trained).reader()))
+    errors, goal = forecast.first.errors, 1.0 - forecast.view.spec.stop.target
+    assert errors is not None
+    assert forecast.training is not None
+    forecast.__dict__["gain"] = gain  # what `sifu.store.client_accuracy` says of those who leave
+    rounds = float(forecast.training)
+    if goal + gain > 0.0:
+        rounds *= float(np.clip((goal / (goal + gain)) ** (1.0 / errors.exponent), 0.5, 2.0))
+    scratch = forecast.scratch()
+    assert scratch is not None
+    assert scratch.rounds == math.ceil(rounds - 1e-9)
+    # Going back to the initial model takes the same.
+    assert forecast.predict(0, 0.0) == scratch
+
+
+def test_an_earlier_model_has_not_the_luck_of_the_last(trained: Path) -> None:
+    view = RunView(sifu.open_run(trained).reader())
+    forecast = Forecast(view)
+    errors, tip = forecast.first.errors, view.path.tip
+    assert errors is not None
+    assert forecast._unluckier(tip) == 0.0
+    assert forecast._unluckier(tip - 1) == max(0.0, errors.at_end - errors.last)
+
+
 def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Path, tmp_path: Path) -> None:
     folder = copy_run(trained, tmp_path / "run")
     run = sifu.open_run(folder)
