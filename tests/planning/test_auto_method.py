@@ -283,3 +283,12 @@ def test_advice_gives_rounds_of_groups_only_where_they_are_possible(clients: int
         assert answer.predicted_interval is not None
         assert answer.predicted_interval[0] <= answer.predicted_rounds <= answer.predicted_interval[1]
     assert plain.request_interval in (None, answer.predicted_interval)
+
+
+def test_advice_on_a_spec_with_groups_keeps_them_and_names_no_target_that_is_not_set() -> None:
+    spec = small_spec(data={"clients": 12}, groups={"count": 3, "rounds": 2}, stop={"target": 0.0, "max_rounds": 6})
+    answer = advise(spec if isinstance(spec, sifu.Spec) else sifu.Spec.from_mapping(spec), pilot_rounds=4)
+    groups = answer.ways[-1]
+    assert groups.settings == ()
+    assert groups.reason.startswith("the spec has 3 groups, 2 rounds apart")
+    assert (answer.target, answer.reached_target) == (0.0, False)

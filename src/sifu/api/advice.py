@@ -78,6 +78,7 @@ class Advice:
     ways: tuple[TrainingWay, ...] = ()
     recommended: TrainingName = "plain"
     predicted_interval: tuple[int, int] | None = None
+    target: float = 0.0
 
 
 def advise(
@@ -189,6 +190,7 @@ def _closed_form_advice(
         suggestions=tuple(suggestions),
         ways=(way,),
         recommended="closed form",
+        target=spec.stop.target,
     )
 
 
@@ -271,6 +273,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
         scratch_rounds=scratch,
         suggestions=tuple(_suggestions(spec, view, worst, typical, pays)),
         predicted_interval=None if predicted is None else plan.predicted_interval,
+        target=spec.stop.target,
     )
 
 

@@ -157,7 +157,9 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
         possible, why = False, f"with server.participation = {spec.server.participation} groups were not seen to pay"
     elif spec.server.noise > 0.0:
         possible, why = False, "noise in training and groups exclude each other"
-    settings = (f"groups.count = {count}", f"groups.rounds = {apart}")
+    settings: tuple[str, ...] = (f"groups.count = {count}", f"groups.rounds = {apart}")
+    if spec.groups.count > 0:
+        settings, why = (), f"the spec has {spec.groups.count} groups, {spec.groups.rounds} rounds apart; {why}"
     rounds, interval = None, None
     if possible and training_rounds is not None:
         rounds = share * training_rounds

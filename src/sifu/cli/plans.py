@@ -254,6 +254,7 @@ def show_advice(spec: Path, advice: Advice, as_json: bool) -> None:
             "what training moved the model, well below 1 is good",
         )
     reached = "its target was reached" if advice.reached_target else "its target was not reached"
+    reached = reached if advice.target > 0.0 else "the spec has no target"
     pilot = "a solve" if solved else f"{advice.pilot_rounds} rounds"
     facts.add_row("pilot", f"{pilot}, accuracy {percent(advice.accuracy)}; {reached}")
     if advice.predicted_rounds is not None and not solved:
