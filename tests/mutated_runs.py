@@ -26,6 +26,7 @@ import numpy as np
 
 import sifu
 from forged_runs import rebuild_chain
+from independent_verifier import verify
 from mutations import CRASH, Pristine, caught, changed, leaves, other_values, spread, with_leaf
 from random_journeys import tables as table_clients
 from run_tools import build_run_with_requests, columns, connect, small_spec, tables
@@ -225,8 +226,14 @@ WORDS = {"event": "sign", "field": "certificates: ", "older": "state was put bac
 """What a finding must speak of: without the key, an event is given away by its signature, whatever else is wrong."""
 
 
-def uncaught(pristine: Pristine, mutations: list[Mutation]) -> tuple[collections.Counter[str], list[str]]:
-    """How many of each kind were tried, and those that nobody noticed or that ended in a traceback."""
+def uncaught(
+    pristine: Pristine, mutations: list[Mutation], second_every: int = 1
+) -> tuple[collections.Counter[str], list[str]]:
+    """How many of each kind were tried, and those that a verifier did not notice or that ended in a traceback.
+
+    The second verifier, which shares nothing with sifu, looks at one in `second_every`. It takes no witnesses, and of a
+    timestamp it reads nothing but the digest.
+    """
     tried: collections.Counter[str] = collections.Counter()
     wrong = []
     against = held_against(pristine.folder)
@@ -243,6 +250,9 @@ def uncaught(pristine: Pristine, mutations: list[Mutation]) -> tuple[collections
                 findings = [finding for finding in caught(pristine.folder, **against) if word in finding]
                 if not findings or any(CRASH in finding for finding in findings):
                     wrong.append(f"{mutation.kind} not caught: {mutation.name}: {findings[:1]}")
+            beyond_it = mutation.kind == "older" or mutation.name.startswith("timestamps")
+            if number % second_every == 0 and not beyond_it and not verify(pristine.folder):
+                wrong.append(f"{mutation.kind} not caught by the second verifier: {mutation.name}")
         pristine.restore()
     return tried, wrong
 

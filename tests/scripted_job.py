@@ -92,7 +92,8 @@ def _forgetting(job: dict[str, Any], request: dict[str, Any]) -> Step:
 
 
 def _purge_once(run: sifu.Run) -> None:
-    if not query(run.folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
+    unfinished = (run.folder / "scrub").exists()  # whoever sees a purge interrupted runs it again
+    if unfinished or not query(run.folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
         run.purge()
 
 

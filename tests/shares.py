@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import time
 import traceback
@@ -30,7 +31,7 @@ class _Process:
     """A share that runs."""
 
     def __init__(self, share: Share, parent: Path) -> None:
-        self._share, self._began = share, time.monotonic()
+        self._share, self._began, self._ended = share, time.monotonic(), False
         self._folder = parent / f"{share.matrix}-{share.number}".replace(" ", "-")
         self._folder.mkdir()
         self._output = self._folder.with_suffix(".json")
@@ -41,22 +42,28 @@ class _Process:
                 result = share.work(self._folder)
             except BaseException:
                 result = {"wrong": [f"the share ended with {traceback.format_exc()[-2000:]}"]}
-            self._output.write_text(json.dumps(result))
+            whole = self._output.with_suffix(".part")
+            whole.write_text(json.dumps(result))
+            whole.rename(self._output)
             os._exit(0)
 
     def line(self) -> Line | None:
         """What came of it; None while it runs."""
         if os.waitpid(self._process, os.WNOHANG)[0] == 0:
             return None
+        self._ended = True
         taken = round(time.monotonic() - self._began, 1)
         place = {"matrix": self._share.matrix, "share": self._share.number, "shares": self._share.shares}
-        result: Line = json.loads(self._output.read_text())
+        killed = {"wrong": ["the share was killed before it ended"]}
+        result: Line = json.loads(self._output.read_text()) if self._output.exists() else killed
+        shutil.rmtree(self._folder, ignore_errors=True)
         return place | {"seconds": taken} | result
 
     def stop(self) -> None:
         """End it and everything it started."""
-        os.killpg(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
+        if not self._ended:
+            os.killpg(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
 
 
 def options(description: str | None) -> argparse.Namespace:

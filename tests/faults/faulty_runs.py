@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from run_tools import files_of, scalars
-from scripted_job import backup_of, kept_by_witness, prepare, problems_outside, steps_of, witnesses_of, work
+from scripted_job import AUTHORITY, backup_of, kept_by_witness, prepare, problems_outside, steps_of, witnesses_of, work
 from sifu.api import verify_run
 from sifu.errors import SifuError
 from sifu.record import group_training, training
@@ -288,12 +288,16 @@ class Matrix:
         """What was on disk before a step."""
         return self.base / f"before-{step}"
 
-    def attempt_all(self, chosen: Iterable[Fault]) -> dict[str, Any]:
-        """Try these faults; how many of each there were, and what went wrong."""
+    def attempt_all(self, chosen: Iterable[Fault], parent: Path | None = None) -> dict[str, Any]:
+        """Try these faults, in a folder of their own; how many of each there were, and what went wrong."""
         done: dict[str, int] = {}
         wrong: list[str] = []
         gone_on: set[tuple[int, str]] = set()
-        folder = self.base / f"attempt-{os.getpid()}"
+        parent = parent or self.base / "attempts"
+        parent.mkdir(exist_ok=True)
+        if (self.base / AUTHORITY).exists():
+            shutil.copytree(self.base / AUTHORITY, parent / AUTHORITY)
+        folder = parent / "run"
         for fault in chosen:
             done[fault.fault] = done.get(fault.fault, 0) + 1
             copy_all(self.before(fault.step), folder)

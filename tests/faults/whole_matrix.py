@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _trying(matrix: Matrix, faults: Sequence[Fault]) -> Callable[[Path], Line]:
-    return lambda folder: matrix.attempt_all(faults)
+    return lambda folder: matrix.attempt_all(faults, folder)
 
 
 if __name__ == "__main__":

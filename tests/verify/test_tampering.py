@@ -17,8 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import sifu
+from forged_runs import execute
 from mutations import ALIASES, CRASH, Pristine, caught, changed, leaves, spread, tamper_with_values, with_leaf
-from run_tools import columns, connect, copy_run, dump, run_cli
+from run_tools import columns, connect, copy_run, dump, run_cli, small_spec
 from sifu.api import Verification, verify_certificate, verify_run
 from sifu.errors import SifuError
 from sifu.verify.value_comparison import agree
@@ -364,3 +366,15 @@ def test_another_key_is_noticed(run_with_requests: Path, cli: Any) -> None:
     assert verify_certificate(certificate, right).holds
     assert not verify_certificate(certificate, wrong).holds
     assert cli("verify", run_with_requests, "--public-key", wrong).code == 3
+
+
+def test_a_client_with_a_million_steps_is_named_before_anything_is_computed_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With momentum the largest certified rate takes a table of steps by steps: more memory than any machine has."""
+    spec = small_spec(local={"momentum": 0.5, "rate": 0.01}, stop={"max_rounds": 1})
+    run = sifu.train(spec, run=tmp_path / "run")
+    execute(run.folder, "UPDATE clients SET local_steps = 1000000 WHERE client = 0")
+    monkeypatch.setattr("sifu.verify.integrity.RunView", None)
+    (problem,) = run.verify().problems
+    assert problem.startswith("clients: ")

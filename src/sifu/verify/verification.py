@@ -120,14 +120,15 @@ def verify_run(
             ("restored", check_restored),
             ("timestamps", lambda reader: check_timestamps(reader, signers, result.notes)),
         ):
+            before = len(result.problems)
             try:
                 result.problems.extend(check(reader))
             except Exception as error:  # what was tampered with may fail anywhere; that is a finding too
                 result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
             if name not in result.checked:
                 result.checked.append(name)
-            if result.problems and name in ("database", "ledger"):
-                break  # what follows would only repeat it
+            if len(result.problems) > before and (name in ("database", "ledger") or check is check_clients):
+                break  # what follows would only repeat it, or take a client at its word that it made 10^9 steps
         try:
             _check_against_outside(reader, result, public_key, anchor, [Path(path) for path in witnesses])
         except InputError:
