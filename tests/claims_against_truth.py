@@ -629,13 +629,17 @@ def must_not_diverge() -> Iterator[None]:
 
 def audit_journey(
     seed: int, folder: Path, findings: Findings, families: Sequence[str] = FAMILIES, most_requests: int = 6
-) -> Journey:
-    """One journey from its training to its end, with everything it claims held against the truth."""
+) -> Journey | None:
+    """One journey from its training to its end, with everything it claims held against the truth; None without one."""
     with replayable_noise(seed), witnessed(folder):
-        journey = start_journey(seed, folder, families)
+        try:
+            journey = start_journey(seed, folder, families)
+        except RoundRejectedError:  # a network that diverges is refused in a sentence, which claims nothing
+            findings.refused += 1
+            return None
         try:
             go_on(journey, Auditor(findings), most_requests)
-        except RoundRejectedError:  # a network that diverges is refused in a sentence, which claims nothing
+        except RoundRejectedError:
             journey.refused += 1
         except SifuError as error:
             row = {"kind": "stopped", "seed": seed, "family": journey.family, "request": "", "what": str(error)}

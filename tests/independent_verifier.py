@@ -94,6 +94,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     if {type(a), type(b)} == {float} or {type(a), type(b)} == {int, float}:
+        if 0 < min(abs(a), abs(b)) < 1e-100:  # made from a logarithm of so many digits
+            return (a > 0) == (b > 0) and abs(math.log(abs(a)) - math.log(abs(b))) <= RELATIVE * abs(math.log(abs(a)))
         return a == b or abs(a - b) <= RELATIVE * max(abs(a), abs(b))
     return type(a) is type(b) and a == b
 
@@ -246,6 +248,7 @@ class Verifier:
             previous, models, name = event["hash"], replayed["models"], payload.get("request")
             moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
+            moment["clients"] = int(replayed["run"].get(("client_count",), {"value": 0})["value"])
             moment["updates"] = dict(replayed["updates"])
             moment["statistics"] = dict(replayed["statistics"])
             moment["requests"] = {n: dict(row) for (n,), row in replayed["requests"].items()}
@@ -823,11 +826,11 @@ class Verifier:
             node = self.nodes[node]["parent"]
         return chain[::-1]
 
-    def psi_along(self, path: list[int], subject: list[int]) -> dict[int, float]:
-        """Psi(n, W) at every node n of a path."""
+    def psi_along(self, path: list[int], subject: list[int], known: int | None = None) -> dict[int, float]:
+        """Psi(n, W) at every node n of a path; the population are the first `known` clients."""
         g, psi, rounding, touched, result = self.facts["server_rate"], 0.0, 0.0, False, {}
         unbounded = False
-        everybody = sum(row["samples"] for row in self.clients.values())
+        everybody = sum(row["samples"] for client, row in self.clients.items() if known is None or client < known)
         for node in path:
             row, here = self.nodes[node], self.rounds[node]
             if row["kind"] in ("round", "merge"):
@@ -893,7 +896,7 @@ class Verifier:
                 continue
             if not mine and PROTECTION[owner["method"]] != "noise":
                 continue
-            budget, psi, covered = 1 / multiplier(owner) ** 2, self.psi_along(active, clients), False
+            budget, psi, covered = 1 / multiplier(owner) ** 2, self.psi_along(active, clients, moment["clients"]), False
             left[i] = budget * (1 - owner["reserve"] if mine else 1) - (spent[i] if owner["scope"] == "all" else 0)
             hidden[i] = {None: 0.0}
             for n in active:
@@ -1086,8 +1089,11 @@ class Verifier:
         if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in self.clients.values()):
             return False
         names, rho = json.loads(request["clients"]), self.facts["momentum"]
+        founders = len(self.clients) - sum(event["kind"] == "client joined" for event in self.tables["events"])
         rates = {
-            row["name"]: momentum_limit(row["local_steps"], rho) / row["smoothness"] for row in self.clients.values()
+            row["name"]: momentum_limit(row["local_steps"], rho) / row["smoothness"]
+            for client, row in self.clients.items()
+            if client < founders
         }
         largest, eta = min(rates.values()), self.facts["local_rate"]
         halved = self.spec["model"]["kind"] in ("least_squares", "python")

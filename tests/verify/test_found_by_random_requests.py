@@ -8,7 +8,7 @@ import pytest
 
 import sifu
 from claims_against_truth import Findings, audit_journey
-from independent_verifier import verify
+from independent_verifier import same, verify
 from run_tools import small_spec
 
 TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0, "max_rounds": 2}}
@@ -40,6 +40,25 @@ def test_noise_of_training_that_led_to_a_model_that_is_gone_is_held_against_nobo
     for form in ("auditor", "public"):
         certificate = run.folder / "certificates" / f"untouched.{form}.json"
         assert sifu.verify_certificate(certificate).problems == []
+
+
+@pytest.mark.parametrize("method", ["sifu", "scratch"])
+def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path, method: str) -> None:
+    """A client that joins again enlarges the population, and does not set the rate: earlier requests stay right."""
+    spec = small_spec(**TINY, privacy={"accounting": "population"}) | {"seed": 5}
+    run = sifu.train(spec, run=tmp_path / "run")
+    run.forget(["client-000"], "before", sigma=0.02, epsilon=1.0, min_level="none")
+    run.forget(["client-001"], "records", method=method, records=[0, 1, 2], min_level="none")
+    run.forget(["client-002"], "after", method="scratch", min_level="none")
+    assert run.verify().problems == []
+    assert verify(run.folder) == []
+
+
+def test_tiny_deltas_are_compared_by_their_logarithms() -> None:
+    assert same(7.110628420457105e-300, 7.110628411020304e-300)
+    assert not same(7.2e-300, 7.1e-300)
+    assert not same(7.2e-300, 0.0)
+    assert not same(1e-300, -1e-300)
 
 
 @pytest.mark.slow

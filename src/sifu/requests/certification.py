@@ -111,10 +111,10 @@ class RecordedRequest:
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
         # Clients that joined after it are no part of what it says.
-        before = reader.steps()["rolled back", request.request] if reader.joined() else None
+        self.rolled_back = reader.steps()["rolled back", request.request] if reader.joined() else None
         # What it rests on is looked at when it is certified: a restoration after the rollback counts, too.
         certified = reader.steps().get(("request done", request.request))
-        self.view = RunView(reader, tip=request.noise_node, before=before, certified=certified)
+        self.view = RunView(reader, tip=request.noise_node, before=self.rolled_back, certified=certified)
         # The noise node hangs on its source; a fresh initial model has none.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"

@@ -76,7 +76,7 @@ def _check_request(
                 f"{name}: the charge of subject {key[1]} is recorded as {recorded_charges.get(key)}, "
                 f"recomputed {charged.get(key)}"
             )
-    view, at_hand = RunView(reader, tip=before.tip), before.model_nodes
+    view, at_hand = RunView(reader, tip=before.tip, before=recorded.rolled_back), before.model_nodes
     yield from _check_erasure(view, request, recorded, at_hand, content)
     yield from check_updates_erased(view, recorded, before.rows, content)
     yield from check_statistics_erased(recorded, before.rows, content)
