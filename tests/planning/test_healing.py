@@ -202,6 +202,10 @@ def test_the_formula_by_hand() -> None:
     network = Healing.of(healed, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06)}, 1000, TRAINING, linear=False)
     assert network is not None
     assert float(network.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * (f(30.0) / f(22.0)) ** 4)
+    # Far beyond what was rehearsed a network may never come back; a linear model does.
+    assert float(network.errors(0.61, ten, np.array([30.0]))[0]) == 1.0
+    assert float(network.errors(0.59, ten, np.array([30.0]))[0]) < 1.0
+    assert float(healing.errors(1.3, ten, np.array([30.0]))[0]) < 1.0
     # As much loss as the largest noise made costs as many predictions as it did.
     largest = healing.errors(0.2 * math.sqrt(3.0), np.array([0.0]), np.array([20.0]))
     assert float(largest[0]) == pytest.approx(0.09)

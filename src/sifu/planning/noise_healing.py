@@ -12,7 +12,8 @@ What is left matters less the farther training has come, as margins grow: f says
 only constants here (docs/noise.md says what they were chosen on). What two rehearsed rounds say of the first is mostly
 the last of the few steepest directions, by which one noise differs from another. Loss becomes errors by the ratio of
 the two, pooled over all measurements up to s, since one alone may be a few predictions; for as large a rise as the
-largest noise makes, by the ratio there.
+largest noise makes, by the ratio there. The loss of a network is not quadratic far out, where noise can undo it for
+good: beyond three times the largest noise that was rehearsed every prediction is taken to be wrong.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ OF_ROUNDS = 1.0 / 3.0
 OF_LOSS = {"linear": 2.0, "network": 6.0}
 """q: in a network most of what noise does is undone by what training goes on to learn."""
 
+FARTHEST = 3.0
+"""Noise on a network is predicted up to so many times the largest that was rehearsed."""
+
 
 @dataclass(frozen=True)
 class Healing:
@@ -40,6 +44,7 @@ class Healing:
     losses: tuple[float, ...]
     training: LearningCurve
     of_loss: float
+    largest_noise: float
     errors_per_loss: float
     large_rise: float
     errors_per_large_loss: float
@@ -66,6 +71,7 @@ class Healing:
             (at_once, *healed.losses),
             training,
             OF_LOSS["linear" if linear else "network"],
+            math.inf if linear else FARTHEST * max(rises),
             errors_per_loss,
             large_rise,
             max(large_wrong, 0.5 / samples) / large_rise,
@@ -83,6 +89,8 @@ class Healing:
         """The share of predictions that are still wrong by it."""
         if noise_std == 0.0:
             return np.zeros_like(rounds)
+        if noise_std > self.largest_noise:
+            return np.ones_like(rounds)
         loss = self.rise(noise_std, rounds, position)
         near, far = math.log(self.losses[0]), math.log(self.large_rise)
         if far > near:
