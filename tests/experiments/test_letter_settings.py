@@ -13,8 +13,11 @@ from bench_rows import made_up_rows, write_results
 
 from sifu.experiments.letter_settings import letter_settings, nearest, nearest_sentence, settings_rows
 from sifu.experiments.page import write_page
+from sifu.experiments.reading import without
 from sifu.experiments.readings import reading_of
+from sifu.experiments.round_statements import LETTER_STATEMENTS
 from sifu.experiments.settings import load_experiment
+from sifu.experiments.statements import verdicts
 from sifu.experiments.summary import set_apart, summarise
 from sifu.experiments.table import REQUEST_COLUMNS
 from sifu.experiments.trained_to import training_rows
@@ -117,6 +120,23 @@ def test_trainings_below_the_target_are_named(letter: list[dict[str, Any]]) -> N
     assert training_rows(load_experiment("sequential"), letter) == []
 
 
+def test_a_claim_does_not_hold_where_training_never_reaches_the_target(letter: list[dict[str, Any]]) -> None:
+    for row in letter:
+        if (row["preset"], row["method"]) == ("authors", "sifu"):
+            row["rounds"] = 50
+    clipped, unclipped = (verdict for _, verdict in verdicts({"letter": letter}, LETTER_STATEMENTS))
+    assert clipped.measured.startswith("50 % fewer rounds on average")
+    assert (clipped.same, clipped.why) == (False, "training ended below the target on CIFAR-10 (2 of 3 seeds)")
+    assert unclipped.same
+
+
+def test_trainings_of_a_method_of_its_own_are_named(letter: list[dict[str, Any]]) -> None:
+    own = [row | {"variant": "kind=dp"} for row in training("authors", "mnist", [0.1, 0.2], 4000)]
+    lines = {row["trained as"]: row["reached"] for row in training_rows(LETTER, letter + own)}
+    assert lines["`authors` for DP"] == "0 of 2"
+    assert not any("MNIST" in str(row["not trained"]) for row in settings_rows({"letter": letter + own}))
+
+
 def test_methods_set_apart_leave_the_seeds_of_the_others(letter: list[dict[str, Any]]) -> None:
     rows = letter + rows_of("authors_unclipped", "fashion_mnist", 10, {"scratch": 100, "sifu": 50})
     rows += rows_of("authors_unclipped", "fashion_mnist", 3, {"last": 120})
@@ -127,6 +147,7 @@ def test_methods_set_apart_leave_the_seeds_of_the_others(letter: list[dict[str, 
     assert apart["FashionMNIST", "Last (authors_unclipped)"] == 3
     assert apart["FashionMNIST", "Scratch (authors_unclipped)"] == 3
     assert ("FashionMNIST", "SIFU (authors_unclipped)") not in apart
+    assert {row["data"] for row in set_apart(LETTER, without(rows, ["last"])).rows} == set()
     assert set_apart(load_experiment("sequential"), rows).rows == []
 
 

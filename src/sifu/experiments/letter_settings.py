@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sifu.experiments.comparisons import by_dataset, complete, mean_fewer, titles
-from sifu.experiments.reading import honest_presets, population_presets, title_of, trained_like
+from sifu.experiments.reading import honest_presets, population_presets, trained_like
 from sifu.experiments.table import Row
-from sifu.experiments.trained_to import trainings_of
+from sifu.experiments.trained_to import below_target
 from sifu.plots.courses import Line
 from sifu.plots.speed import SpeedUp, fewer_words
 
@@ -43,9 +43,10 @@ class LetterSetting:
     honest: Compared | None
 
     @property
-    def distance(self) -> float:
-        """How far it is from the paper's 52 %; infinite where there is no average."""
-        return float("inf") if self.saved is None else abs(self.saved - PAPER_SAVES)
+    def rank(self) -> tuple[bool, float]:
+        """Sorts the nearest to the paper's 52 % first; averages over too few data sets, and none at all, come last."""
+        distance = float("inf") if self.saved is None else abs(self.saved - PAPER_SAVES)
+        return len(self.reached) < ENOUGH, distance
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ def letter_settings(tables: Mapping[str, Sequence[Row]]) -> list[LetterSetting]:
 def nearest(settings: Sequence[LetterSetting]) -> LetterSetting | None:
     """The one that comes nearest to the paper's 52 %, of those with an average over enough data sets if there are."""
     measured = [setting for setting in settings if setting.saved is not None]
-    broad = [setting for setting in measured if len(setting.reached) >= ENOUGH]
-    return min(broad or measured, key=lambda setting: (setting.distance, -len(setting.reached)), default=None)
+    return min(measured, key=lambda setting: setting.rank, default=None)
 
 
 def _setting(rows: Sequence[Row], preset: str) -> LetterSetting:
@@ -86,18 +86,13 @@ def _setting(rows: Sequence[Row], preset: str) -> LetterSetting:
     own = [name for name in honest_presets(rows) if trained_like(name) == trained_like(preset)]
     honest = _compared(f"`{own[0]}`", sure, by_dataset(rows, Line("sifu", own[0]))) if own else None
     control = _compared("Noisy Scratch", sure, by_dataset(rows, Line("noisy_scratch", preset)))
-    untrained = [
-        f"{title_of(training.dataset)} ({training.seeds - training.reached} of {training.seeds} seeds)"
-        for training in trainings_of(rows)
-        if training.preset == preset and training.reached < training.seeds
-    ]
     return LetterSetting(
         preset,
         mean_fewer(sure),
         tuple(sure),
         sum(speed.runs for speed in speeds.values()),
         sum(speed.missed for speed in speeds.values()),
-        tuple(untrained),
+        tuple(below_target(rows, preset)),
         control,
         honest,
     )
@@ -136,7 +131,7 @@ def _where(compared: Compared, setting: LetterSetting) -> str:
 
 def settings_rows(tables: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     """A line for each setting, the nearest to the paper's 52 % first."""
-    ordered = sorted(letter_settings(tables), key=lambda setting: (setting.distance, -len(setting.reached)))
+    ordered = sorted(letter_settings(tables), key=lambda setting: setting.rank)
     return [
         {
             "setting": f"`{setting.preset}`",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sifu.experiments.comparisons import (
     by_dataset,
@@ -17,6 +18,7 @@ from sifu.experiments.comparisons import (
 from sifu.experiments.reading import courses_of, datasets_of, title_of
 from sifu.experiments.summary import largest_ratio
 from sifu.experiments.table import Row
+from sifu.experiments.trained_to import below_target
 from sifu.experiments.verdict import NEAR, Statement, Verdict
 from sifu.plots.courses import METHOD_NAMES, Course, Line
 from sifu.plots.speed import fewer_words, speed_up, times
@@ -31,7 +33,16 @@ def _sifu_halves(rows: Sequence[Row]) -> Verdict | None:
 
 
 def _halves_under(preset: str) -> Callable[[Sequence[Row]], Verdict | None]:
-    return lambda rows: _halves(rows, Line("sifu", preset))
+    """The same claim of one preset; where training never reaches the target it does not hold either."""
+
+    def check(rows: Sequence[Row]) -> Verdict | None:
+        verdict, untrained = _halves(rows, Line("sifu", preset)), below_target(rows, preset)
+        if verdict is None or not untrained:
+            return verdict
+        why = f"training ended below the target on {', '.join(untrained)}"
+        return replace(verdict, same=False, why="; ".join(filter(None, [verdict.why, why])))
+
+    return check
 
 
 def _halves(rows: Sequence[Row], line: Line) -> Verdict | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sifu.experiments.group_trials import MERGES
 from sifu.experiments.metric_summary import metric_summary
-from sifu.experiments.reading import courses_of, datasets_of, title_of, without
+from sifu.experiments.reading import courses_of, datasets_of, title_of, trained_like, without
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
 from sifu.plots.courses import Course, Line, lines_of, scratch_beside
@@ -59,10 +59,10 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
 
 def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
     """The methods that an experiment sets apart, beside Scratch on the same seeds."""
-    others = {row["method"] for row in rows} - {*experiment.set_apart, "scratch"}
-    if not any(row["method"] in experiment.set_apart for row in rows):
-        return Summary([])
-    return _requests(without(rows, others))
+    own = [row for row in rows if row["method"] in experiment.set_apart]
+    present = {(row["dataset"], trained_like(row["preset"])) for row in own}
+    scratch = [row for row in rows if row["method"] == "scratch"]
+    return _requests(own + [row for row in scratch if (row["dataset"], trained_like(row["preset"])) in present])
 
 
 def _requests(rows: Sequence[Row]) -> Summary:

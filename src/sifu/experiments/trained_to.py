@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +13,19 @@ from sifu.experiments.settings import Experiment, shared_settings
 from sifu.experiments.table import Row
 from sifu.experiments.trajectory import TRAINING
 from sifu.experiments.work import SHARED_TRAINING
+from sifu.plots.courses import METHOD_NAMES
+
+KINDS = (SHARED_TRAINING, "dp")
+"""Trainings that go to the target by rounds of their own; those that keep updates are `shared` bit for bit."""
 
 
 @dataclass(frozen=True)
 class TrainedTo:
-    """The trainings of one data set under one preset: how many reached the target, after how many rounds."""
+    """The trainings of one data set and kind under one preset: how many reached the target, after how many rounds."""
 
     dataset: str
     preset: str
+    kind: str
     seeds: int
     reached: int
     rounds: tuple[int, ...]
@@ -29,34 +35,40 @@ class TrainedTo:
 
 
 def trainings_of(rows: Sequence[Row]) -> list[TrainedTo]:
-    """The trainings that all methods of a preset start from, by data set and preset."""
+    """The trainings that methods start from, by data set, preset and kind; `shared` is that of most methods."""
     result = []
-    shared = [row for row in rows if row["method"] == TRAINING and row["variant"] == f"kind={SHARED_TRAINING}"]
-    for dataset in datasets_of(shared):
-        for preset in shared_settings().presets:
-            own = [row for row in shared if (row["dataset"], row["preset"]) == (dataset, preset)]
-            if own:
-                result.append(
-                    TrainedTo(
-                        dataset,
-                        preset,
-                        len(own),
-                        sum(bool(row["reached"]) for row in own),
-                        tuple(sorted(row["rounds"] for row in own)),
-                        tuple(
-                            sorted(
-                                row["accuracy_retain_after"] for row in own if row["accuracy_retain_after"] is not None
-                            )
-                        ),
-                        tuple(sorted(row["accuracy_test"] for row in own if row.get("accuracy_test") is not None)),
-                        own[0]["target"],
-                    )
+    trainings = [row for row in rows if row["method"] == TRAINING]
+    for dataset, preset, kind in itertools.product(datasets_of(trainings), shared_settings().presets, KINDS):
+        place = (dataset, preset, f"kind={kind}")
+        own = [row for row in trainings if (row["dataset"], row["preset"], row["variant"]) == place]
+        if own:
+            result.append(
+                TrainedTo(
+                    dataset,
+                    preset,
+                    kind,
+                    len(own),
+                    sum(bool(row["reached"]) for row in own),
+                    tuple(sorted(row["rounds"] for row in own)),
+                    _present(own, "accuracy_retain_after"),
+                    _present(own, "accuracy_test"),
+                    own[0]["target"],
                 )
+            )
     return result
 
 
 def _present(rows: Sequence[Row], column: str) -> tuple[float, ...]:
     return tuple(sorted(row[column] for row in rows if row.get(column) is not None))
+
+
+def below_target(rows: Sequence[Row], preset: str) -> list[str]:
+    """Data sets with seeds on which the training of most methods ended below the target, and how many."""
+    return [
+        f"{title_of(training.dataset)} ({training.seeds - training.reached} of {training.seeds} seeds)"
+        for training in trainings_of(rows)
+        if (training.preset, training.kind) == (preset, SHARED_TRAINING) and training.reached < training.seeds
+    ]
 
 
 def training_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -73,7 +85,7 @@ def training_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str,
         lines.append(
             {
                 "data": title_of(training.dataset),
-                "trained as": f"`{training.preset}`",
+                "trained as": f"`{training.preset}`" + _kind_words(training.kind),
                 "seeds": training.seeds,
                 "target": training.target,
                 "reached": f"{training.reached} of {training.seeds}",
@@ -83,6 +95,10 @@ def training_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str,
             }
         )
     return lines
+
+
+def _kind_words(kind: str) -> str:
+    return "" if kind == SHARED_TRAINING else f" for {METHOD_NAMES[kind]}"
 
 
 def _range(values: Sequence[float], pattern: str) -> str | None:

@@ -350,6 +350,8 @@ def rounds_message(results: Results) -> str:
                 saved.append(speed.fewer)
         if saved:
             where = "" if len(saved) == count else f" on the {len(saved)} of {count} data sets it always got there"
+            if count < len(results.titles):  # the others were not run, or their training never got there
+                where = f" on {len(saved)} of {len(results.titles)} data sets"
             parts.append(f"{fewer_words(statistics.fmean(saved))} ({line.preset}){where}")
     return f"SIFU against Scratch: {', '.join(parts)}" if parts else results.title
 
