@@ -6,15 +6,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sifu.core.spec.group_rule import number_of_groups, rounds_apart
-from sifu.experiments.group_trials import MERGES, USUAL_STRETCH
+from sifu.experiments.group_trials import MERGES
 from sifu.experiments.reading import title_of
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Statement, Verdict
-from sifu.plots.group_cases import Case, FirstTraining, Task, cases_of, first_trainings_of, sequences_of
+from sifu.plots.group_cases import (
+    USUAL_STRETCH,
+    Case,
+    FirstTraining,
+    Task,
+    case_by_rule,
+    cases_of,
+    first_trainings_of,
+    sequences_of,
+)
 from sifu.plots.speed import times
 from sifu.plots.style import byte_size
-from sifu.theory.participation import Participation
 
 MAIN = ("cifar10", "fashion_mnist")
 MAIN_PARTITIONS = ("iid", "dirichlet-0.3")
@@ -42,22 +49,13 @@ def _main_tasks(rows: Sequence[Row], participation: str, model: str = "") -> lis
     ]
 
 
-def _by_rule(rows: Sequence[Row], task: Task, leavers: int) -> Case | None:
-    """Groups as the rule makes them, of the rounds apart that were tried the nearest.
-
-    Merges are moved on by the usual stretch; where that was not tried yet, they are plain means.
-    """
-    rate = Participation.parse(task.participation).rate
-    groups = number_of_groups(int(task.clients), rate)
-    cases = [case for case in cases_of(rows) if (case.task, case.leavers, case.groups) == (task, leavers, groups)]
-    stretch = USUAL_STRETCH if any(case.stretch == USUAL_STRETCH for case in cases) else 1.0
-    cases = [case for case in cases if case.stretch == stretch]
-    return min(cases, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)), default=None)
-
-
 def by_rule(rows: Sequence[Row], leavers: int = 1, participation: str = "all", model: str = "") -> list[Case]:
     """What the rule for groups gives on each of the main tasks, with the data sets' own networks or with `model`."""
-    return [case for task in _main_tasks(rows, participation, model) if (case := _by_rule(rows, task, leavers))]
+    return [
+        case
+        for task in _main_tasks(rows, participation, model)
+        if (case := case_by_rule(cases_of(rows), task, leavers))
+    ]
 
 
 def by_rule_trainings(rows: Sequence[Row], participation: str = "all", model: str = "") -> list[FirstTraining]:
@@ -138,7 +136,7 @@ def _elsewhere(rows: Sequence[Row]) -> Verdict | None:
     """One leaver on every task that is not one of the main ones, with groups as the rule makes them."""
     main = {task for share in ("all", FIFTH) for task in _main_tasks(rows, share)}
     tasks = {case.task: None for case in cases_of(rows) if case.task not in main and case.task.model != RESIDUAL}
-    cases = [case for task in tasks if (case := _by_rule(rows, task, 1))]
+    cases = [case for task in tasks if (case := case_by_rule(cases_of(rows), task, 1))]
     if not cases:
         return None
     titles = {case.task.dataset: title_of(case.task.dataset) for case in cases}

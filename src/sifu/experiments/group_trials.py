@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from sifu.core.spec import Spec
-from sifu.core.spec.sections import GroupsSpec
 from sifu.errors import InputError
 from sifu.experiments.engines import ClientCache
 from sifu.experiments.settings import Experiment, Scale, merged, run_spec
 from sifu.experiments.work import variant_text
 from sifu.launch.federation import clients_from_spec, held_out_from_spec
+from sifu.plots.group_cases import USUAL_STRETCH
 
 TEST_CLIENT = "held-out"
 """Names of the clients that hold test images and never train begin with this."""
@@ -30,7 +30,6 @@ MOST_KEPT = 10
 MERGES = ("mean", "aligned", "tree")
 """The mean; the mean of models whose units are put in order first (`aligned_models`); two and two, with rounds of each
 pair between (`group_measurements`)."""
-USUAL_STRETCH = GroupsSpec().stretch
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
     "dirichlet-0.3": {"partition": "dirichlet", "alpha": 0.3},

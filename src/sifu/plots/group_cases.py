@@ -7,8 +7,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sifu.core.spec.group_rule import number_of_groups, rounds_apart
+from sifu.core.spec.sections import GroupsSpec
 from sifu.plots.courses import Row
 from sifu.plots.speed import SpeedUp
+from sifu.theory.participation import Participation
+
+USUAL_STRETCH = GroupsSpec().stretch
+"""How far a merge is moved on where a spec does not say."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,19 @@ def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Cas
         beside = scratch[task, row["seed"], row["leavers"]]
         requests_of.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
     return [Case(*key, tuple(requests)) for key, requests in requests_of.items()]
+
+
+def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None:
+    """Groups as the rule makes them (`sifu.core.spec.group_rule`): of the rounds apart that were tried the nearest.
+
+    Merges are moved on by the usual stretch; where that was not tried yet, they are plain means.
+    """
+    rate = Participation.parse(task.participation).rate
+    groups = number_of_groups(int(task.clients), rate)
+    own = [case for case in cases if (case.task, case.leavers, case.groups) == (task, leavers, groups)]
+    stretch = USUAL_STRETCH if any(case.stretch == USUAL_STRETCH for case in own) else 1.0
+    own = [case for case in own if case.stretch == stretch]
+    return min(own, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)), default=None)
 
 
 def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
