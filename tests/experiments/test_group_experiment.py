@@ -14,11 +14,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
+from sifu.core.spec.group_rule import EVIDENCE
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel, make_model
 from sifu.errors import InputError
 from sifu.experiments.aligned_models import align
 from sifu.experiments.group_measurements import TREE_ROUNDS, Training, Yardstick, _between
-from sifu.experiments.group_statements import GROUP_STATEMENTS
+from sifu.experiments.group_statements import GROUP_STATEMENTS, task_name
 from sifu.experiments.group_trials import TEST_CLIENT, TrialClients, trials_of
 from sifu.experiments.options import Options, narrowed
 from sifu.experiments.page import write_page
@@ -26,7 +27,8 @@ from sifu.experiments.runner import Bench
 from sifu.experiments.settings import load_experiment
 from sifu.experiments.statements import verdicts
 from sifu.experiments.table import read_table
-from sifu.plots.group_cases import cases_of, first_trainings_of, sequences_of
+from sifu.plots.group_cases import USUAL_STRETCH, cases_of, first_trainings_of, sequences_of
+from sifu.theory.participation import Participation
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +199,20 @@ def test_the_page_has_the_figure_and_the_sentences(tmp_path: Path) -> None:
     assert "## Exact forgetting by groups that merge" in page
     assert "| ten groups, everyone takes part: one leaver" in page
     assert (tmp_path / "page" / "groups.png").exists()
+
+
+def test_what_advice_says_of_groups_is_what_was_measured() -> None:
+    """`EVIDENCE` holds medians of the committed table; a request that half of the seeds never finished has none."""
+    cases = cases_of(read_table(Path(__file__).parents[2] / "docs" / "results" / "groups.csv"))
+    for tried in EVIDENCE:
+        measured = {}
+        for case in cases:
+            share = Participation.parse(case.task.participation).rate
+            setting = (task_name(case.task), share, case.groups, case.apart, case.stretch)
+            if setting == (tried.task, tried.taking_part, tried.groups, tried.rounds_apart, USUAL_STRETCH):
+                measured[case.leavers] = case
+        one, five = measured[1], measured[5]
+        assert tried.scratch == one.scratch, tried
+        for case, rounds in ((one, tried.one_leaver), (five, tried.five_leavers)):
+            lost = 2 * case.speed.missed >= len(case.requests)
+            assert rounds == (None if lost else case.rounds), tried

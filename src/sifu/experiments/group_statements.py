@@ -32,8 +32,12 @@ MERGE_NAMES = {"aligned": "units put in order first", "tree": "two and two, in a
 MISSED = "reason and what was tried: docs/experiments.md, groups"
 
 
-def _name(task: Task) -> str:
-    return f"{title_of(task.dataset)} {task.partition.replace('-', ' ', 1).replace('dirichlet', 'Dirichlet')}"
+def task_name(task: Task) -> str:
+    """As the statements name it; how many take part is told apart from it."""
+    partition = "" if task.partition == "identity" else f" {task.partition.replace('-', ' ', 1)}"
+    network = f", {task.model}" if task.model else ""
+    count = "" if task.clients == "100" else f", {task.clients} clients"
+    return f"{title_of(task.dataset)}{partition.replace('dirichlet', 'Dirichlet')}{network}{count}"
 
 
 def _main_tasks(rows: Sequence[Row], participation: str, model: str = "") -> list[Task]:
@@ -84,7 +88,8 @@ def _at_least(
         same = held >= (len(cases) if enough is None else enough)
         seeds = min(len(case.requests) for case in cases)
         measured = "; ".join(
-            f"{_name(case.task)} {case.speed.text()}{', plain mean' if case.stretch == 1.0 else ''}" for case in cases
+            f"{task_name(case.task)} {case.speed.text()}{', plain mean' if case.stretch == 1.0 else ''}"
+            for case in cases
         )
         return Verdict(f"{measured} ({seeds} seeds)", same, "" if same else MISSED)
 
@@ -102,7 +107,7 @@ def _first_training(participation: str = "all", model: str = "") -> Callable[[Se
         if not trainings:
             return None
         same = all(first.difference >= -0.01 for first in trainings)
-        measured = ", ".join(f"{_name(first.task)} {100 * first.difference:+.1f} points" for first in trainings)
+        measured = ", ".join(f"{task_name(first.task)} {100 * first.difference:+.1f} points" for first in trainings)
         return Verdict(f"median difference: {measured}", same, "" if same else MISSED)
 
     return check
@@ -152,7 +157,7 @@ def _sequences(rows: Sequence[Row]) -> Verdict | None:
     if not sequences:
         return None
     measured = ", ".join(
-        f"{_name(sequence.task)} {times(sequence.ratio)}x ({len(sequence.ratios)} seeds)" for sequence in sequences
+        f"{task_name(sequence.task)} {times(sequence.ratio)}x ({len(sequence.ratios)} seeds)" for sequence in sequences
     )
     same = all(sequence.ratio >= 2.0 for sequence in sequences)
     return Verdict(f"Scratch's client-rounds over theirs, median over seeds: {measured}", same, "" if same else MISSED)
