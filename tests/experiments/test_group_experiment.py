@@ -202,7 +202,9 @@ def test_the_page_has_the_figure_and_the_sentences(tmp_path: Path) -> None:
 
 
 def test_what_advice_says_of_groups_is_what_was_measured() -> None:
-    """`EVIDENCE` holds medians of the committed table; a request that half of the seeds never finished has none."""
+    """`EVIDENCE` holds medians of the committed table; a request that half of the seeds never finished has none.
+
+    Where every group was hit there is no request to count."""
     cases = cases_of(read_table(Path(__file__).parents[2] / "docs" / "results" / "groups.csv"))
     for tried in EVIDENCE:
         measured = {}
@@ -214,5 +216,5 @@ def test_what_advice_says_of_groups_is_what_was_measured() -> None:
         one, five = measured[1], measured[5]
         assert tried.scratch == one.scratch, tried
         for case, rounds in ((one, tried.one_leaver), (five, tried.five_leavers)):
-            lost = 2 * case.speed.missed >= len(case.requests)
+            lost = 2 * len(case.speed.ratios) <= len(one.requests)
             assert rounds == (None if lost else case.rounds), tried

@@ -35,8 +35,8 @@ from sifu.theory.participation import Participation
 TrainingName = Literal["closed form", "plain", "groups"]
 FEATURES = (FeaturesSpec(), FeaturesSpec(kind="random_fourier", count=512))
 """What a head in closed form is tried on: the inputs themselves, and random features of them."""
-LEAST_TAKING_PART = 0.1
-"""Groups were not seen to pay where fewer take part in a round."""
+LEAST_TAKING_PART = 0.05
+"""Groups were not tried where fewer take part in a round."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def groups_way(spec: Spec, view: RunView, training_rounds: float | None) -> Trai
     if clients < 2 * LEAST_MEMBERS:
         possible, why = False, f"{clients} clients are too few for groups of {LEAST_MEMBERS} that learn by themselves"
     elif rate < LEAST_TAKING_PART or not Participation.parse(spec.server.participation).independent:
-        possible, why = False, f"with server.participation = {spec.server.participation} groups were not seen to pay"
+        possible, why = False, f"with server.participation = {spec.server.participation} groups were not tried"
     elif spec.server.noise > 0.0:
         possible, why = False, "noise in training and groups exclude each other"
     settings: tuple[str, ...] = (f"groups.count = {count}", f"groups.rounds = {apart}")

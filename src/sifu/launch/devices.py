@@ -87,8 +87,9 @@ def _lane(engine: Engine, clients: Any, spec: Spec, precision: str) -> Engine:
 def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
     from sifu.engines.sim import LinearModel, SimulatedFederation
 
-    if not isinstance(cast("SimulatedFederation", engine).model, LinearModel):
-        return True
+    model = cast("SimulatedFederation", engine).model
+    if not isinstance(model, LinearModel):
+        return model.conv_net is not None  # other modules run there kernel by kernel, where they are asked to
     rule = engine.facts.participation
     share = {"all": 1.0, "fixed": rule.count / len(clients), "poisson": rule.rate}[rule.kind]
     return bool(min(share, 1.0) * sum(client.x.size for client in clients) >= WORTH_A_GPU)

@@ -18,6 +18,7 @@ from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, ma
 from sifu.engines.sim.clipping import Clipping
 from sifu.engines.sim.gpu import lane_group
 from sifu.engines.sim.lanes import lane_engines
+from sifu.engines.sim.module_pass import refuse_other_gradients
 from sifu.errors import InputError
 from sifu.theory.participation import Participation
 
@@ -206,3 +207,12 @@ def test_clipped_updates_and_other_precisions_are_refused() -> None:
     federation, data = federation_of(model, TRAININGS["momentum"])
     with pytest.raises(InputError, match="found precision 'tf32x3'"):
         lane_engines([federation], [data], DEVICE, "tf32x3")
+
+
+def test_a_device_that_computes_otherwise_is_refused() -> None:
+    reference = torch.tensor([[1.0, -2.0, 0.5]])
+    refuse_other_gradients(reference + 1e-4, reference, "float32")
+    refuse_other_gradients(reference * 1.05, reference, "tf32")
+    for wrong in (reference * 1.05, reference * torch.nan):
+        with pytest.raises(InputError, match=r"this device's gradients of the model are .* use device cpu"):
+            refuse_other_gradients(wrong, reference, "float32")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -22,14 +22,19 @@ from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel, ModuleModel
 from sifu.engines.sim.networks import ConvNet
 from sifu.errors import InputError
-from sifu.theory.arrays import Integers
+from sifu.theory.arrays import Array, Integers
 from sifu.theory.participation import Participation
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from sifu.engines.sim.gpu.lane_engine import LaneEngine
     from sifu.engines.sim.gpu.lane_stream import LaneSource
+    from sifu.engines.sim.module_pass import ModulePass
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
+COMPARED = 8
+"""Samples of a module's gradient that a device is held against the CPU by."""
 
 
 def lane_engines(
@@ -190,6 +195,7 @@ def _module_source(
         values = torch.from_numpy(target.astype(np.int64 if objective.labels else layout.dtype))
         encoded[place, : len(target)] = objective.encode(values, outputs, encoded.dtype)
     all_encoded = encoded.reshape(-1, outputs).to(device)
+    _compare_with_the_cpu(module, federations[0], samples[0], encoded[0], device, precision)
 
     def make(lanes: int, chunk: int, slots: int, width: int) -> ModuleProgram:
         return ModuleProgram(
@@ -199,6 +205,26 @@ def _module_source(
 
     drawing = Drawing(slots, participation, batch, training.steps, 0)
     return LaneSource(drawing, layout.size, np.arange(layout.size, dtype=np.int64), make)
+
+
+def _compare_with_the_cpu(
+    module: ModulePass, federation: SimulatedFederation, samples: Array, encoded: Tensor, device: str, precision: str
+) -> None:
+    """Hold the first client's gradient on the device against the CPU's before anything is trained."""
+    import torch
+
+    from sifu.engines.sim.module_pass import ModulePass, refuse_other_gradients
+
+    model = cast("ModuleModel", federation.model)
+    on_cpu = ModulePass(model, federation.layout.dtype, torch.device("cpu"))
+    rows = (
+        torch.from_numpy(federation.initial_model(0))[None],
+        torch.from_numpy(samples)[None, :COMPARED],
+        encoded[None, :COMPARED],
+        torch.ones((1, min(COMPARED, len(samples))), dtype=encoded.dtype),
+    )
+    own = module.gradients(*(part.to(device) for part in rows))
+    refuse_other_gradients(own, on_cpu.gradients(*rows), precision)
 
 
 def _linear_source(

@@ -26,6 +26,9 @@ from sifu.errors import InputError
 SAMPLES_AT_ONCE = 2048
 """Samples whose activations are kept at the same time, so that memory does not grow with the number of clients."""
 
+AGREEMENT = {"float32": 1e-3, "tf32": 0.1}
+"""How far gradients of a device may be off those of the CPU, as a share of the largest entry."""
+
 _PRODUCTS = threading.RLock()
 
 
@@ -45,8 +48,6 @@ class ModulePass:
         self._gradients: Callable[..., Tensor] = vmap(grad(self._loss))
         self._scores: Callable[..., Tensor] = vmap(self._scores_of)
         self._dtype = TORCH_TYPES[dtype]
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        """Where captured graphs of this module find memory."""
 
     def try_out(self, sample: Tensor, outputs: int) -> int:
         """How many scores a sample gets, at least `outputs`; a sentence where the module cannot be mapped."""
@@ -105,9 +106,18 @@ class ModulePass:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        # The backward pass stays in this thread, which may be capturing a graph.
-        with _products_in(self._precision), torch.autograd.set_multithreading_enabled(False), _PlainConvolutions():
+        with _products_in(self._precision), _PlainConvolutions():
             yield
+
+
+def refuse_other_gradients(own: Tensor, reference: Tensor, precision: str) -> None:
+    """A sentence where a device's gradients are not those of the CPU."""
+    away = float((own.cpu() - reference).abs().max() / reference.abs().max().clamp(min=1e-30))
+    if not away <= AGREEMENT[precision]:
+        raise InputError(
+            f"this device's gradients of the model are {away:.2g} off those of the CPU, at most "
+            f"{AGREEMENT[precision]:g} is expected: use device cpu"
+        )
 
 
 def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:

@@ -6,7 +6,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -38,14 +37,10 @@ def without_collector() -> Iterator[None]:
 
 
 def capture(
-    device: torch.device,
-    work: Callable[[], None],
-    first: Callable[[], None] | None = None,
-    pool: Any = None,
+    device: torch.device, work: Callable[[], None], first: Callable[[], None] | None = None
 ) -> torch.cuda.CUDAGraph:
     """Record `work`; it (or `first`, if that does) is run once before, to compile what it needs.
 
-    Graphs of one `pool` use the same memory for what they make on the way: nothing of it may be read afterwards.
     Threads of other lanes may use the device meanwhile, so only this thread's calls are held to the rules of capture.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -54,7 +49,7 @@ def capture(
         (first or work)()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with without_collector(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+    with without_collector(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph
 
@@ -67,18 +62,11 @@ class CapturedRounds:
     """Rounds that move a device counter and write history[counter]: run one by one, on a GPU by replaying graphs.
 
     `one_round` is handed to every call and not kept: it is a method of whoever holds this, and the two would keep each
-    other, with their graphs, until a collection. One graph does `several` rounds where there are as many; `pool` is
-    where a round finds memory (`capture`).
+    other, with their graphs, until a collection.
     """
 
-    def __init__(
-        self,
-        counter: torch.Tensor,
-        history: torch.Tensor,
-        several: int = SEVERAL,
-        pool: Any = None,
-    ) -> None:
-        self._counter, self._history, self._several, self._pool = counter, history, several, pool
+    def __init__(self, counter: torch.Tensor, history: torch.Tensor) -> None:
+        self._counter, self._history = counter, history
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def run(self, one_round: Callable[[], None], rounds: int) -> None:
@@ -88,8 +76,8 @@ class CapturedRounds:
             for _ in range(rounds):
                 one_round()
             return
-        several, single = divmod(rounds, self._several)
-        wanted = ((self._several, several), (1, single))
+        several, single = divmod(rounds, SEVERAL)
+        wanted = ((SEVERAL, several), (1, single))
         for length, times in wanted:
             if times and length not in self._graphs:
                 self._capture(one_round, length)
@@ -106,5 +94,5 @@ class CapturedRounds:
             for _ in range(length):
                 one_round()
 
-        self._graphs[length] = capture(self._counter.device, work, one_round, self._pool)
+        self._graphs[length] = capture(self._counter.device, work, one_round)
         self._history[:2] = saved
