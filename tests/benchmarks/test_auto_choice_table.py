@@ -6,23 +6,29 @@ import json
 from pathlib import Path
 
 import pytest
-from auto_choice import LARGEST_RATIO, RESULTS, measure, ratio_of, summary
-from auto_choice_runs import CASES, drawn_case
+from auto_choice import LARGEST_RATIO, RESULTS, measure, ratio_of, table
+from auto_choice_runs import CASES, DRAWN_RUNS, DRAWN_SEED, drawn_case
 
 from sifu.choices import LEVELS
 
+EXACT_BY_RULE = "20.21 mlp 19x60, one class, poisson(0.5), 7 groups, epsilon 3.5, 3 leave"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
 
 
-def test_auto_is_rarely_far_from_the_best_and_never_below_the_level() -> None:
+def test_auto_is_never_far_from_the_best_nor_below_the_level() -> None:
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-    assert len(rows) >= 20
-    assert set(rows) == {case.name for case in CASES}
-    beyond = [name for name, row in rows.items() if ratio_of(row) > LARGEST_RATIO]
-    assert len(beyond) <= len(rows) // 10, beyond
+    cases = [*CASES, *(drawn_case(DRAWN_SEED, number) for number in range(DRAWN_RUNS))]
+    assert len(rows) >= 40
+    assert set(rows) == {case.name for case in cases}
+    beyond = {name: ratio_of(row) for name, row in rows.items() if ratio_of(row) > LARGEST_RATIO}
+    # Groups of three clients with one class each: exact ways are chosen by what a run is made of, not by predictions.
+    assert beyond == {EXACT_BY_RULE: pytest.approx(49.0 / 34.0)}
+    assert rows[EXACT_BY_RULE]["auto"] == "groups"
     for name, row in rows.items():
         assert LEVELS.index(row["level"]) >= LEVELS.index(row["least_level"]), name
-    assert summary(list(rows.values())) in PAGE.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    lines = list(table([rows[case.name] for case in cases]))
+    assert "\n".join(lines) in page
 
 
 def test_a_drawn_run_depends_on_its_seed_and_number_alone() -> None:
