@@ -346,7 +346,7 @@ class Verifier:
             elif event["kind"] == "comparison":
                 put("comparisons", payload.get("comparison", payload))
         put("run", {"key": "head", "value": f"{len(self.tables['events'])}:{previous.hex()}"})
-        text = (self.folder / "head").read_text() if (self.folder / "head").is_file() else ""
+        text = (self.folder / "head").read_bytes().decode() if (self.folder / "head").is_file() else ""
         here = f"{len(self.tables['events'])}:{previous.hex()}"
         whole = re.fullmatch(r"([0-9]+:[0-9a-f]{64}\n){1,2}", text) is not None
         self.check(whole and here in text.split(), f"file head: says {text[:160]!r}")
@@ -1134,7 +1134,7 @@ class Verifier:
         }  # fmt: skip
         for form in ("auditor", "public"):
             at, file = f"certificate {name}.{form}", self.folder / "certificates" / f"{name}.{form}.json"
-            text = file.read_text("utf-8")
+            text = file.read_bytes().decode("utf-8")
             certificate, stored = json.loads(text), {(r["request"], r["form"]): r for r in self.tables["certificates"]}
             self.check(stored.get((name, form), {}).get("content") == text, f"{at}: file and table differ")
             self.agree(f"{at}: hash in the ledger", done["payload"]["certificates"][form], sha256(text.encode()))

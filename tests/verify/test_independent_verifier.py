@@ -11,6 +11,7 @@ import pytest
 
 import sifu
 from independent_verifier import verify
+from run_tools import copy_run
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 16, "samples_per_client": 10},
@@ -188,3 +189,12 @@ def test_the_second_opinion_notices_changes(tmp_path: Path) -> None:
             assert connection.execute(change).rowcount > 0
         connection.close()
         assert verify(copy), change
+
+
+@pytest.mark.parametrize("name", ["head", "certificates/strictly.public.json"])
+def test_other_ends_of_lines_are_other_bytes(run_with_requests: Path, tmp_path: Path, name: str) -> None:
+    folder = copy_run(run_with_requests, tmp_path / "run")
+    content = (folder / name).read_bytes()
+    for changed in (content.replace(b"\n", b"\r\n"), content[:-1]):
+        (folder / name).write_bytes(changed)
+        assert verify(folder) != []
