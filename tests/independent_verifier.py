@@ -826,6 +826,11 @@ class Verifier:
             node = self.nodes[node]["parent"]
         return chain[::-1]
 
+    def parents_come_first(self) -> bool:
+        """Whether every path of nodes ends."""
+        pairs = [(row["parent"], row["node"]) for row in self.nodes.values() if row["parent"] is not None]
+        return all(isinstance(parent, int) and isinstance(node, int) and parent < node for parent, node in pairs)
+
     def psi_along(self, path: list[int], subject: list[int], known: int | None = None) -> dict[int, float]:
         """Psi(n, W) at every node n of a path; the population are the first `known` clients."""
         g, psi, rounding, touched, result = self.facts["server_rate"], 0.0, 0.0, False, {}
@@ -1170,8 +1175,9 @@ def verify(folder: Path) -> list[str]:
             step()
         except Exception as error:
             verifier.problems.append(f"{step.__name__} gave up: {error!r}")
-        if verifier.problems and step == verifier.check_ledger:
-            break  # rows that nobody committed to may lead in circles
+        if step == verifier.check_ledger and not verifier.parents_come_first():
+            verifier.problems.append("nodes: a parent does not come before its child, so a path may lead in circles")
+            break
     return verifier.problems
 
 
