@@ -212,6 +212,14 @@ def test_without_the_salts_nobody_guesses(tmp_path: Path) -> None:
     assert fine(run)  # certificates do not depend on it
     with pytest.raises(InputError, match="put the file back from a backup"):
         sifu.open_run(tmp_path / "run", clients=clients).forget(["c1"])
+    with pytest.raises(InputError, match="train the clients that stay in a new folder"):
+        sifu.open_run(tmp_path / "run", clients=clients).forget(["c1"], method="scratch")
+    # What the sentence says can be done.
+    stay = [client for client in clients if client.name != "c1"]
+    again = sifu.train(SPECS["ridge"], run=tmp_path / "again", clients=stay)
+    assert fine(again)
+    again.forget(["c2"])
+    assert fine(again)
 
 
 @pytest.mark.parametrize("kind", ["rounds", "ridge"])

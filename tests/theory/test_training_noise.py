@@ -66,6 +66,14 @@ def test_the_papers_figure_is_not_what_holds() -> None:
     assert promise_of(0.0, 0, 0.5, 2.0, 10.0, 0.01, "exact").epsilon_composed == 0.0
 
 
+def test_a_delta_is_stated_rounded_up_and_never_as_zero() -> None:
+    assert delta_reached(5000.0, 1.0) == 0.0
+    assert promise_of(1.0, 1, 0.5, 2.0, 5000.0, 0.01, "exact").delta_composed == 1e-10
+    assert promise_of(0.0, 0, 0.5, 2.0, 5000.0, 0.01, "exact").delta_composed == 0.0
+    stated = promise_of(1.0, 1, 0.5, 2.0, 1.0, 0.01, "exact").delta_composed
+    assert delta_reached(1.0, 1.0) < stated < delta_reached(1.0, 1.0) * (1 + 1e-12)
+
+
 def removal(updates: np.ndarray, samples: np.ndarray, gone: int) -> float:
     """How far the mean of the updates moves when the first `gone` clients are taken out, the others reweighted."""
     without = samples[gone:] @ updates[gone:] / samples[gone:].sum() if gone < len(samples) else 0.0

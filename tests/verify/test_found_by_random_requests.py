@@ -8,7 +8,7 @@ import pytest
 
 import sifu
 from claims_against_truth import Findings, audit_journey
-from independent_verifier import same, verify
+from independent_verifier import verify
 from run_tools import small_spec
 
 TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0, "max_rounds": 2}}
@@ -54,11 +54,16 @@ def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path
     assert verify(run.folder) == []
 
 
-def test_tiny_deltas_are_compared_by_their_logarithms() -> None:
-    assert same(7.110628420457105e-300, 7.110628411020304e-300)
-    assert not same(7.2e-300, 7.1e-300)
-    assert not same(7.2e-300, 0.0)
-    assert not same(1e-300, -1e-300)
+def test_no_noise_of_finite_size_reaches_a_delta_of_zero(tmp_path: Path) -> None:
+    """At a large epsilon the formula underflows; noise in floating point delivers no less than 1e-10."""
+    spec = small_spec(**TINY, server={"clip": 0.5, "noise": 5.0})
+    run = sifu.train(spec, run=tmp_path / "run")
+    plan = run.plan(["client-001"], method="dp", epsilon=5000.0)
+    (outcome,) = run.forget(["client-001"], "large", method="dp", epsilon=5000.0, min_level="none")
+    stated = (outcome.delta_at_most, outcome.delta_reached, plan.delta_at_most, plan.delta_reached)
+    assert stated == (1e-10, 1e-10, 1e-10, 1e-10)
+    assert run.verify().problems == []
+    assert verify(run.folder) == []
 
 
 @pytest.mark.slow

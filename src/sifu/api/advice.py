@@ -230,7 +230,8 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     plan = method.plan(view, terms)
     premises = method.premises(view, view.indices(terms.clients), view.exposures(plan.subjects), tip, terms)
     level = level_of(premises, exact=False)
-    pays = worst <= LARGEST_NOISE_TO_SIGNAL and level != "none"
+    small = worst <= LARGEST_NOISE_TO_SIGNAL
+    pays = small and level != "none"
     excess = worst / LARGEST_NOISE_TO_SIGNAL
     accuracy = next((row.accuracy for row in view.reader.evaluations() if row.node == view.rows[tip].node.node), None)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
@@ -238,15 +239,20 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     if predicted is not None and predicted > spec.stop.max_rounds:
         predicted = None
     if reached and predicted is not None and scratch is not None:
-        pays = pays or (level != "none" and predicted < 0.8 * scratch)
+        pays = level != "none" and predicted < 0.8 * scratch  # few rounds saved are no reason, whatever the noise
     if level == "none":
         verdict = "Nothing could be certified as the spec stands; see what to change."
     elif pays:
         verdict = (
             "It pays: the noise that hides any client is small against what was learned."
-            if worst <= LARGEST_NOISE_TO_SIGNAL
+            if small
             else f"It may pay: the noise is not small against what was learned, but a request is predicted to take "
             f"{predicted} rounds where Scratch takes {scratch}."
+        )
+    elif small:
+        verdict = (
+            "Borderline: the noise that hides any client is small against what was learned, but a request is predicted "
+            f"to take {predicted} rounds where Scratch takes {scratch}."
         )
     elif excess <= 3.0:
         verdict = "Borderline: requests will go back a good part of the way, and save some of the rounds."
@@ -267,8 +273,8 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
         level=level,
         verdict=verdict,
         pays=pays,
-        epsilon_needed=None if pays else _epsilon_for(multiplier / excess, privacy.delta),
-        clients_needed=None if pays or not math.isfinite(excess) else math.ceil(count * excess),
+        epsilon_needed=None if pays or small else _epsilon_for(multiplier / excess, privacy.delta),
+        clients_needed=None if pays or small or not math.isfinite(excess) else math.ceil(count * excess),
         predicted_rounds=predicted,
         scratch_rounds=scratch,
         suggestions=tuple(_suggestions(spec, view, worst, typical, pays)),

@@ -19,7 +19,14 @@ from sifu.record.regularities import Regularities
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
-from sifu.store.sample_salts import SALTS_FILE, outlived, read_salts, recorded_digests, salted_sample_digest
+from sifu.store.sample_salts import (
+    SALTS_FILE,
+    WITHOUT_SALTS,
+    outlived,
+    read_salts,
+    recorded_digests,
+    salted_sample_digest,
+)
 from sifu.theory.facts import UNKNOWN, ClientProfile, TrainingFacts
 
 MEANING = {
@@ -136,7 +143,7 @@ def _check_samples(folder: Path, reader: RunReader, digests: Sequence[str], with
             check_record(reader)  # whoever was forgotten has none: a record that was changed is what to speak of
             raise InputError(
                 f"{folder / SALTS_FILE} is missing or has nothing of client {name!r}, so nobody can tell whether its "
-                "data are those the run was made with: put the file back from a backup of the run"
+                f"data are those the run was made with: {WITHOUT_SALTS}"
             )
         if salted_sample_digest(salts[client], digests[client]) != recorded:
             raise InputError(

@@ -7,11 +7,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sifu.choices import Level
-from sifu.theory.calibration import delta_reached, delta_reached_up, true_positive_rate
+from sifu.theory.calibration import SMALLEST_DELTA, delta_reached, stated_delta, true_positive_rate
 from sifu.theory.composition import TrainingNoise
-
-SMALLEST_DELTA = 1e-9
-"""Below this the delta that was reached is not told apart from it."""
 
 Protection = Literal["noise", "training noise", "nothing"]
 """What a method's promise rests on: noise of the request, charged to budgets; noise of training; or nothing.
@@ -24,6 +21,8 @@ def delta_of_budget(
 ) -> float:
     """The delta at epsilon once the budget is used up whole: 0 where nothing needs hiding, 1 where nothing is hidden.
 
+    Never between 0 and 1e-10: noise in floating point delivers no less.
+
     >>> delta_of_budget(10.0, 0.31075, False, "nothing", None)
     1.0
     >>> round(delta_of_budget(10.0, 0.31075, False, "noise", None), 5)
@@ -33,7 +32,9 @@ def delta_of_budget(
         return 1.0
     if untouched:
         return 0.0
-    return delta_reached(epsilon, multiplier) if training_noise is None else training_noise.delta_composed
+    if training_noise is not None:
+        return training_noise.delta_composed
+    return max(delta_reached(epsilon, multiplier), SMALLEST_DELTA)
 
 
 def delta_of_charges(
@@ -41,8 +42,8 @@ def delta_of_charges(
 ) -> float:
     """The delta at epsilon that the release of this request reached: what was spent, not what may be.
 
-    `charges` are those of the request's own subjects. Rounded up to four digits, and never between 0 and 1e-9. It tells
-    Psi, so it stands in the auditor's copy alone.
+    `charges` are those of the request's own subjects. Rounded up to four digits, and never between 0 and 1e-10. It
+    tells Psi, so it stands in the auditor's copy alone.
 
     >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
     (0.04058, 0.0)
@@ -54,7 +55,7 @@ def delta_of_charges(
     largest = max(charges, default=0.0)
     if largest == 0.0:
         return 0.0
-    delta = max(delta_reached_up(epsilon, 1.0 / math.sqrt(largest)), SMALLEST_DELTA)
+    delta = stated_delta(epsilon, 1.0 / math.sqrt(largest))
     scale = 10.0 ** (3 - math.floor(math.log10(delta)))
     return min(1.0, math.ceil(delta * scale - 1e-6) / scale)
 

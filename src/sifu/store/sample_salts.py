@@ -24,6 +24,12 @@ from sifu.store.remainders import remainder_to_join
 
 SALTS_FILE = "salts.json"
 SALT_BYTES = 32
+WITHOUT_SALTS = (
+    "put the file back from a backup of the run. Where there is none, nothing more can be trained or forgotten here: "
+    "train the clients that stay in a new folder, which never sees the others' data, and delete this one "
+    "(docs/security.md, a lost salts.json)"
+)
+"""What an operator can do once salts are lost."""
 
 
 def salted_sample_digest(salt: str, digest: str) -> str:
@@ -88,7 +94,7 @@ def read_salts(folder: Path) -> dict[int, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}): put it back from a backup of the run") from error
+        raise InputError(f"{path} cannot be read ({error}): {WITHOUT_SALTS}") from error
     return salts
 
 

@@ -23,7 +23,7 @@ LARGEST_EPSILON = 1e4
 LARGEST_NOISE = 1e30
 """Beyond this a model with noise is nothing but noise, and float32 gives out."""
 SMALLEST_DELTA = 1e-10
-"""What is lost in the far tail of the sampler (some 1e-14) must stay far below delta."""
+"""What is lost in the far tail of the sampler (some 1e-14) must stay far below delta: neither asked for nor stated."""
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -58,6 +58,17 @@ def delta_reached(epsilon: float, multiplier: float) -> float:
 def delta_reached_up(epsilon: float, multiplier: float) -> float:
     """An upper bound of `delta_reached`, with what float64 can have lost of it."""
     return sum(_delta_and_error(epsilon, multiplier))
+
+
+def stated_delta(epsilon: float, multiplier: float) -> float:
+    """`delta_reached` as it may be claimed: rounded up, and never below what noise in floating point can deliver.
+
+    At a large epsilon the formula underflows to 0, and no noise of finite size is worth that.
+
+    >>> stated_delta(1e4, 5.0), delta_reached(1e4, 5.0), round(stated_delta(10, 0.31075), 5)
+    (1e-10, 0.0, 0.04058)
+    """
+    return max(delta_reached_up(epsilon, multiplier), SMALLEST_DELTA)
 
 
 def _delta_and_error(epsilon: float, multiplier: float) -> tuple[float, float]:

@@ -29,7 +29,7 @@ import numpy as np
 
 from sifu.choices import Calibration
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.calibration import check_budget, delta_reached, delta_reached_up, smallest_enough
+from sifu.theory.calibration import check_budget, delta_reached_up, smallest_enough, stated_delta
 from sifu.theory.rounding import UNIT_ROUNDOFF, slack
 
 SUM_ROUNDING = 4.0 * UNIT_ROUNDOFF
@@ -116,5 +116,5 @@ def promise_of(
         counted_rounds=rounds,
         epsilon_one_round=one_round_epsilon(noise, delta, calibration),
         epsilon_composed=gaussian_epsilon(ratio, delta),
-        delta_composed=delta_reached(epsilon, 1.0 / ratio) if ratio > 0.0 else 0.0,
+        delta_composed=stated_delta(epsilon, 1.0 / ratio) if ratio > 0.0 else 0.0,
     )
