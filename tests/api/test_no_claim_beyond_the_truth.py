@@ -327,6 +327,9 @@ def test_noisy_scratch_with_automatic_noise_is_not_exact(own_trained: Path) -> N
     assert outcome.level == "conditional"
     (outcome,) = run.forget(["client-002"], "given", method="noisy_scratch", sigma=0.2)
     assert outcome.level == "exact"
+    # Nobody can tell a size that was copied from a plan with sigma auto.
+    said = {premise["name"]: premise["status"] for premise in run.certificate("given").body["premises"]}
+    assert said["noise size"] == "trusted"
     for form in ("auditor", "public"):
         for name in ("auto", "given"):
             assert verify_certificate(own_trained / "certificates" / f"{name}.{form}.json").problems == []
@@ -370,3 +373,19 @@ def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.Monkey
     if answer.pays:
         assert f"{answer.predicted_rounds} rounds where Scratch takes {answer.scratch_rounds}" in answer.verdict
     assert "small against" not in answer.verdict.replace("not small against", "")
+
+
+def test_it_does_not_pay_where_few_rounds_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise may be small against what was learned, and a request nearly as slow as Scratch all the same."""
+    from sifu.api import advice
+    from sifu.methods.sifu import Sifu
+
+    honest = Sifu.plan
+    monkeypatch.setattr(Sifu, "plan", lambda *given: replace(honest(*given), predicted_rounds=16, scratch_rounds=17))
+    monkeypatch.setattr(advice, "LARGEST_NOISE_TO_SIGNAL", 1e9)
+    answer = advice.advise(Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40})))
+    assert answer.reached_target
+    assert not answer.pays
+    assert answer.verdict.startswith("Borderline")
+    assert "16 rounds where Scratch takes 17" in answer.verdict
+    assert (answer.epsilon_needed, answer.clients_needed) == (None, None)

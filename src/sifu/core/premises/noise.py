@@ -25,7 +25,12 @@ def chosen_noise_premise(chosen: bool) -> Premise:
             "The size of the noise was chosen from the influence of the forgotten clients (sigma auto); what it "
             "reveals of them is assumed not to matter.",
         )
-    return Premise("noise size", "met", "The size of the noise was given; no client's data decided it.")
+    return Premise(
+        "noise size",
+        "trusted",
+        "The size of the noise was given; that it was not found from the data of the forgotten clients, as a plan with "
+        "sigma auto finds it, is trusted.",
+    )
 
 
 def training_noise_size_premise(counted_rounds: int) -> Premise:
