@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,18 @@ def test_no_noise_of_finite_size_reaches_a_delta_of_zero(tmp_path: Path) -> None
     (outcome,) = run.forget(["client-001"], "large", method="dp", epsilon=5000.0, min_level="none")
     stated = (outcome.delta_at_most, outcome.delta_reached, plan.delta_at_most, plan.delta_reached)
     assert stated == (1e-10, 1e-10, 1e-10, 1e-10)
+    (outcome,) = run.forget(["client-002"], "small", method="dp", epsilon=1.0, min_level="none")
+    assert outcome.delta_at_most > 1e-5
     assert run.verify().problems == []
     assert verify(run.folder) == []
+    for name in ("large", "small"):  # a smaller one is found in the certificate by itself
+        path = run.folder / "certificates" / f"{name}.public.json"
+        assert sifu.verify_certificate(path).problems == []
+        certificate = json.loads(path.read_text())
+        certificate["body"]["delta_at_most"] *= 0.5
+        (tmp_path / "changed.json").write_text(json.dumps(certificate))
+        problems = sifu.verify_certificate(tmp_path / "changed.json").problems
+        assert any("epsilon_composed makes it" in problem for problem in problems)
 
 
 @pytest.mark.slow

@@ -24,7 +24,14 @@ from sifu.core.premises import (
 from sifu.core.protection import attacker_rate, delta_of_budget, delta_of_charges
 from sifu.errors import InputError
 from sifu.store.keys import signature_holds
-from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
+from sifu.theory.calibration import (
+    LARGEST_EPSILON,
+    SMALLEST_DELTA,
+    exact_multiplier,
+    hidden_sensitivity,
+    noise_multiplier,
+    stated_delta,
+)
 from sifu.theory.composition import one_round_epsilon
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
@@ -250,6 +257,11 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
         yield f"epsilon_one_round says {stated['epsilon_one_round']!r}, recomputed {one_round!r}"
     if body["untouched"]:
         return  # the rounds of training that it composes led to models that are gone
-    within = stated["epsilon_composed"] <= body["epsilon"]
+    composed, least = stated["epsilon_composed"], SMALLEST_DELTA
+    if 0.0 < composed <= LARGEST_EPSILON:  # both follow from one ratio; it is inverted, so to fewer digits
+        least = stated_delta(body["epsilon"], exact_multiplier(composed, body["delta"]))
+    if not body["delta_at_most"] >= least * (1.0 - 1e-6):
+        yield f"delta_at_most says {body['delta_at_most']!r}, epsilon_composed makes it {least!r}"
+    within = composed <= body["epsilon"]
     if body["level"] != "none" and not (within and body["delta_at_most"] <= body["delta"] * (1.0 + TOLERANCE)):
-        yield f"training reached epsilon {stated['epsilon_composed']!r}, more than the {body['epsilon']!r} certified"
+        yield f"training reached epsilon {composed!r}, more than the {body['epsilon']!r} certified"
