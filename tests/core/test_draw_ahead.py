@@ -41,11 +41,11 @@ def test_the_same_draws_in_any_order_of_rounds(kind: str) -> None:
 
 
 def test_a_round_that_follows_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Position] = []
+    drawn: list[Position] = []
     plain = DrawsAhead._draw
 
     def counted(self: DrawsAhead, places: Places, position: Position) -> np.ndarray:
-        made.append(position)
+        drawn.append(position)
         return plain(self, places, position)
 
     monkeypatch.setattr(DrawsAhead, "_draw", counted)
@@ -53,7 +53,7 @@ def test_a_round_that_follows_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(4):
         ahead.draw(RoundSetup(np.zeros(1), Position(0, number), SOME))
     draw_ahead._helper(draw_ahead.os.getpid()).submit(int).result()  # what was begun has ended
-    assert made == [Position(0, number) for number in range(5)]
+    assert drawn == [Position(0, number) for number in range(5)]
     monkeypatch.setattr(draw_ahead, "MANY", 301)
     ahead.draw(RoundSetup(np.zeros(1), Position(0, 7), SOME))
-    assert len(made) == 5
+    assert len(drawn) == 5

@@ -137,8 +137,8 @@ def test_the_end_is_the_mean_of_the_last_looks_and_what_reaches_it_the_first_loo
 
 def words(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Of every statement that the rows say something of: whether it holds."""
-    found = zip(NAMES, verdicts({"groups": rows}, GROUP_STATEMENTS), strict=True)
-    return {name: verdict.word for name, (_, verdict) in found if verdict.word != "-"}
+    named = zip(NAMES, verdicts({"groups": rows}, GROUP_STATEMENTS), strict=True)
+    return {name: verdict.word for name, (_, verdict) in named if verdict.word != "-"}
 
 
 NAMES = (
@@ -213,8 +213,8 @@ def test_what_advice_says_of_groups_is_what_was_measured() -> None:
             setting = (task_name(case.task), share, case.groups, case.apart, case.stretch)
             if setting == (tried.task, tried.taking_part, tried.groups, tried.rounds_apart, USUAL_STRETCH):
                 measured[case.leavers] = case
-        one, five = measured[1], measured[5]
-        assert tried.scratch == one.scratch, tried
-        for case, rounds in ((one, tried.one_leaver), (five, tried.five_leavers)):
-            lost = 2 * len(case.speed.ratios) <= len(one.requests)
+        single, five = measured[1], measured[5]
+        assert tried.scratch == single.scratch, tried
+        for case, rounds in ((single, tried.one_leaver), (five, tried.five_leavers)):
+            lost = 2 * len(case.speed.ratios) <= len(single.requests)
             assert rounds == (None if lost else case.rounds), tried

@@ -38,14 +38,14 @@ def estimate(out: Path, jobs: int, at_once: int, **more: Any) -> Room:
 
 def test_the_estimate_is_models_of_trainings_and_of_requests_at_a_time(tmp_path: Path) -> None:
     model = 4 * PARAMETERS["fashion_mnist"]
-    asked = {"datasets": ("fashion_mnist", "mnist"), "seeds": tuple(range(1, 11))}
+    options = {"datasets": ("fashion_mnist", "mnist"), "seeds": tuple(range(1, 11))}
     methods = ("sifu", "scratch", "noisy_scratch", "fine_tuning")
     # Ten trainings, forty requests at once: the 18.1 GB that docs/experiments.md speaks of.
-    assert estimate(tmp_path, 1, 48, methods=methods, **asked) == Room(50 * 110 * model)
+    assert estimate(tmp_path, 1, 48, methods=methods, **options) == Room(50 * 110 * model)
     assert round(50 * 110 * model / 1e9, 1) == 18.1
     # On a CPU one request runs at a time; by seeds in processes, each has a training of its own.
-    assert estimate(tmp_path, 1, 1, methods=methods, **asked) == Room(11 * 110 * model)
-    assert estimate(tmp_path, 3, 1, methods=methods, **asked) == Room(3 * 2 * 110 * model)
+    assert estimate(tmp_path, 1, 1, methods=methods, **options) == Room(11 * 110 * model)
+    assert estimate(tmp_path, 3, 1, methods=methods, **options) == Room(3 * 2 * 110 * model)
     # FedEraser's updates: ten clients of every tenth of 10,000 rounds, in a training of its own.
     assert estimate(tmp_path, 1, 1, methods=("fed_eraser",), datasets=("fashion_mnist",)) == Room(
         2 * 110 * model, 1000 * 10 * model

@@ -123,11 +123,11 @@ def check_remainder(
 def _check_nothing_is_recorded(folder: Path, reader: RunReader) -> None:
     """Refuse an engine that does not show its clients' samples where the run knows whose they are."""
     gone = outlived(reader)
-    known = [client for client in recorded_digests(reader) if client not in gone]
-    if known:
+    recorded = [client for client in recorded_digests(reader) if client not in gone]
+    if recorded:
         raise InputError(
             f"{folder} was made with samples that it can tell from others, and this engine does not show those of its "
-            f"clients, {reader.clients()[known[0]].name!r} among them: open the run with clients=..., or give the "
+            f"clients, {reader.clients()[recorded[0]].name!r} among them: open the run with clients=..., or give the "
             "engine an attribute sample_digests (sifu.data.sample_digests)"
         )
 

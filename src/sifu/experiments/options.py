@@ -43,22 +43,22 @@ def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
     for text in where:
         key, _, values = text.partition("=")
         wanted = parse_names(values)
-        known = _values(experiment, key)
-        if not known or not wanted:
+        offered = _values(experiment, key)
+        if not offered or not wanted:
             keys = [*(experiment.grid or {}), *(TRIAL_KEYS if experiment.trials else ())]
             raise InputError(
                 f"--where {text!r} is not understood: write KEY=VALUE,VALUE with KEY one of {', '.join(keys) or 'none'}"
             )
-        strange = [value for value in wanted if value not in known]
+        strange = [value for value in wanted if value not in offered]
         if strange:
             raise InputError(
-                f"--where {key}={strange[0]} is not part of {experiment.name}: known are {', '.join(known)}"
+                f"--where {key}={strange[0]} is not part of {experiment.name}: known are {', '.join(offered)}"
             )
         if experiment.trials:
             chosen = tuple(trial for trial in experiment.trials if _text(trial.get(key, TRIAL_KEYS[key])) in wanted)
             experiment = replace(experiment, trials=chosen)
         else:
-            grid = dict(experiment.grid or {}) | {key: tuple(known[value] for value in wanted)}
+            grid = dict(experiment.grid or {}) | {key: tuple(offered[value] for value in wanted)}
             experiment = replace(experiment, grid=grid)
     return experiment
 
