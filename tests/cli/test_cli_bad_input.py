@@ -164,7 +164,7 @@ def test_a_done_request_asked_again_is_not_called_received(cli: Command, run_rea
 
 def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path) -> None:
     before = state(run_read_only)
-    check_refused(cli("forget", run_read_only, "--epsilon", "3"), 2, "--epsilon", "--clients")
+    check_refused(cli("forget", run_read_only, "--epsilon", "3"), 2, "--epsilon belongs", "--clients")
     check_refused(cli("forget", run_read_only, "--request", "r99"), 2, "r99", "strictly")
     check_refused(
         cli("forget", run_read_only, "--clients", "client-007", "--min-level", "some"), 2, "'some' is not one of"

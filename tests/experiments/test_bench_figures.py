@@ -11,11 +11,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
 from sifu.experiments.figures import write_figures
-from sifu.experiments.reading import courses_of
-from sifu.experiments.settings import experiment_names
+from sifu.experiments.reading import courses_of, results_of
+from sifu.experiments.settings import experiment_names, load_experiment
 from sifu.experiments.statements import STATEMENTS, verdicts
 from sifu.plots.courses import scratch_beside
 from sifu.plots.methods import time_limited_message
+from sifu.plots.ways import draw_ways
 
 DRAWN = [name for name in experiment_names() if not name.startswith("letter-")]
 """Those that are laid over another one are drawn like it."""
@@ -28,6 +29,17 @@ def test_every_experiment_has_a_figure_and_the_same_table_gives_the_same_bytes(n
     assert [path.suffix for path in write_figures(folder)] == [".png", ".svg"]
     assert first == [path.read_bytes() for path in write_figures(folder)]
     assert len(first[0]) > 20_000
+
+
+def test_requests_of_one_client_and_of_ten_are_drawn_apart_and_rounds_only_where_some_way_takes_any() -> None:
+    rows = [row for row in made_up_rows("exact", seeds=2) if row["dataset"] in ("mnist", "cifar10")]
+    several = draw_ways(results_of(load_experiment("exact"), rows))
+    assert len(several.axes) == 4  # two data sets, rounds and accuracy
+    closed = [row | {"rounds": 0} for row in rows if row["method"] == "closed_form"]
+    alone = draw_ways(results_of(load_experiment("exact"), closed))
+    assert [axes.get_xlabel() for axes in alone.axes] == ["test accuracy, %"] * 2
+    labels = [label.get_text() for label in alone.axes[0].get_yticklabels()]
+    assert len(labels) == len(set(labels)) == len({row["variant"] for row in closed})
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -107,6 +107,15 @@ def test_a_method_with_too_few_seeds_is_left_out_and_named() -> None:
     assert "too few of them for DP, left out" in summary.note
 
 
+def test_scratch_is_never_left_out() -> None:
+    """Without it no row would have a speed-up: the table is of the seeds that it has."""
+    rows = [row for row in made_up_rows("sequential", seeds=3) if row["method"] != "scratch" or row["seed"] != 3]
+    summary = summarise(load_experiment("sequential"), rows)
+    assert {row["seeds"] for row in summary.rows} == {2}
+    assert summary.note == "Seeds 1 to 2."
+    assert all(row["speed-up"] != "-" for row in summary.rows)
+
+
 def test_the_quickest_stands_first_and_what_missed_the_target_last() -> None:
     rows = summarise(load_experiment("sequential"), made_up_rows("sequential")).rows
     methods = [row["method"] for row in rows if row["data"] == "CIFAR-10"]

@@ -166,8 +166,10 @@ def forget(
     _add_records(terms, clients, records)
     of_new_requests = [name for name in terms if name != "min_level"]
     if clients is None and of_new_requests:
+        several = len(of_new_requests) > 1
         raise InputError(
-            f"{flags(of_new_requests)} belong to a new request: add --clients, or leave them out for queued requests"
+            f"{flags(of_new_requests)} belong{'' if several else 's'} to a new request: add --clients, or leave "
+            f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
     with RoundsProgress(quiet=format is Format.json, metrics=MetricsLog(run, metrics, warn)) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)

@@ -24,6 +24,14 @@ HELD_AGAINST = ("sequential", "letter")
 ENOUGH = 2
 """Data sets from which on an average is taken for a setting's; with fewer it may be that of the easiest one."""
 
+PRESET_MEANINGS = {
+    "authors": "trained as the authors' code trains, every local step clipped to 0.5, and counted by the paper's rules",
+    "authors_unclipped": "the same without clipping",
+    "authors_ours": "trained as `authors`, counted by our rules",
+    "authors_unclipped_ours": "trained as `authors_unclipped`, counted by our rules",
+}
+"""What the presets beside `paper` and `ours` mean, in the order in which a page names them."""
+
 
 @dataclass(frozen=True)
 class LetterSetting:
@@ -110,7 +118,8 @@ def nearest_sentence(tables: Mapping[str, Sequence[Row]]) -> str:
     setting = nearest(letter_settings(tables))
     if setting is None or setting.saved is None:
         return ""
-    text = f'nearest to its "52 % fewer rounds" comes `{setting.preset}` with {fewer_words(setting.saved)} '
+    text = f'nearest to its "52 % fewer rounds" comes `{setting.preset}`{_trained_words(setting.preset)} '
+    text += f"with {fewer_words(setting.saved)} "
     text += f"({titles(setting.reached)}"
     text += f"; {setting.missed} of {setting.runs} runs did not reach the target)" if setting.missed else ")"
     if setting.control is not None:
@@ -123,6 +132,11 @@ def nearest_sentence(tables: Mapping[str, Sequence[Row]]) -> str:
         honest = setting.honest
         text += f"; by honest accounting SIFU takes {fewer_words(honest.saved)}{_where(honest, setting)}"
     return text
+
+
+def _trained_words(preset: str) -> str:
+    words = {"authors": "with its clipping", "authors_unclipped": "without its clipping"}.get(preset)
+    return f" (trained as the authors' code trains, {words})" if words else ""
 
 
 def _where(compared: Compared, setting: LetterSetting) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sifu.experiments.columns import definitions
 from sifu.experiments.figures import draw_source
-from sifu.experiments.letter_settings import settings_rows
+from sifu.experiments.letter_settings import PRESET_MEANINGS, settings_rows
 from sifu.experiments.overview import standings
 from sifu.experiments.provenance_table import folded, provenance_table
 from sifu.experiments.reading import letter_preset
@@ -37,7 +37,7 @@ DEFINITION = (
     "**Speed-up** means the same everywhere on this page: Scratch's rounds over the method's (all requests of a run "
     "together, calibration included) on the same seed, only of seeds on which both reached the target; the median over "
     "seeds (least to largest). Runs that did not reach the target have no ratio and are counted beside it. All rows of "
-    "a data set in a table are of the same seeds."
+    "a data set in a table are of the same seeds. [Columns](#columns) defines every column."
 )
 
 
@@ -93,11 +93,15 @@ def _paper_opening(tables: Tables) -> str:
         "honest one (weights of the round, exact calibration, all releases, sigma chosen at the request)"
     )
     if others:
-        text += f"; {', '.join(f'`{name}`' for name in others)}: see docs/experiments.md"
+        text += "; " + ", ".join(_preset_meaning(name) for name in others) + " ([more](../experiments.md))"
     held = (
         f" The statements are held against {', '.join(f'`{name}`' for name in used)}, over all seeds." if used else ""
     )
     return f"{text}.{held}"
+
+
+def _preset_meaning(name: str) -> str:
+    return f"`{name}`: {PRESET_MEANINGS[name]}" if name in PRESET_MEANINGS else f"`{name}`"
 
 
 def statements_table(tables: Tables, statements: Sequence[Statement]) -> str:

@@ -15,7 +15,15 @@ from sifu.experiments.comparisons import (
     spread_words,
     titles,
 )
-from sifu.experiments.group_statements import by_rule, by_rule_trainings
+from sifu.experiments.group_statements import (
+    by_rule,
+    cases_everywhere,
+    first_training_words,
+    full_name,
+    saves_half,
+    task_name,
+    trainings_of,
+)
 from sifu.experiments.metric_summary import largest_of
 from sifu.experiments.network_statements import NETWORK_STATEMENTS
 from sifu.experiments.reading import courses_of, honest_presets, population_presets, title_of
@@ -183,16 +191,20 @@ def _groups(rows: Sequence[Row]) -> Sentences:
     alone, together = by_rule(rows, 1), by_rule(rows, 5)
     medians = [[case.speed.median for case in cases if case.speed.median] for cases in (alone, together)]
     if all(medians):
+        named = ", ".join(task_name(case.task) for case in alone)
         sentences.append(
-            f"With ten groups that all take part the speed-up over Scratch is {spread_words(medians[0])} for one "
-            f"leaver and {spread_words(medians[1])} for five at once ({len(alone)} tasks, "
+            f"With ten groups and everyone taking part the speed-up over Scratch is {spread_words(medians[0])} for one "
+            f"leaver and {spread_words(medians[1])} for five at once ({named}; "
             f"{min(len(case.requests) for case in alone)} seeds each)."
         )
-    differences = [100 * first.difference for first in by_rule_trainings(rows)]
-    if differences:
+    cases = cases_everywhere(rows)
+    trainings = trainings_of(cases, rows)
+    failing = [f"{full_name(case.task)}: {case.speed.text()}" for case in cases if not saves_half(case)]
+    if trainings:
         sentences.append(
-            f"The price is paid in the first training: {min(differences):+.1f} to {max(differences):+.1f} points of "
-            "test accuracy against plain training of the same length."
+            f"On all {len(cases)} tasks together the first training {first_training_words(trainings)} of the same "
+            f"length, and one leaver does not save half of Scratch's rounds on {len(failing)}"
+            + (f" ({'; '.join(failing)})." if failing else ".")
         )
     return sentences
 

@@ -128,7 +128,7 @@ class SameSeeds:
 def same_seeds(courses: Sequence[Course]) -> SameSeeds:
     """Only the seeds on which every line was run; lines that would leave fewer than three are set aside and named.
 
-    Each way of training has its own Scratch, and so seeds of its own.
+    Each way of training has its own Scratch, and so seeds of its own. Scratch, the yardstick, is never set aside.
     """
     kept: list[Course] = []
     seeds: dict[str, tuple[int, ...]] = {}
@@ -146,7 +146,8 @@ def _common_seeds(courses: Sequence[Course]) -> tuple[set[int], list[str]]:
     seeds_of: dict[str, set[int]] = {}
     for course in courses:
         seeds_of.setdefault(course.line.label, set()).add(course.first["seed"])
-    common: set[int] = set().union(*seeds_of.values())
+    of_scratch = {course.first["seed"] for course in courses if course.line.method == "scratch"}
+    common: set[int] = of_scratch or set().union(*seeds_of.values())
     lacking = []
     for label, seeds in sorted(seeds_of.items(), key=lambda item: -len(item[1])):
         if len(common & seeds) >= min(FEWEST_SEEDS, len(common)):

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sifu.plots.courses import Course, Line, Results, spread
+from sifu.plots.courses import Course, Line, Results, shape_words, spread
 from sifu.plots.panels import by_line, colour_of, figure_title, footnote, method_grid, nothing_yet, whisker
 from sifu.plots.style import INK, styled
 
@@ -20,40 +20,71 @@ HELD = {
     "scratch": "a network, trained again",
 }
 """What each method of the experiment trains."""
+TENS = "10x3"
+"""Three requests of ten clients each."""
 
 
 @styled
 def draw_ways(results: Results) -> Figure:
-    """Rounds of a request, and test accuracy after the last one."""
+    """Rounds of a request, where some way takes any, and test accuracy after the last one."""
     courses = results.courses
     if not courses:
         return nothing_yet()
-    lines = results.lines
-    figure, panels = method_grid(lines, results.titles, ["rounds a request", "test accuracy, %"])
+    ways = _ways(results)
+    measures = ["test accuracy, %"]
+    if any(course.total for course in courses):
+        measures.insert(0, "rounds a request")
+    figure, panels = method_grid([line for line, _ in ways], results.titles, measures)
     for column, dataset in enumerate(results.titles):
         here = [course for course in courses if course.first["dataset"] == dataset]
-        rounds = [round_count for course in here for round_count in course.rounds]
-        for axes in (panels[0][column], panels[1][column]):
-            axes.margins(x=0.15)
-        _dots(panels[0][column], [(line, _rounds(by_line(here, line))) for line in lines], "{:,.0f}")
-        _dots(panels[1][column], [(line, _accuracies(by_line(here, line))) for line in lines], "{:.1f}")
-        panels[0][column].set_xlim(left=-0.06 * max([*rounds, 1]), right=1.35 * max([*rounds, 1]))
-        panels[1][column].set_xlim(right=panels[1][column].get_xlim()[1] + 8)
+        runs = [(line, [run for run in by_line(here, line) if _shape(run) == shape]) for line, shape in ways]
+        for row in panels:
+            row[column].margins(x=0.15)
+        accuracy = panels[-1][column]
+        _dots(accuracy, [(line, _accuracies(own)) for line, own in runs], "{:.1f}")
+        accuracy.set_xlim(right=accuracy.get_xlim()[1] + 8)
+        if len(panels) > 1:
+            most = max([1, *(count for course in here for count in course.rounds)])
+            _dots(panels[0][column], [(line, _rounds(own)) for line, own in runs], "{:,.0f}")
+            panels[0][column].set_xlim(left=-0.06 * most, right=1.35 * most)
     for axes in (row[0] for row in panels):
-        axes.set_yticks(range(len(lines)), [HELD.get(line.method, line.label) for line in lines])
+        axes.set_yticks(range(len(ways)), [_label(line, shape) for line, shape in ways])
     figure_title(figure, ways_message(courses))
-    footnote(
-        figure,
-        [
-            "Dots: mean over seeds and requests; whiskers: least and largest seed. Test samples are looked at after "
-            "the last request and decide nothing.",
-            "Where each client holds one class (MNIST, FashionMNIST), ten clients that go take a class away whose "
-            "test samples still count: after three of them at most 70 % can be right.",
-            "The ways train different models: rounds are what a request costs the clients that stay, accuracy is what "
-            "they get.",
-        ],
-    )
+    footnote(figure, _notes(courses))
     return figure
+
+
+def _ways(results: Results) -> list[tuple[Line, str]]:
+    """The methods, each with the requests that it was asked: those of one client are not those of ten."""
+    asked = dict.fromkeys((course.line, _shape(course)) for course in results.courses)
+    return sorted(asked, key=lambda way: results.lines.index(way[0]))
+
+
+def _shape(course: Course) -> str:
+    return course.variant.get("requests", "")
+
+
+def _label(line: Line, shape: str) -> str:
+    held = HELD.get(line.method, line.label)
+    return f"{held},\n{shape_words(shape).lower()}" if shape else held
+
+
+def _notes(courses: Sequence[Course]) -> list[str]:
+    notes = [
+        "Dots: mean over seeds; whiskers: least and largest seed. Test samples are looked at after the last request "
+        "and decide nothing.",
+    ]
+    if any(_shape(course) == TENS for course in courses):
+        notes.append(
+            "Where each client holds one class (MNIST, FashionMNIST), ten clients that go take a class away whose test "
+            "samples still count: after three of them at most 70 % can be right."
+        )
+    if len({course.line for course in courses}) > 1:
+        notes.append(
+            "The ways train different models: rounds are what a request costs the clients that stay, accuracy is what "
+            "they get."
+        )
+    return notes
 
 
 def ways_message(courses: Sequence[Course]) -> str:
