@@ -77,7 +77,8 @@ def test_the_nearest_setting_is_found_with_its_control_and_its_honest_counterpar
     assert setting.honest is not None
     assert setting.honest.saved == pytest.approx(0.0)
     assert nearest_sentence({"letter": letter}) == (
-        'nearest to its "52 % fewer rounds" comes `authors_unclipped` with 50 % fewer rounds (MNIST, CIFAR-10); a '
+        'nearest to its "52 % fewer rounds" comes `authors_unclipped` (trained as the '
+        "authors' code trains, without its clipping) with 50 % fewer rounds (MNIST, CIFAR-10); a "
         "fresh model plus the same noise takes 20 % fewer rounds, which leaves 30 points to the history; by honest "
         "accounting SIFU takes as many rounds"
     )
