@@ -210,6 +210,8 @@ def test_without_the_salts_nobody_guesses(tmp_path: Path) -> None:
     run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients)
     (run.folder / SALTS_FILE).unlink()
     assert fine(run)  # certificates do not depend on it
+    (note,) = run.verify().notes
+    assert "lacks the salts of 4 clients; certificates hold" in note
     with pytest.raises(InputError, match=r"the file back from a backup.*train the clients that stay in a new folder"):
         sifu.open_run(tmp_path / "run", clients=clients).forget(["c1"])
     # What the sentence says can be done.
@@ -218,6 +220,7 @@ def test_without_the_salts_nobody_guesses(tmp_path: Path) -> None:
     assert fine(again)
     again.forget(["c2"])
     assert fine(again)
+    assert again.verify().notes == []  # the salt of whoever was forgotten is not missing
 
 
 @pytest.mark.parametrize("kind", ["rounds", "ridge"])

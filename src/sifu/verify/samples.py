@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sifu.errors import InputError
 from sifu.store.reader import JOINED, RunReader
-from sifu.store.sample_salts import SALTS_FILE, outlived, read_salts
+from sifu.store.sample_salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests
 
 ERASING = ("rolled back", JOINED, "restored")
 """Events after which salts are erased; a process killed in between leaves them to the next one that writes."""
@@ -27,3 +27,18 @@ def check_sample_digests(reader: RunReader) -> Iterator[str]:
     if left and last not in ERASING:
         names = ", ".join(reader.clients()[client].name for client in left[:5])
         yield f"{SALTS_FILE} holds the salts of {names}, which were erased when they were forgotten: delete it"
+
+
+def lost_salt_notes(reader: RunReader) -> list[str]:
+    """That salts are missing: no claim rests on them, but whoever learns it from the next request learns it late."""
+    try:
+        salts = read_salts(reader.folder)
+    except InputError:
+        return []  # a problem already
+    lost = recorded_digests(reader).keys() - salts.keys() - outlived(reader)
+    if not lost:
+        return []
+    return [
+        f"{SALTS_FILE} is missing or lacks the salts of {len(lost)} clients; certificates hold. "
+        f"To go on, {WITHOUT_SALTS}"
+    ]

@@ -29,7 +29,7 @@ from sifu.verify.operator_keys import check_keys, keys_of
 from sifu.verify.remainders import check_remainders
 from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
-from sifu.verify.samples import check_sample_digests
+from sifu.verify.samples import check_sample_digests, lost_salt_notes
 from sifu.verify.statistics import check_kept_statistics
 from sifu.verify.timestamped import Authority, check_timestamps
 from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
@@ -155,6 +155,7 @@ def _check_against_outside(
     result.notes.extend(lost_key_notes(reader))
     result.notes.extend(restored_notes(reader))
     result.notes.extend(unwritten_notes(reader))
+    result.notes.extend(lost_salt_notes(reader))
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
