@@ -28,8 +28,8 @@ from sifu.theory.groups import expected_groups_left
 from sifu.theory.rollback import Exposure
 
 REBUILT = {
-    "now": "built again by the remaining members right after the request",
-    "later": "built again by the remaining members when sifu rebuild is called",
+    "now": "built again right after the request, if anybody stays in it",
+    "later": "built again when sifu rebuild is called, if anybody stays in it",
     "never": "not built again",
 }
 
