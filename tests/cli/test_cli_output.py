@@ -281,6 +281,7 @@ def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:
     plan = cli("plan", folder, "--clients", "client-003", "--method", "groups").out
     assert "the merge of the groups that nobody leaves" in plan
     released = cli("forget", folder, "--clients", "client-003", "--method", "groups", "--release", "now").out
+    assert "Forgotten by: groups." in released
     assert "r1: its model was released at once, below the target of 99.0 %" in " ".join(released.split())
     assert "limit of rounds" not in released
     status = " ".join(cli("status", folder).out.split())

@@ -355,7 +355,8 @@ def test_a_head_in_closed_form_is_a_way_of_its_own(tmp_path: Path) -> None:
     assert (training["variant"], training["rounds"]) == ("kind=closed_form", 1)
     assert training["bytes_sent"] % 20 == 0, "twenty clients send their statistics once"
     assert training["bytes_kept"] > training["bytes_sent"], "everybody's statistics and their sum"
-    named = float(sentences[0].split("at most ")[1].split(" GB")[0]) * 1e9
+    size, unit = sentences[0].split("at most ")[1].split()[:2]
+    named = float(size) * {"GB": 1e9, "MB": 1e6, "kB": 1e3}[unit]
     assert training["bytes_kept"] <= named <= 3 * training["bytes_kept"], "the training's and a copy's room"
     assert {row["bytes_sent"] for row in requests} == {0}
     assert {row["device"] for row in (training, *requests)} == {"cpu"}

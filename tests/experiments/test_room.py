@@ -55,7 +55,7 @@ def test_the_estimate_is_models_of_trainings_and_of_requests_at_a_time(tmp_path:
 def test_too_little_room_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(room_module.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(NoSpaceError, match=r"take at most 0\.0 GB of models .* where 0\.0 GB are free.*--lanes"):
+    with pytest.raises(NoSpaceError, match=r"take at most [\d.]+ [kM]B of models .* where 1\.0 kB are free.*--lanes"):
         Bench(options(tmp_path / "out")).run()
     assert read_table(tmp_path / "out" / "results.csv") == []
     assert not (tmp_path / "out" / "runs").exists() or not any((tmp_path / "out" / "runs").iterdir())

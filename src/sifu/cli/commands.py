@@ -236,6 +236,7 @@ def show_outcomes(folder: Path, outcomes: list[Outcome], as_json: bool) -> None:
         )
         return
     out.print(outcomes_table(outcomes))
+    out.print(f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}.")
     for outcome in outcomes:
         missed = missed_target(outcome.accuracy, outcome.target)
         if missed and outcome.rounds == 0:

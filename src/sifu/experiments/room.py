@@ -16,6 +16,7 @@ from pathlib import Path
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import NoSpaceError
 from sifu.experiments.work import Trajectory
+from sifu.plots.style import byte_size
 from sifu.theory.participation import Participation
 
 ModelBytes = Callable[[Spec], int]
@@ -67,10 +68,10 @@ def check_room(room: Room, out: Path, runs: Path) -> str:
     """
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free + _size_of(runs)
-    needed = f"{_gigabytes(room.models)} of models"
+    needed = f"{byte_size(room.models)} of models"
     if room.updates:
-        needed += f", and {_gigabytes(room.updates)} of clients' updates if training goes to its limit,"
-    sentence = f"Run folders take at most {needed} at a time in {out}, where {_gigabytes(free)} are free."
+        needed += f", and {byte_size(room.updates)} of clients' updates if training goes to its limit,"
+    sentence = f"Run folders take at most {needed} at a time in {out}, where {byte_size(free)} are free."
     if free < room.models:
         raise NoSpaceError(
             f"{sentence} Nothing was started: free some, put --out on another disk, or run less at once (--lanes, "
@@ -99,12 +100,3 @@ def _size_of(folder: Path) -> int:
                 continue
             sizes[status.st_ino] = status.st_size
     return sum(sizes.values())
-
-
-def _gigabytes(size: int) -> str:
-    """Bytes as gigabytes.
-
-    >>> _gigabytes(18_141_376_000), _gigabytes(2_000_000)
-    ('18.1 GB', '0.0 GB')
-    """
-    return f"{size / 1e9:.1f} GB"
