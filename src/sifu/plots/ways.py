@@ -56,8 +56,8 @@ def draw_ways(results: Results) -> Figure:
 
 def _ways(results: Results) -> list[tuple[Line, str]]:
     """The methods, each with the requests that it was asked: those of one client are not those of ten."""
-    asked = dict.fromkeys((course.line, _shape(course)) for course in results.courses)
-    return sorted(asked, key=lambda way: results.lines.index(way[0]))
+    shown = dict.fromkeys((course.line, _shape(course)) for course in results.courses)
+    return sorted(shown, key=lambda way: results.lines.index(way[0]))
 
 
 def _shape(course: Course) -> str:
