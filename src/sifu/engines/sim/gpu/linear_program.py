@@ -19,6 +19,7 @@ from torch import Tensor
 from sifu.engines.sim.gpu import round_kernels
 from sifu.engines.sim.gpu.captured import CapturedRounds
 from sifu.engines.sim.gpu.schedule import Schedule
+from sifu.engines.sim.gpu.server_step import end_round
 from sifu.engines.sim.linear import cheaper_between_samples
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
@@ -139,19 +140,16 @@ class LinearProgram:
         exact = theta.to(torch.float64)
         mean = torch.bmm(shares[:, None, :], local)[:, 0]
         mean = torch.where(shares.sum(dim=1, keepdim=True) > 0.0, mean, exact)
-        new = (exact + self.server_rate * (mean - exact)).to(theta.dtype)
-        measured = torch.cat(
-            [
-                torch.linalg.vector_norm(local - mean[:, None], dim=2),
-                torch.linalg.vector_norm(mean - exact, dim=1, keepdim=True),
-                torch.linalg.vector_norm(new.to(torch.float64) - self.origins, dim=1, keepdim=True),
-                torch.linalg.vector_norm(exact, dim=1, keepdim=True),
-            ],
-            dim=1,
+        end_round(
+            self.history,
+            self.measured,
+            now,
+            start=exact,
+            mean=mean,
+            drifts=torch.linalg.vector_norm(local - mean[:, None], dim=2),
+            origins=self.origins,
+            server_rate=self.server_rate,
         )
-        self.measured.index_copy_(0, now, measured[None])
-        now.add_(1)
-        self.history.index_copy_(0, now, new[None])
 
     def local_steps(self, steps: int) -> None:
         """Only the local steps of round 0 of the schedule: `params` holds the local models afterwards."""

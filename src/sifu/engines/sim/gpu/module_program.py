@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sifu.engines.sim.gpu.packing import Packing
 from sifu.engines.sim.gpu.schedule import Schedule
+from sifu.engines.sim.gpu.server_step import end_round
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.module_pass import ModulePass
 from sifu.engines.sim.objectives import Objective
@@ -109,22 +110,19 @@ class ModuleProgram:
         shares = self._shares.index_select(0, now)[0]
         local = self.params.to(torch.float64)
         mean = torch.where(shares.sum(dim=1, keepdim=True) > 0.0, shares @ local, exact)
-        new = (exact + self.server_rate * (mean - exact)).to(self.history.dtype)
         lane = self._order.index_select(0, now)[0] // self.slots
         away = torch.linalg.vector_norm(local.sub_(mean[lane]), dim=1)
         places = self._places.index_select(0, now)[0]
-        measured = torch.cat(
-            [
-                torch.where(places >= 0, away[places.clamp(min=0)], 0.0),
-                torch.linalg.vector_norm(mean - exact, dim=1, keepdim=True),
-                torch.linalg.vector_norm(new.to(torch.float64) - self.origins, dim=1, keepdim=True),
-                torch.linalg.vector_norm(exact, dim=1, keepdim=True),
-            ],
-            dim=1,
+        end_round(
+            self.history,
+            self.measured,
+            now,
+            start=exact,
+            mean=mean,
+            drifts=torch.where(places >= 0, away[places.clamp(min=0)], 0.0),
+            origins=self.origins,
+            server_rate=self.server_rate,
         )
-        self.measured.index_copy_(0, now, measured[None])
-        now.add_(1)
-        self.history.index_copy_(0, now, new[None])
 
     def _local_steps(self, steps: int) -> None:
         """Hand the models out and train them by the schedule of the round that `counter` names."""
