@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sifu.errors import InputError
-from sifu.experiments.jobs import run_in_processes
+from sifu.experiments.jobs import run_in_processes, shared_out
 from sifu.experiments.options import Options
 from sifu.experiments.runner import Bench, Update
 from sifu.experiments.table import read_table
@@ -54,3 +56,17 @@ def test_what_a_part_cannot_do_is_named(tmp_path: Path) -> None:
 def test_no_job_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--jobs must be at least 1, found 0"):
         run_in_processes(options(tmp_path / "out"), 0)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 60), st.sampled_from(["cpu", "cuda"]))
+def test_every_seed_is_in_one_part_and_a_gpu_has_no_more_parts_than_it_keeps_busy(
+    seeds: int, datasets: int, jobs: int, device: str
+) -> None:
+    numbers = tuple(range(1, seeds + 1))
+    parts = shared_out(numbers, datasets, jobs, device)
+    assert sum(parts, ()) == numbers
+    if device == "cpu":
+        assert len(parts) == seeds
+    else:  # as many parts as processes, or as data sets where there are more of those
+        assert len(parts) * datasets <= jobs + datasets
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -94,7 +94,7 @@ def run_experiment(
         Literal["embedded", "flower"], typer.Option("--engine", help="Who runs the rounds: this program, or Flower.")
     ] = "embedded",
     jobs: Annotated[
-        int, typer.Option("--jobs", help="Processes at once, a data set and a seed each; they may share a GPU.")
+        int, typer.Option("--jobs", help="Processes at once: a data set and a seed each; on a GPU, several seeds.")
     ] = 1,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of what is done.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures at the end.")] = True,

@@ -1,4 +1,4 @@
-"""An experiment in several processes: a data set and a seed each, in a folder of its own, gathered into one table.
+"""An experiment in several processes: a data set and some seeds each, in a folder of its own, gathered into one table.
 
 A part is an experiment like any other and can be interrupted and continued like one. Its rows are added to the table
 of the whole as soon as it ends; what the whole table has already is not done again.
@@ -11,10 +11,12 @@ import os
 import queue
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+import numpy as np
 
 from sifu.errors import InputError
 from sifu.experiments.engines import Failure
@@ -28,7 +30,7 @@ _POLL = 0.5
 
 @dataclass(frozen=True)
 class Part:
-    """One data set with one seed."""
+    """One data set with some of the seeds."""
 
     options: Options
 
@@ -58,19 +60,37 @@ def run_in_processes(
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, found {jobs}")
     bench = Bench(options, report, announce)
+    shares = shared_out(options.seeds, len(bench.datasets), jobs, bench.device)
     parts = [
-        Part(replace(options, datasets=(dataset,), seeds=(seed,), out=options.out / PARTS / f"{dataset}-seed{seed}"))
+        Part(replace(options, datasets=(dataset,), seeds=seeds, out=options.out / PARTS / f"{dataset}-{_name(seeds)}"))
         for dataset in bench.datasets
-        for seed in options.seeds
+        for seeds in shares
     ]
     result = bench.open()
     if bench.experiment.kind == "requests":
-        bench.check_room(result.table, jobs, PARTS)
+        bench.check_room(result.table, shares, jobs, PARTS)
     _Gathering(bench, parts, jobs, result).run()
     if not result.failures:
         shutil.rmtree(options.out / PARTS, ignore_errors=True)
     bench.write_failures(result)
     return result
+
+
+def shared_out(seeds: Sequence[int], datasets: int, jobs: int, device: str) -> list[tuple[int, ...]]:
+    """The seeds of each part of a data set: one on a CPU, on a GPU as many as leave every process something to do.
+
+    On a GPU the seeds of a part are lanes of one program, which is faster than a program for each.
+
+    >>> shared_out([1, 2, 3], 5, 4, "cpu"), shared_out(range(1, 7), 5, 10, "cuda")
+    ([(1,), (2,), (3,)], [(1, 2, 3), (4, 5, 6)])
+    """
+    together = -(-len(seeds) * datasets // jobs) if device == "cuda" else 1
+    parts = -(-len(seeds) // together)
+    return [tuple(share.tolist()) for share in np.array_split(np.asarray(seeds), parts)]
+
+
+def _name(seeds: Sequence[int]) -> str:
+    return "seed" + "_".join(map(str, seeds))
 
 
 class _Gathering:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,9 @@ import numpy as np
 from sifu.api import open_run
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS
-from sifu.core.randomness import keyed_generator
 from sifu.core.spec import RIDGE, Spec
 from sifu.errors import InputError, RoundRejectedError
-from sifu.experiments.counterfactual import measure_distances
+from sifu.experiments.distance_measurements import DistanceTask, distance_tasks, measure_task
 from sifu.experiments.engines import ClientCache, EngineSource, Failure, StoppedError, engine_source
 from sifu.experiments.group_measurements import GroupMeasurement, last_place
 from sifu.experiments.group_trials import GroupTrial, TrialClients, trials_of
@@ -32,10 +31,10 @@ from sifu.experiments.options import Options, narrowed
 from sifu.experiments.provenance import provenance, read_record, record
 from sifu.experiments.requests import choose_requests
 from sifu.experiments.room import check_room, room_of
-from sifu.experiments.settings import Experiment, Scale, load_experiment, run_spec, shared_settings
+from sifu.experiments.settings import Experiment, load_experiment, shared_settings
 from sifu.experiments.table import COLUMNS_OF, REQUEST_COLUMNS, Table
 from sifu.experiments.trajectory import MarkCheck, TrajectoryRun, train_run, training_place, training_row
-from sifu.experiments.work import Training, Trajectory, Work, combinations, plan_work, variant_text
+from sifu.experiments.work import Training, Trajectory, Work, plan_work
 from sifu.launch.federation import engine_from_spec
 from sifu.record.progress import Progress
 
@@ -63,21 +62,6 @@ class Result:
     table: Table
     notes: list[str]
     failures: list[Failure[Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class DistanceTask:
-    """One training with and without some clients."""
-
-    dataset: str
-    seed: int
-    variant: str
-    spec: Spec = field(compare=False, hash=False)
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return f"{self.dataset} seed {self.seed} {self.variant}"
 
 
 class Bench:
@@ -123,13 +107,17 @@ class Bench:
     def open(self) -> Result:
         """The table as it stands, in a folder that says where it was made."""
         options = self.options
-        device = self._source[1]
         self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
         options.out.mkdir(parents=True, exist_ok=True)
         settings = {"experiment": options.name, "scale": options.scale, "max_rounds": options.max_rounds}
-        record(options.out, settings, provenance(device, options.command))
+        record(options.out, settings, provenance(self.device, options.command))
         columns = COLUMNS_OF.get(self.experiment.kind, REQUEST_COLUMNS)
         return Result(self.experiment, Table(options.out / TABLE, columns), [])
+
+    @property
+    def device(self) -> str:
+        """Where it computes: cpu or cuda."""
+        return self._source[1]
 
     @cached_property
     def _source(self) -> tuple[EngineSource, str]:
@@ -227,12 +215,16 @@ class Bench:
             self._model_bytes[key] = size
         return self._model_bytes[key]
 
-    def check_room(self, table: Table, jobs: int = 1, runs: str = RUNS) -> None:
-        """Announce the room that run folders below `runs` take; refuses to start where there is less."""
+    def check_room(self, table: Table, shares: Sequence[Sequence[int]] = (), jobs: int = 1, runs: str = RUNS) -> None:
+        """Announce the room that run folders below `runs` take; refuses to start where there is less.
+
+        `shares` are the seeds of the processes that share a data set, where there are several.
+        """
         missing = [task for task in self.work().trajectories if not self._is_settled(task, table)]
+        share_of = {seed: number for number, seeds in enumerate(shares) for seed in seeds}
         parts: dict[Any, list[Trajectory]] = {}
-        for task in missing:  # several processes share the work by data set and seed
-            parts.setdefault((task.training.dataset, task.training.seed if jobs > 1 else 0), []).append(task)
+        for task in missing:
+            parts.setdefault((task.training.dataset, share_of.get(task.training.seed)), []).append(task)
         room = room_of(parts.values(), jobs, self._source[0].at_once, self.model_bytes)
         self.announce(check_room(room, self.options.out, self.options.out / runs))
 
@@ -291,7 +283,7 @@ class Bench:
             # A training that diverges is a result: requests go on from its last good state, and are rows as well.
             run = open_run(self._folder(task), engine=engine)
         seconds = time.monotonic() - started
-        table.add(training_row(task, run, self.experiment.name, seconds, self.held_out, self._source[1]))
+        table.add(training_row(task, run, self.experiment.name, seconds, self.held_out, self.device))
 
     def _carry_out(self, task: Trajectory, engine: Engine, source: EngineSource, table: Table) -> None:
         requests = self._requests_of(task)
@@ -309,7 +301,7 @@ class Bench:
             progress,
             self.held_out,
             marks,
-            self._source[1],
+            self.device,
         ).carry_out(requests)
         with self._lock:
             self._done += len(requests) - before
@@ -365,62 +357,15 @@ class Bench:
     # -- distances ---------------------------------------------------------------------------------------
 
     def _run_distances(self, source: EngineSource, result: Result) -> None:
-        tasks = []
-        for dataset in self.datasets:
-            for seed in self.options.seeds:
-                for variant in combinations(self.experiment.grid or {}):
-                    spec, notes = distance_spec(self.experiment, dataset, seed, self.options.scale, variant)
-                    result.notes += [note for note in notes if note not in result.notes]
-                    tasks.append(DistanceTask(dataset, seed, variant_text(variant), spec))
-        last = self._last_measurement
-        missing = [task for task in tasks if not result.table.has(self._distance_place(task, last))]
+        experiment, options = self.experiment, self.options
+        tasks, notes = distance_tasks(experiment, self.datasets, options.seeds, options.scale)
+        result.notes += notes
+        missing = [task for task in tasks if not result.table.has(task.last_place(experiment))]
         self._done, self._total = len(tasks) - len(missing), len(tasks)
         result.failures += source.run(missing, lambda task, engine: self._measure(task, engine, result.table))
 
-    @property
-    def _last_measurement(self) -> int:
-        """The number of the last row of a task: it says that the task is done."""
-        distance = self.experiment.distance
-        return -(-distance.rounds // distance.every) * distance.clients
-
-    def _distance_place(self, task: DistanceTask, number: int) -> dict[str, Any]:
-        return {
-            "experiment": self.experiment.name,
-            "dataset": task.dataset,
-            "seed": task.seed,
-            "preset": "",
-            "method": "",
-            "variant": task.variant,
-            "request": number,
-        }
-
     def _measure(self, task: DistanceTask, engine: Engine, table: Table) -> None:
-        wanted = self.experiment.distance
-        everyone = np.arange(len(engine.clients))
-        chosen = keyed_generator(task.seed, "taken out").choice(everyone, size=wanted.clients, replace=False)
-        started, number = time.monotonic(), 0
-        try:
-            for model, measured in measure_distances(engine, sorted(chosen), wanted.rounds, wanted.every):  # type: ignore[arg-type]
-                accuracy = engine.evaluate(model, everyone).accuracy
-                for row in measured:
-                    number += 1
-                    table.add(
-                        self._distance_place(task, number)
-                        | {
-                            "client": row.client,
-                            "round": row.round,
-                            "distance": row.distance,
-                            "psi_round": row.psi_round,
-                            "psi_population": row.psi_population,
-                            "accuracy": accuracy,
-                            "seconds": round(time.monotonic() - started, 3),
-                        }
-                    )
-            text = f"{number} measurements"
-        except RoundRejectedError:
-            # Hyper-parameters that diverge are part of the question; nothing is left to measure from here on.
-            table.add(self._distance_place(task, self._last_measurement))
-            text = f"diverged after {number // max(wanted.clients, 1) * wanted.every} rounds"
+        text = measure_task(task, engine, self.experiment, table.add)
         with self._lock:
             self._done += 1
             update = Update(self._done, self._total, task.name, text, finished=True)
@@ -480,15 +425,3 @@ class Bench:
             )
         else:
             path.unlink(missing_ok=True)
-
-
-def distance_spec(
-    experiment: Experiment, dataset: str, seed: int, scale: Scale, variant: dict[str, Any]
-) -> tuple[Spec, tuple[str, ...]]:
-    """The spec of a training with varied hyper-parameters."""
-    base, _ = run_spec(experiment, dataset, "paper", seed, scale)
-    local: dict[str, Any] = {}
-    if "rate_factor" in variant and base.local.rate != "auto":
-        local["rate"] = base.local.rate * variant["rate_factor"]
-    local |= {key: variant[key] for key in ("momentum", "steps") if key in variant}
-    return run_spec(experiment, dataset, "paper", seed, scale, {"local": local})
