@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import importlib.metadata
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -95,12 +97,19 @@ def at_the_actor(path: str, threads: int) -> tuple[Workload, nn.Module]:
     return workload, network(workload.setting)
 
 
-def let_torchvision_in() -> torch.library.Library:
-    """Declare two operators that torchvision's import asks for: keep the result while it is imported.
+def let_torchvision_in() -> torch.library.Library | None:
+    """Declare two operators that torchvision asks for, where it is broken: keep the result while it is imported.
 
     PyPI's torchvision for x86 Linux is built for CUDA and cannot load its operators beside a torch for CPUs. fluke
     and FedLab import it for data sets that are not used here.
     """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # "operator torchvision::nms does not exist"
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+    else:
+        return None
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):

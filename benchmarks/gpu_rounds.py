@@ -4,7 +4,8 @@
 
 Every figure is wall time between two synchronised instants, over whole chunks, after a warm-up that compiles and
 captures everything: the best of some repeats, in turn, with their range. The error of a precision is that of one
-round's step of each named network, against the plain loop in float64. Data are random unless a folder with cifar10.npz
+round's step of each named network, against the plain loop in float64; `--parts kinks`, which needs no GPU, says how far
+that loop itself jumps when a value meets a kink. Data are random unless a folder with cifar10.npz
 is given; speed does not depend on them.
 """
 
@@ -36,7 +37,9 @@ from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 CIFAR10 = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
 B = LocalTraining(rate=0.01, steps=5, batch_size=20, momentum=0.9)
-PARTS = ("rounds", "errors", "linear", "losses")
+PARTS = ("rounds", "errors", "kinks", "linear", "losses")
+MOVED = 3e-7
+"""By how much of itself a model is moved to see whether a step meets a kink: a few roundings of float32."""
 
 
 @dataclass(frozen=True)
@@ -147,24 +150,50 @@ def conv_milliseconds(
     return taken
 
 
+def step_federation(name: str, clip: float, dtype: str) -> tuple[SimulatedFederation, tuple]:
+    """Four clients with random images for a named network, and their data; in float64 the plain loop."""
+    shape = (3, 64, 64) if "celeba" in name else (1, 28, 28) if "fashion" in name else (3, 32, 32)
+    clients = random_clients(4, 24, shape, 5, "float32")
+    federation = SimulatedFederation(
+        clients,
+        ModuleModel(CONV_NETS[name](shape, 5)),
+        LocalTraining(0.02, 2, 20, 0.9, clip=clip),
+        participation=Participation("fixed", count=2),
+        dtype=dtype,  # type: ignore[arg-type]
+        seed=1,
+        strategy="loop" if dtype == "float64" else "auto",
+    )
+    return federation, clients
+
+
+def step_of(engine: Engine, start: np.ndarray) -> np.ndarray:
+    """How far one round moves the model."""
+    return engine.run_round(start, Position(1, 3), np.arange(4)).model - start
+
+
 def errors_of_a_step(name: str, clip: float, precisions: list[str]) -> list[float]:
     """The largest error of a round's step of a named network against the loop in float64, of its largest entry."""
-    shape = (3, 64, 64) if "celeba" in name else (1, 28, 28) if "fashion" in name else (3, 32, 32)
-    model = ModuleModel(CONV_NETS[name](shape, 5))
-    clients, everyone, here = random_clients(4, 24, shape, 5, "float32"), np.arange(4), Position(1, 3)
-    training = LocalTraining(0.02, 2, 20, 0.9, clip=clip)
-    few = Participation("fixed", count=2)
-    single = SimulatedFederation(clients, model, training, participation=few, dtype="float32", seed=1)
-    double = SimulatedFederation(clients, model, training, participation=few, seed=1, strategy="loop")
+    single, clients = step_federation(name, clip, "float32")
     start = single.initial_model(0)
-    truth = double.run_round(start.astype("float64"), here, everyone).model - start
+    truth = step_of(step_federation(name, clip, "float64")[0], start.astype("float64"))
     errors = []
     for precision in precisions:
         (engine,) = lane_engines([single], [clients], "cuda", precision)
-        step = engine.run_round(start, here, everyone).model - start
+        errors.append(float(np.abs(step_of(engine, start) - truth).max() / np.abs(truth).max()))
         engine.close()
-        errors.append(float(np.abs(step - truth).max() / np.abs(truth).max()))
     return errors
+
+
+def jumps_of_a_step(name: str, draws: int = 10) -> list[float]:
+    """The same for the loop in float64 itself, from models moved by `MOVED` of themselves at random."""
+    double = step_federation(name, 0.0, "float64")[0]
+    start = step_federation(name, 0.0, "float32")[0].initial_model(0).astype("float64")
+    truth, generator = step_of(double, start), np.random.default_rng(0)
+    jumps = []
+    for _ in range(draws):
+        moved = start * (1.0 + MOVED * generator.standard_normal(start.shape))
+        jumps.append(float(np.abs(step_of(double, moved) - truth).max() / np.abs(truth).max()))
+    return jumps
 
 
 def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
@@ -201,7 +230,7 @@ def main() -> None:
     options = parser.parse_args()
     clients = real_clients(options.data) if options.data else random_clients(100, 100, (3, 32, 32), 10, "float32")
     figures: dict[str, float | str] = {
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "torch": torch.__version__,
         "date": date.today().isoformat(),
         "commit": options.commit or commit(),
@@ -226,6 +255,10 @@ def main() -> None:
         errors = errors_of_a_step(name, clip, options.precisions)
         for precision, error in zip(options.precisions, errors, strict=True):
             note(f"{name}, clip {clip}, {precision}: largest error of a step, of its largest entry", error)
+    for name in CONV_NETS if "kinks" in options.parts else ():
+        jumps = jumps_of_a_step(name)
+        note(f"{name}, float64 from a model moved by {MOVED:g} of itself: smallest difference of a step", min(jumps))
+        note(f"{name}, float64 from a model moved by {MOVED:g} of itself: largest difference of a step", max(jumps))
     for samples in (10, 60) if "linear" in options.parts else ():
         name = f"1,000 clients x {samples}, all, float64, K=10, tracking on: rounds a second"
         note(name, linear_rounds_a_second(1000, samples, options.rounds))

@@ -117,7 +117,7 @@ def test_trainings_below_the_target_are_named(letter: list[dict[str, Any]]) -> N
     assert (clipped["reached"], clipped["rounds of training"]) == ("1 of 3", "10,000")
     assert clipped["accuracy"] == "0.400 to 0.910"
     assert clipped["test"] == pytest.approx(0.4)
-    assert settings_rows({"letter": letter})[-1]["not trained"] == "CIFAR-10 (2 of 3 seeds)"
+    assert settings_rows({"letter": letter})[-1]["not trained"] == "CIFAR-10 (2 of 3 seeds after 10,000 rounds)"
     assert training_rows(load_experiment("sequential"), letter) == []
 
 
@@ -127,7 +127,10 @@ def test_a_claim_does_not_hold_where_training_never_reaches_the_target(letter: l
             row["rounds"] = 50
     clipped, unclipped = (verdict for _, verdict in verdicts({"letter": letter}, LETTER_STATEMENTS))
     assert clipped.measured.startswith("50 % fewer rounds on average")
-    assert (clipped.same, clipped.why) == (False, "training ended below the target on CIFAR-10 (2 of 3 seeds)")
+    assert (clipped.same, clipped.why) == (
+        False,
+        "training ended below the target on CIFAR-10 (2 of 3 seeds after 10,000 rounds)",
+    )
     assert unclipped.same
 
 
@@ -172,3 +175,15 @@ def test_the_page_has_the_settings_the_trainings_and_both_tables(
     reading = reading_of(LETTER, letter)
     assert "by the paper's rules (`authors_unclipped`) 50 % fewer rounds on average" in reading
     assert "by ours (`authors_unclipped_ours`) as many rounds on average" in reading
+
+
+def test_trainings_of_different_limits_are_not_counted_together(letter: list[dict[str, Any]]) -> None:
+    shorter = [row | {"seed": row["seed"] + 3} for row in training("authors", "cifar10", [0.3, 0.35], 2_500)]
+    lines = [line for line in training_rows(LETTER, letter + shorter) if line["trained as"] == "`authors`"]
+    assert [(line["data"], line["reached"], line["rounds of training"]) for line in lines] == [
+        ("MNIST", "3 of 3", "900"),
+        ("CIFAR-10", "1 of 3", "10,000"),
+        ("CIFAR-10", "0 of 2", "2,500"),
+    ]
+    setting = next(line for line in settings_rows({"letter": letter + shorter}) if line["setting"] == "`authors`")
+    assert setting["not trained"] == "CIFAR-10 (2 of 3 seeds after 10,000 rounds, 2 of 2 seeds after 2,500 rounds)"

@@ -21,7 +21,7 @@ KINDS = (SHARED_TRAINING, "dp")
 
 @dataclass(frozen=True)
 class TrainedTo:
-    """The trainings of one data set and kind under one preset: how many reached the target, after how many rounds."""
+    """The trainings of one data set and kind under one preset and limit of rounds, and how many reached the target."""
 
     dataset: str
     preset: str
@@ -40,8 +40,8 @@ def trainings_of(rows: Sequence[Row]) -> list[TrainedTo]:
     trainings = [row for row in rows if row["method"] == TRAINING]
     for dataset, preset, kind in itertools.product(datasets_of(trainings), shared_settings().presets, KINDS):
         place = (dataset, preset, f"kind={kind}")
-        own = [row for row in trainings if (row["dataset"], row["preset"], row["variant"]) == place]
-        if own:
+        there = [row for row in trainings if (row["dataset"], row["preset"], row["variant"]) == place]
+        for own in _by_limit(there):
             result.append(
                 TrainedTo(
                     dataset,
@@ -58,17 +58,34 @@ def trainings_of(rows: Sequence[Row]) -> list[TrainedTo]:
     return result
 
 
+def _by_limit(rows: Sequence[Row]) -> list[list[Row]]:
+    """Trainings of the same limit of rounds together, the highest limit first.
+
+    A training that ended below its target ended at its limit. One that reached it is counted with the lowest limit
+    that leaves room for its rounds, or with the highest.
+    """
+    limits = sorted({row["rounds"] for row in rows if not row["reached"]})
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        fits = [limit for limit in limits if limit >= row["rounds"]] or limits[-1:] or [0]
+        groups.setdefault(fits[0], []).append(row)
+    return [groups[limit] for limit in sorted(groups, reverse=True)]
+
+
 def _present(rows: Sequence[Row], column: str) -> tuple[float, ...]:
     return tuple(sorted(row[column] for row in rows if row.get(column) is not None))
 
 
 def below_target(rows: Sequence[Row], preset: str) -> list[str]:
-    """Data sets with seeds on which the training of most methods ended below the target, and how many."""
-    return [
-        f"{title_of(training.dataset)} ({training.seeds - training.reached} of {training.seeds} seeds)"
-        for training in trainings_of(rows)
-        if (training.preset, training.kind) == (preset, SHARED_TRAINING) and training.reached < training.seeds
-    ]
+    """Data sets with seeds on which the training of most methods ended below the target: how many, at which limit."""
+    missed: dict[str, list[str]] = {}
+    for training in trainings_of(rows):
+        if (training.preset, training.kind) == (preset, SHARED_TRAINING) and training.reached < training.seeds:
+            count = (
+                f"{training.seeds - training.reached} of {training.seeds} seeds after {max(training.rounds):,} rounds"
+            )
+            missed.setdefault(title_of(training.dataset), []).append(count)
+    return [f"{title} ({', '.join(counts)})" for title, counts in missed.items()]
 
 
 def training_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -337,22 +337,35 @@ def _world(course: Course) -> tuple[str, int]:
 
 def rounds_message(results: Results) -> str:
     """How SIFU does against Scratch, in a sentence: mean over the data sets where it always reached the target."""
-    parts = []
+    everywhere = len(results.titles)
+    saved: dict[str, list[float]] = {}
+    counts: dict[str, int] = {}
     for line in results.lines:
         if line.method != "sifu":
             continue
-        saved, count = [], 0
         for dataset in results.titles:
             here = [course for course in results.courses if course.first["dataset"] == dataset]
             speed = speed_up(by_line(here, line), here)
-            count += speed.runs > 0
+            counts[line.preset] = counts.get(line.preset, 0) + (speed.runs > 0)
             if speed.complete and speed.fewer is not None:
-                saved.append(speed.fewer)
-        if saved:
-            where = "" if len(saved) == count else f" on the {len(saved)} of {count} data sets it always got there"
-            if count < len(results.titles):  # the others were not run, or their training never got there
-                where = f" on {len(saved)} of {len(results.titles)} data sets"
-            parts.append(f"{fewer_words(statistics.fmean(saved))} ({line.preset}){where}")
+                saved.setdefault(line.preset, []).append(speed.fewer)
+    if len(saved) > 2:  # sentences for each would be a title of many lines
+        shares = [
+            f"{preset} {round(100 * statistics.fmean(shares))} % ({len(shares)} of {everywhere})"
+            for preset, shares in saved.items()
+        ]
+        return f"Rounds of Scratch that SIFU saves where it always got there (data sets): {', '.join(shares)}"
+    parts = []
+    for preset, shares_saved in saved.items():
+        count = counts[preset]
+        where = (
+            ""
+            if len(shares_saved) == count
+            else f" on the {len(shares_saved)} of {count} data sets it always got there"
+        )
+        if count < everywhere:  # the others were not run, or their training never got there
+            where = f" on {len(shares_saved)} of {everywhere} data sets"
+        parts.append(f"{fewer_words(statistics.fmean(shares_saved))} ({preset}){where}")
     return f"SIFU against Scratch: {', '.join(parts)}" if parts else results.title
 
 
