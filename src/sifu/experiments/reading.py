@@ -132,3 +132,11 @@ def datasets_of(rows: Iterable[Row]) -> list[str]:
 def title_of(dataset: str) -> str:
     """A data set as people know it."""
     return shared_settings().dataset(dataset).title
+
+
+def before_first_round(row: Mapping[str, Any]) -> bool:
+    """Whether a request of SIFU went back to a model that none of the clients had taken part in.
+
+    Its certificate may be `conditional` all the same: among a fixed number of participants they took others' slots.
+    """
+    return bool(row["level"] == "exact" or row.get("psi") == 0.0)

@@ -26,7 +26,7 @@ from sifu.experiments.group_statements import (
 )
 from sifu.experiments.metric_summary import largest_of
 from sifu.experiments.network_statements import NETWORK_STATEMENTS
-from sifu.experiments.reading import courses_of, honest_presets, population_presets, title_of
+from sifu.experiments.reading import before_first_round, courses_of, honest_presets, population_presets, title_of
 from sifu.experiments.round_statements import BOUND_STATEMENTS
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
@@ -110,11 +110,12 @@ def _limited(rows: Sequence[Row]) -> Sentences:
     verdict = NETWORK_STATEMENTS[0].check(rows)
     own = [course for course in courses_of(rows) if "limit" in course.variant and course.line == our_line(rows)]
     sentences = [_measured(verdict, "Against a full retraining, ")]
-    before = sum(course.first["level"] == "exact" for course in own)
+    before = sum(before_first_round(course.first) for course in own)
     if own:
+        like_scratch = ", and so does nearly what Scratch does in the same time" if 2 * before > len(own) else ""
         sentences.append(
-            f"By our rules a request went back to before the clients' first round in {before} of {len(own)} runs, and "
-            "so does nearly what Scratch does in the same time."
+            f"By our rules a request went back to before the clients' first round in {before} of {len(own)} runs"
+            f"{like_scratch}."
         )
     return [sentence for sentence in sentences if sentence]
 
@@ -156,11 +157,12 @@ def _scale(rows: Sequence[Row]) -> Sentences:
         shown = ", ".join(
             f"{setting.automatic.text()} at epsilon {setting.epsilon}" for setting in at_size if setting.automatic
         )
-        draws = [setting.automatic.runs for setting in automatic if setting.automatic]
-        drawn = "one draw of the noise" if max(draws) == 1 else f"{min(draws)} to {max(draws)} draws of the noise"
+        draws = {setting.automatic.runs for setting in at_size if setting.automatic}
+        counted = f"{min(draws)}" if len(draws) == 1 else f"{min(draws)} to {max(draws)}"
+        drawn = "one draw of the noise stands" if draws == {1} else f"{counted} draws of the noise stand"
         sentences.append(
             f"With the automatic sigma and {size:,} clients the speed-up is {shown} "
-            f"({shape_words(at_size[0].requests).lower()}); {drawn} stands behind each number."
+            f"({shape_words(at_size[0].requests).lower()}); {drawn} behind each number."
         )
     hindsight = [setting for setting in settings if setting.hindsight and setting.hindsight.median is not None]
     if hindsight:

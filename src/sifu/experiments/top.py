@@ -25,7 +25,7 @@ from sifu.experiments.group_statements import (
 )
 from sifu.experiments.letter_settings import nearest_sentence
 from sifu.experiments.overview import LARGE
-from sifu.experiments.reading import courses_of
+from sifu.experiments.reading import before_first_round, courses_of
 from sifu.experiments.statements import PAPER_STATEMENTS, verdicts
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Tables
@@ -81,7 +81,7 @@ def _costs(tables: Tables) -> str:
     mean = mean_fewer(speeds)
     if mean is not None:
         runs = [course for course in courses_of(rows) if course.line == our_line(rows)]
-        before = sum(row["level"] == "exact" for run in runs for row in run.rows)
+        before = sum(before_first_round(row) for run in runs for row in run.rows)
         requests = sum(len(run.rows) for run in runs)
         medians = [speed.median for speed in speeds.values() if speed.median is not None]
         parts.append(

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sifu.plots.courses import Course, Line, Results, lines_of, scratch_beside, spread
+from sifu.plots.courses import METHOD_NAMES, Course, Line, Results, lines_of, scratch_beside, spread
 from sifu.plots.panels import (
     SHADES,
     by_line,
@@ -310,7 +310,9 @@ def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], C
     at_longest = [
         course for course in limited if float(course.variant["limit"]) == longest and beside(course) is not None
     ]
-    names = {line: line.label for line in lines_of(at_longest) if line.method in ("sifu", "scratch")}
+    lines = [line for line in lines_of(at_longest) if line.method in ("sifu", "scratch")]
+    alone = {line.method for line in lines if sum(other.method == line.method for other in lines) == 1}
+    names = {line: METHOD_NAMES[line.method] if line.method in alone else line.label for line in lines}
     compared = [course for course in at_longest if course.line in names]
     # A run that diverged has no accuracy: its data set and seed is left out for all, or the lines would not compare.
     lost = {_world(course) for course in compared if course.first["accuracy_retain_after"] is None}
