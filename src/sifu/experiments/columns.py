@@ -17,7 +17,7 @@ COLUMNS = {
     "apart": "for how many rounds (R)",
     "merge": "how the groups are put together: their mean, or moved further from the fresh model",
     "leavers": "clients that leave at once",
-    "seeds": "how many seeds; every row of a data set has the same ones",
+    "seeds": "how many seeds; every row of a data set has the same ones, but for `groups`",
     "runs": "seeds times sets of clients that ask; every row of a data set has the same ones",
     "draws": "how many times the noise was drawn: single draws vary a lot",
     "rounds": "all requests together, calibration included; median over the runs that reached the target",
@@ -26,13 +26,16 @@ COLUMNS = {
     "median (least to largest), and how many runs did not reach it",
     "automatic": "the speed-up at the sigma that the planner chose before the request",
     "best in hindsight": "the speed-up at the best of the sigmas tried, chosen after all were run: nobody gets this",
-    "tried": "how many sigmas the best in hindsight was chosen from",
+    "tried": "how many sigmas the best in hindsight was chosen from, and over how many draws where some sigma has "
+    "fewer than the automatic one",
     "sent": "bytes between server and clients: a model to each participant of a round and one back; mean",
     "kept": "what is kept beyond the current model for the next request; the largest of the requests, mean",
     "seconds": "of a request, mean, and on what; whatever else ran there at the time slowed it",
-    "remaining": "accuracy on the training data of the clients that stay, after the last request; median",
-    "test": "accuracy on test samples, which no client holds; median",
-    "forgotten": "accuracy on the training data of everyone forgotten; median. Near Scratch's is good",
+    "remaining": "accuracy on the training data of the clients that stay, after the last request; median over the runs "
+    "that did not diverge, whether they reached the target or not",
+    "test": "accuracy on test samples, which no client holds; median over the same runs",
+    "forgotten": "accuracy on the training data of everyone forgotten; median over the same runs. Near Scratch's is "
+    "good",
     "mark": "accuracy with the leaving clients' own marks less accuracy with fresh ones, after the request; near 0 is "
     "good; median",
     "level": "what is proven: of how many requests",
@@ -55,7 +58,8 @@ COLUMNS = {
     "control saves": "the same of Noisy Scratch, a fresh model plus the same noise; over these data sets, or those "
     "named, on which its runs always reached the target, too",
     "left": "what SIFU saves beyond the control, on the control's data sets",
-    "honest saves": "the same of SIFU by our rules on the same training",
+    "honest saves": "the same of SIFU by our rules on the same training, on the seeds that it was run on: they may be "
+    "fewer",
     "missed": "runs of SIFU that did not reach the target, of those that have Scratch beside them",
     "not trained": "data sets, and on how many seeds, whose training ended at its limit of rounds below the target",
     "trained as": "the preset; those that differ in what they promise alone train alike",

@@ -14,6 +14,9 @@ from sifu.plots.speed import speed_up
 
 NOT_COMPARED = ("fine_tuning", "noisy_scratch")
 """Fine-Tuning does not forget; Noisy Scratch is our control and not in the paper's comparison."""
+Run = tuple[int, str]
+"""A seed and a limit of rounds."""
+Gap = tuple[float, float]
 ALSO_NOT = ("closed_form", "groups")
 """Exact methods of ours: they train otherwise, and the paper does not have them."""
 
@@ -59,25 +62,27 @@ def _trade_off(rows: Sequence[Row]) -> Verdict | None:
     for dataset in (name for name in datasets_of(rows) if name not in CONVEX):
         here = [course for course in courses if course.first["dataset"] == dataset and course.line.preset == preset]
         gaps = _gaps_to_full(here)
-        own = [gap for gap in gaps.get(sifu, ()) if gap is not None]
+        own = {run: gap for run, gap in gaps.get(sifu, {}).items() if gap is not None}
         if not own:
             continue
-        # A method that diverges with some seeds cannot be compared by the others alone: it has no accuracy there.
+        # Others are held against SIFU on the runs in which it has an accuracy; who has none in one of them is left out.
+        beside = {line: [by_run.get(run) for run in own] for line, by_run in gaps.items()}
         rivals = {
-            line: statistics.fmean(gap[0] for gap in by_seed if gap)
-            for line, by_seed in gaps.items()
+            line: statistics.fmean(gap[0] for gap in shared if gap)
+            for line, shared in beside.items()
             if line not in (control, sifu)
-            and None not in by_seed
-            and statistics.fmean(gap[1] for gap in by_seed if gap) <= NEAR
+            and None not in shared
+            and statistics.fmean(gap[1] for gap in shared if gap) <= NEAR
         }
-        below, runs = statistics.fmean(gap for gap, _ in own), len(gaps[sifu])
+        below, runs = statistics.fmean(gap for gap, _ in own.values()), len(gaps[sifu])
         text = f"{title_of(dataset)}: SIFU {100 * below:.0f} points below"
         if len(own) < runs:
             text += f" in {len(own)} of {runs} runs, diverged in the others"
         if rivals:
             nearest = min(rivals, key=lambda line: rivals[line])
-            text += f", nearest of the others {nearest.label} {100 * rivals[nearest]:.0f}"
-        forgets = statistics.fmean(forgot for _, forgot in own) <= NEAR
+            where = " in the same runs" if len(own) < runs else ""
+            text += f", nearest of the others{where} {nearest.label} {100 * rivals[nearest]:.0f}"
+        forgets = statistics.fmean(forgot for _, forgot in own.values()) <= NEAR
         best.append(len(own) == runs and forgets and all(below < gap for gap in rivals.values()))
         parts.append(text)
     if not parts:
@@ -86,10 +91,10 @@ def _trade_off(rows: Sequence[Row]) -> Verdict | None:
     return Verdict(f"remaining clients, mean over the limits, {'; '.join(parts)}", all(best), why)
 
 
-def _gaps_to_full(courses: Sequence[Course]) -> dict[Line, list[tuple[float, float] | None]]:
+def _gaps_to_full(courses: Sequence[Course]) -> dict[Line, dict[Run, Gap | None]]:
     """Remaining clients: points below a full retraining; forgotten: points above it. None for a run that diverged."""
     beside = scratch_beside(courses)
-    gaps: dict[Line, list[tuple[float, float] | None]] = {}
+    gaps: dict[Line, dict[Run, Gap | None]] = {}
     for course in courses:
         full = beside(course)
         if "limit" not in course.variant or full is None:
@@ -101,7 +106,7 @@ def _gaps_to_full(courses: Sequence[Course]) -> dict[Line, list[tuple[float, flo
             if diverged
             else (full.first["accuracy_retain_after"] - after, forgot - full.first["accuracy_forget_after"])
         )
-        gaps.setdefault(course.line, []).append(gap)
+        gaps.setdefault(course.line, {})[course.first["seed"], course.variant["limit"]] = gap
     return gaps
 
 

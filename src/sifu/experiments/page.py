@@ -37,7 +37,8 @@ DEFINITION = (
     "**Speed-up** means the same everywhere on this page: Scratch's rounds over the method's (all requests of a run "
     "together, calibration included) on the same seed, only of seeds on which both reached the target; the median over "
     "seeds (least to largest). Runs that did not reach the target have no ratio and are counted beside it. All rows of "
-    "a data set in a table are of the same seeds. [Columns](#columns) defines every column."
+    "a data set in a table are of the same seeds, but for growing federations and groups, where each row says how many "
+    "it has. [Columns](#columns) defines every column."
 )
 
 
@@ -66,7 +67,7 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
             if path.resolve() != (out / f"{section.name}.{kind}").resolve():
                 shutil.copyfile(path, out / f"{section.name}.{kind}")
     parts = ["# Results", *_opening(sections, tables), f"![Every method at a glance]({OVERVIEW})", DEFINITION]
-    parts += ["## The paper's statements", _paper_opening(tables), statements_table(tables, PAPER_STATEMENTS)]
+    parts += ["## The paper's statements", paper_opening(tables), statements_table(tables, PAPER_STATEMENTS)]
     parts += [_section(section, tables) for section in sections]
     parts += ["## What we add", statements_table(tables, OWN_STATEMENTS)]
     parts += ["## Columns", _columns(sections, tables), "## Where it came from"]
@@ -83,9 +84,11 @@ def _opening(sections: Sequence[Section], tables: Tables) -> list[str]:
     return [*warning, sentences] if sentences else warning
 
 
-def _paper_opening(tables: Tables) -> str:
+def paper_opening(tables: Tables) -> str:
     """Which preset the paper's statements are held against, and what the presets are."""
-    used = sorted({letter_preset(rows) for rows in tables.values() if rows and rows[0].get("preset")})
+    names = {statement.experiment for statement in PAPER_STATEMENTS}
+    held_tables = [rows for name, rows in tables.items() if name in names and rows and rows[0].get("preset")]
+    used = sorted({letter_preset(rows) for rows in held_tables})
     present = {row["preset"] for rows in tables.values() for row in rows}
     others = [name for name in shared_settings().presets if name not in ("paper", "ours") and name in present]
     text = (

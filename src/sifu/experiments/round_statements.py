@@ -125,7 +125,10 @@ def _sigma_ends(rows: Sequence[Row]) -> Verdict | None:
             # A request that diverged has no node; two that diverged have ended alike.
             high.append(course.rows[0]["node"] == last.rows[0]["node"])
     if high:
-        text += f"; highest sigma: the same model as Last, or diverged like it, in {sum(high)} of {len(high)} runs"
+        text += (
+            "; highest sigma: at the first request back to the same model as Last, or diverged like it, in "
+            f"{sum(high)} of {len(high)} runs"
+        )
         same = same and 2 * sum(high) >= len(high)
     return Verdict(text, same)
 

@@ -241,16 +241,19 @@ def _growing(rows: Sequence[Row]) -> Summary:
     """Automatic choices beside the best in hindsight, by size of the federation."""
     result = []
     for setting in settings_of(courses_of(rows)):
-        draws = {speed.runs for speed in (setting.automatic, setting.hindsight) if speed}
+        tried: int | str = setting.tried
+        if setting.hindsight and setting.automatic and setting.hindsight.runs != setting.automatic.runs:
+            tried = f"{tried} ({setting.hindsight.runs} draw{'s' * (setting.hindsight.runs != 1)})"
+        draws = setting.automatic or setting.hindsight
         result.append(
             {
                 "requests": setting.requests,
                 "epsilon": setting.epsilon,
                 "clients": setting.clients,
-                "draws": max(draws),
+                "draws": draws.runs if draws else None,
                 "automatic": setting.automatic.text() if setting.automatic else None,
                 "best in hindsight": setting.hindsight.text() if setting.hindsight else None,
-                "tried": setting.tried if setting.hindsight else None,
+                "tried": tried if setting.hindsight else None,
                 "level": ", ".join(setting.levels),
             }
         )
@@ -281,8 +284,23 @@ def _groups(rows: Sequence[Row]) -> Summary:
                 },
             )
         )
-    note = "Sorted by task and leavers, the quickest setting first: every setting that was tried is here."
+    note = "Sorted by task and leavers, the quickest setting first." + _all_hit_words(rows)
     return Summary([row for _, row in sorted(lines, key=lambda pair: pair[0])], note if lines else "")
+
+
+def _all_hit_words(rows: Sequence[Row]) -> str:
+    """Requests that left no group to merge are in no row, so that these rows are of the luckier seeds."""
+    hit = sum(
+        row["method"] == "groups" and row["request"] == 1 and "rebuild" not in row["variant"] and not row["groups_left"]
+        for row in rows
+    )
+    if not hit:
+        return ""
+    requests = "request left" if hit == 1 else "requests left"
+    return (
+        f" {hit} {requests} no group without a leaver: there groups are Scratch, and `seeds` counts the other seeds "
+        "alone."
+    )
 
 
 def _merge_words(case: Case) -> str:

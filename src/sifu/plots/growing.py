@@ -16,7 +16,8 @@ class Setting:
     """Requests of one shape at one epsilon in a federation of one size.
 
     `automatic` is what a user gets. `hindsight` is the best of `tried` sigmas, chosen after all of them were run, and
-    so more than anyone can have; None where only the automatic sigma was run.
+    so more than anyone can have; None where only the automatic sigma was run. It is over the draws that every sigma
+    has, which may be fewer than the automatic one's.
     """
 
     requests: str
@@ -39,7 +40,10 @@ def settings_of(courses: Sequence[Course]) -> list[Setting]:
     settings = []
     for (requests, epsilon, clients), by_sigma in grouped.items():
         speeds = {sigma: speed_up_of((run, beside(run)) for run in runs) for sigma, runs in by_sigma.items()}
-        fixed = [speed for sigma, speed in speeds.items() if sigma != AUTOMATIC]
+        shared = set.intersection(*({run.first["seed"] for run in runs} for runs in by_sigma.values()))
+        alike = [
+            speed_up_of((run, beside(run)) for run in runs if run.first["seed"] in shared) for runs in by_sigma.values()
+        ]
         levels = sorted({row["level"] for runs in by_sigma.values() for run in runs for row in run.rows})
         settings.append(
             Setting(
@@ -47,7 +51,7 @@ def settings_of(courses: Sequence[Course]) -> list[Setting]:
                 epsilon,
                 clients,
                 speeds.get(AUTOMATIC),
-                min(speeds.values(), key=lambda speed: speed.rank) if fixed else None,
+                min(alike, key=lambda speed: speed.rank) if shared and set(speeds) != {AUTOMATIC} else None,
                 len(speeds),
                 tuple(levels),
             )

@@ -47,6 +47,8 @@ class SpeedUp:
 
         >>> SpeedUp((2.0, 1.5, 3.0), 3, 0).text()
         '2x (1.5 to 3)'
+        >>> SpeedUp((1.3, 0.95, math.inf), 3, 0).text()
+        '1.3x (0.95 to no rounds)'
         >>> SpeedUp((2.0,), 3, 2).text()
         '2x, did not reach the target (2 of 3)'
         >>> SpeedUp((), 3, 3).text(), SpeedUp((math.inf, math.inf), 2, 0).text(), SpeedUp((), 0, 0).text()
@@ -55,12 +57,10 @@ class SpeedUp:
         missed = f"did not reach the target ({self.missed} of {self.runs})" if self.missed else ""
         if self.median is None:
             return missed or "-"
-        if math.isinf(max(self.ratios)):
-            shown = "no rounds" if math.isinf(self.median) else f"{times(self.median)}x and more"
-        else:
-            shown = f"{times(self.median)}x"
-            if times(min(self.ratios)) != times(max(self.ratios)):
-                shown += f" ({times(min(self.ratios))} to {times(max(self.ratios))})"
+        shown = "no rounds" if math.isinf(self.median) else f"{times(self.median)}x"
+        if times(min(self.ratios)) != times(max(self.ratios)):
+            most = "no rounds" if math.isinf(max(self.ratios)) else times(max(self.ratios))
+            shown += f" ({times(min(self.ratios))} to {most})"
         return f"{shown}, {missed}" if missed else shown
 
     @property
