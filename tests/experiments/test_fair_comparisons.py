@@ -43,12 +43,12 @@ def test_with_little_time_others_are_compared_on_the_runs_that_sifu_survived() -
     verdict = NETWORK_STATEMENTS[0].check(limited_rows(sifu_diverges=True))
     assert verdict is not None
     assert not verdict.same
-    assert "SIFU 5 points below in 3 of 6 runs, diverged in the others" in verdict.measured
-    assert "nearest of the others in the same runs Scratch 40" in verdict.measured
+    assert "SIFU 5 (in 3 of 6 runs; the others diverged)" in verdict.measured
+    assert "the nearest other that forgets, Scratch, 40 in the same runs" in verdict.measured
     everywhere = NETWORK_STATEMENTS[0].check(limited_rows(sifu_diverges=False))
     assert everywhere is not None
     assert everywhere.same
-    assert "SIFU 5 points below, nearest of the others Scratch 25" in everywhere.measured
+    assert "SIFU 5, the nearest other that forgets, Scratch, 25" in everywhere.measured
 
 
 def test_the_best_sigma_in_hindsight_is_of_the_draws_that_all_sigmas_have() -> None:
@@ -104,7 +104,7 @@ def test_a_median_over_data_sets_does_not_hide_one_that_is_remembered() -> None:
         own = (row["method"], row["preset"], row["dataset"]) == ("sifu", "paper", "mnist")
         row["accuracy_forgotten_after"] = 0.3 if own else 0.1
     text = reading_of(load_experiment("sequential"), rows)
-    assert "SIFU (paper) +0 (but MNIST +20), SIFU (ours) +0," in text
+    assert "SIFU (paper's rules) 0 (but MNIST +20), SIFU (our rules) 0," in text
     assert "median over the runs that reached the target" in text
 
 

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_rows import made_up_rows, write_results
 
 from sifu.experiments.letter_settings import letter_settings, nearest, nearest_sentence, settings_rows
-from sifu.experiments.page import write_page
-from sifu.experiments.reading import without
+from sifu.experiments.page import _all_trained, write_page
+from sifu.experiments.reading import results_of, without
 from sifu.experiments.readings import reading_of
 from sifu.experiments.round_statements import LETTER_STATEMENTS
 from sifu.experiments.settings import load_experiment
@@ -21,6 +21,8 @@ from sifu.experiments.statements import verdicts
 from sifu.experiments.summary import set_apart, summarise
 from sifu.experiments.table import REQUEST_COLUMNS
 from sifu.experiments.trained_to import training_rows
+from sifu.plots.courses import Line, labels_of
+from sifu.plots.methods import rounds_message
 
 LETTER = load_experiment("letter")
 ROUNDS = {"scratch": 100, "sifu": 50, "noisy_scratch": 80, "fine_tuning": 20, "last": 200}
@@ -155,6 +157,21 @@ def test_methods_set_apart_leave_the_seeds_of_the_others(letter: list[dict[str, 
     assert set_apart(load_experiment("sequential"), rows).rows == []
 
 
+def test_runs_that_are_trained_alike_are_named_by_their_rules(letter: list[dict[str, Any]]) -> None:
+    alike = [row for row in letter if row["preset"].startswith("authors_unclipped")]
+    rules, presets = (
+        {"SIFU (paper's rules)", "SIFU (our rules)", "Scratch", "Noisy Scratch", "Fine-Tuning"},
+        {"SIFU (authors)", "SIFU (authors_unclipped)", "SIFU (authors_unclipped_ours)", "Scratch (authors_unclipped)"},
+    )
+    assert {row["method"] for row in summarise(LETTER, alike).rows} == rules
+    assert "Noisy Scratch 0, SIFU (paper's rules) 0, SIFU (our rules) 0" in reading_of(LETTER, alike)
+    results = results_of(LETTER, alike)
+    assert set(labels_of(results.courses).values()) == rules  # what the figure writes
+    assert "50 % fewer rounds (paper's rules), as many rounds (our rules)" in rounds_message(results)
+    assert presets <= {row["method"] for row in summarise(LETTER, letter).rows}
+    assert Line("sifu", "somebody_elses").by_rules == "SIFU (somebody_elses)"
+
+
 def test_the_page_has_the_settings_the_trainings_and_both_tables(
     letter: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +189,11 @@ def test_the_page_has_the_settings_the_trainings_and_both_tables(
     assert places == sorted(places)
     assert "| `paper` |" in section  # the settings of `sequential` stand beside those of `letter`
     assert "comes `" in text[: text.index("\n## ")]
+    assert "Every run is trained as" not in section  # there are two ways, and the rows name them
+    alike = [row for row in letter if row["preset"].startswith("authors_unclipped")]
+    assert _all_trained(alike) == (
+        "Every run is trained as the authors' code trains, without its clipping (`authors_unclipped`)."
+    )
     reading = reading_of(LETTER, letter)
     assert "by the paper's rules (`authors_unclipped`) 50 % fewer rounds on average" in reading
     assert "by ours (`authors_unclipped_ours`) as many rounds on average" in reading

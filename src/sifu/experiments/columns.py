@@ -7,8 +7,10 @@ from collections.abc import Iterable
 COLUMNS = {
     "data": "the data set",
     "task": "data set, how it is spread over the clients, and how many take part in a round",
-    "method": "the method, with its preset where it was run under several",
-    "requests": "how many requests of how many clients: 10x3 are three requests of ten clients each",
+    "method": "the method; with the rules it was counted by where both were run, with its preset where runs were "
+    "trained in several ways",
+    "requests": "how many requests of how many clients: 10 is one request of ten clients, 10x3 are three of ten each, "
+    "1x50 fifty of one each",
     "clients": "clients of the federation",
     "epsilon": "the epsilon each request asked for, at delta 0.01; of the field's metrics: what thresholds on a "
     "sample's margin show (NeurIPS 2023 unlearning challenge), median over the forgotten's samples, 0 is best",
@@ -38,7 +40,9 @@ COLUMNS = {
     "good",
     "mark": "accuracy with the leaving clients' own marks less accuracy with fresh ones, after the request; near 0 is "
     "good; median",
-    "level": "what is proven: of how many requests",
+    "level": "what is proven, and of how many requests: exact (the model never saw the clients), proven (epsilon and "
+    "delta from measured premises), conditional (on a premise that is assumed, for example that nobody else would have "
+    "taken the clients' places in their rounds), none; diverged: training did, and there is no model",
     "first training": "test accuracy of the first training with groups less that of plain training, in points; median",
     "models": "runs of the method, and as many of Scratch that it is held against",
     "KLoM forgotten": "KL divergence of margins from Scratch's, in nats, on the forgotten's samples: median over "
@@ -52,7 +56,7 @@ COLUMNS = {
     "good",
     "gap forgotten": "accuracy on the forgotten's samples less Scratch's, in points of medians",
     "gap test": "accuracy on test samples less Scratch's, in points of medians",
-    "setting": "the preset with the paper's promises that the data sets were trained and counted under",
+    "setting": "the preset, of those that count by the paper's rules",
     "averaged over": "the data sets on which every run of SIFU reached the target",
     "SIFU saves": "1 - 1/speed-up of SIFU, mean over these data sets; the paper says 52 %",
     "control saves": "the same of Noisy Scratch, a fresh model plus the same noise; over these data sets, or those "
@@ -62,7 +66,7 @@ COLUMNS = {
     "fewer",
     "missed": "runs of SIFU that did not reach the target, of those that have Scratch beside them",
     "not trained": "data sets, and on how many seeds, whose training ended at its limit of rounds below the target",
-    "trained as": "the preset; those that differ in what they promise alone train alike",
+    "trained as": "the preset; those that differ in their rules alone train alike",
     "target": "the accuracy on the clients' training data that ends training",
     "reached": "how many trainings reached it; no requests are carried out on the others",
     "rounds of training": "least to largest; those below the target ended at their limit",

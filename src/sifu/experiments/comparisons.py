@@ -87,6 +87,16 @@ def spread_words(values: Sequence[float], unit: str = "x") -> str:
     return f"{low}{unit}" if low == high else f"{low}{unit} to {high}{unit}"
 
 
+def signed(points: float) -> str:
+    """A difference in whole points, with its sign.
+
+    >>> signed(31.6), signed(-0.2), signed(-2.0)
+    ('+32', '0', '-2')
+    """
+    whole = round(points)
+    return f"{whole:+d}" if whole else "0"
+
+
 def by_line_of(courses: Sequence[Course], line: Line) -> list[Course]:
     """The runs of one line."""
     return [course for course in courses if course.line == line]

@@ -118,7 +118,9 @@ def nearest_sentence(tables: Mapping[str, Sequence[Row]]) -> str:
     setting = nearest(letter_settings(tables))
     if setting is None or setting.saved is None:
         return ""
-    text = f'nearest to its "52 % fewer rounds" comes `{setting.preset}`{_trained_words(setting.preset)} '
+    text = f'nearest to its "52 % fewer rounds" comes `{setting.preset}` '
+    words = trained_words(setting.preset)
+    text += f"({words}) " if words else ""
     text += f"with {fewer_words(setting.saved)} "
     text += f"({titles(setting.reached)}"
     text += f"; {setting.missed} of {setting.runs} runs did not reach the target)" if setting.missed else ")"
@@ -134,9 +136,14 @@ def nearest_sentence(tables: Mapping[str, Sequence[Row]]) -> str:
     return text
 
 
-def _trained_words(preset: str) -> str:
-    words = {"authors": "with its clipping", "authors_unclipped": "without its clipping"}.get(preset)
-    return f" (trained as the authors' code trains, {words})" if words else ""
+def trained_words(training: str) -> str:
+    """What a way of training is, in words; empty for the paper's settings as this project read them.
+
+    >>> trained_words("authors_unclipped")
+    "trained as the authors' code trains, without its clipping"
+    """
+    words = {"authors": "with its clipping", "authors_unclipped": "without its clipping"}.get(training)
+    return f"trained as the authors' code trains, {words}" if words else ""
 
 
 def _where(compared: Compared, setting: LetterSetting) -> str:

@@ -9,7 +9,7 @@ from sifu.experiments.comparisons import CONVEX, paper_line
 from sifu.experiments.reading import courses_of, datasets_of, letter_preset, title_of
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import NEAR, Statement, Verdict
-from sifu.plots.courses import Course, Line, scratch_beside
+from sifu.plots.courses import METHOD_NAMES, Course, Line, scratch_beside
 from sifu.plots.speed import speed_up
 
 NOT_COMPARED = ("fine_tuning", "noisy_scratch")
@@ -39,19 +39,19 @@ def _best_on_networks(rows: Sequence[Row]) -> Verdict | None:
         own = medians.get(sifu)
         quicker = [line for line, median in medians.items() if own is None or median > own]
         rivals = [
-            line.label
+            METHOD_NAMES.get(line.method, line.method)
             for line in quicker
             if line.preset == preset and line.method not in (*NOT_COMPARED, *ALSO_NOT, "sifu")
         ]
         if rivals:
-            beaten.append(f"{title_of(dataset)} ({', '.join(rivals)})")
+            beaten.append(f"{', '.join(rivals)} on {title_of(dataset)}")
         if control in quicker:
             by_control.append(title_of(dataset))
     if not compared:
         return None
     text = f"fewest rounds of all that forget on {len(compared) - len(beaten)} of {len(compared)} networks"
     why = f"Noisy Scratch, which the paper does not have, is quicker on {', '.join(by_control)}" if by_control else ""
-    return Verdict(text + (f"; quicker: {'; '.join(beaten)}" if beaten else ""), not beaten, why)
+    return Verdict(text + (f"; quicker: {', '.join(beaten)}" if beaten else ""), not beaten, why)
 
 
 def _trade_off(rows: Sequence[Row]) -> Verdict | None:
@@ -75,20 +75,22 @@ def _trade_off(rows: Sequence[Row]) -> Verdict | None:
             and statistics.fmean(gap[1] for gap in shared if gap) <= NEAR
         }
         below, runs = statistics.fmean(gap for gap, _ in own.values()), len(gaps[sifu])
-        text = f"{title_of(dataset)}: SIFU {100 * below:.0f} points below"
+        text = f"on {title_of(dataset)} SIFU {100 * below:.0f}"
         if len(own) < runs:
-            text += f" in {len(own)} of {runs} runs, diverged in the others"
+            text += f" (in {len(own)} of {runs} runs; the others diverged)"
         if rivals:
             nearest = min(rivals, key=lambda line: rivals[line])
+            other = METHOD_NAMES.get(nearest.method, nearest.method)
             where = " in the same runs" if len(own) < runs else ""
-            text += f", nearest of the others{where} {nearest.label} {100 * rivals[nearest]:.0f}"
+            text += f", the nearest other that forgets, {other}, {100 * rivals[nearest]:.0f}{where}"
         forgets = statistics.fmean(forgot for _, forgot in own.values()) <= NEAR
         best.append(len(own) == runs and forgets and all(below < gap for gap in rivals.values()))
         parts.append(text)
     if not parts:
         return None
     why = "" if all(best) else "see its figure"
-    return Verdict(f"remaining clients, mean over the limits, {'; '.join(parts)}", all(best), why)
+    text = "points below a full retraining on the clients that stay, by the paper's rules, mean over the limits: "
+    return Verdict(text + "; ".join(parts), all(best), why)
 
 
 def _gaps_to_full(courses: Sequence[Course]) -> dict[Line, dict[Run, Gap | None]]:

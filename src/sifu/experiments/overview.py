@@ -11,7 +11,7 @@ from sifu.experiments.group_statements import by_rule
 from sifu.experiments.reading import courses_of, datasets_of, honest_preset, letter_preset, title_of, trained_like
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Tables
-from sifu.plots.courses import Course, Line, lines_of, scratch_beside
+from sifu.plots.courses import Course, Line, labels_of, scratch_beside
 from sifu.plots.overview import Standing
 from sifu.plots.speed import SpeedUp, same_seeds, speed_up, speed_up_of
 
@@ -24,7 +24,7 @@ def standings(tables: Tables) -> list[Standing]:
     result = _of_requests(tables.get("sequential") or tables.get("watermark") or ())
     if not any(standing.label.startswith("Closed form") for standing in result):
         result += _closed_form(tables.get("exact", ()))
-    return [*result, *_groups(tables.get("groups", ())), *_large(tables.get("scale", ()))]
+    return [*result, *_groups(tables.get("groups", ())), *large_federations(tables.get("scale", ()))]
 
 
 def _of_requests(rows: Sequence[Row]) -> list[Standing]:
@@ -41,10 +41,10 @@ def _of_requests(rows: Sequence[Row]) -> list[Standing]:
         ).courses
         for dataset in datasets_of(rows)
     }
-    lines = lines_of([course for courses in tasks.values() for course in courses])
+    labels = labels_of([course for courses in tasks.values() for course in courses])
     return [
-        _standing(line.label, line, tasks)
-        for line in lines
+        _standing(label, line, tasks)
+        for line, label in labels.items()
         # Last by our rules says nothing that Last by the paper's does not.
         if line.preset in shown and not (line.method == "last" and line.honest)
     ]
@@ -113,7 +113,7 @@ def _groups(rows: Sequence[Row]) -> list[Standing]:
     return [Standing("Groups (ten)", {}, speeds, {"exact": sum(len(case.requests) for case in cases)})]
 
 
-def _large(rows: Sequence[Row]) -> list[Standing]:
+def large_federations(rows: Sequence[Row]) -> list[Standing]:
     """One request of ten clients on a convex task, sigma chosen automatically, at every epsilon that was asked for."""
     courses = [course for course in courses_of(rows) if int(course.variant["clients"]) >= LARGE]
     beside = scratch_beside(courses)
@@ -137,4 +137,4 @@ def _large(rows: Sequence[Row]) -> list[Standing]:
     if not speeds:
         return []
     levels = Counter(row["level"] for run in runs for row in run.rows)
-    return [Standing(f"SIFU (ours), {LARGE:,}+ clients", gaps, speeds, dict(levels))]
+    return [Standing(f"SIFU (our rules), {LARGE:,}+ clients", gaps, speeds, dict(levels))]

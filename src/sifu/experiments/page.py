@@ -10,15 +10,16 @@ from typing import Any
 
 from sifu.experiments.columns import definitions
 from sifu.experiments.figures import draw_source
-from sifu.experiments.letter_settings import PRESET_MEANINGS, settings_rows
+from sifu.experiments.letter_settings import PRESET_MEANINGS, settings_rows, trained_words
 from sifu.experiments.overview import standings
 from sifu.experiments.provenance_table import folded, provenance_table
-from sifu.experiments.reading import letter_preset
+from sifu.experiments.reading import courses_of, letter_preset
 from sifu.experiments.readings import reading_of
 from sifu.experiments.settings import shared_settings
 from sifu.experiments.sources import Source, sources_in
 from sifu.experiments.statements import OWN_STATEMENTS, PAPER_STATEMENTS, verdicts
 from sifu.experiments.summary import Summary, SummaryRow, set_apart, summarise
+from sifu.experiments.table import Row
 from sifu.experiments.top import top_sentences
 from sifu.experiments.trained_to import training_rows
 from sifu.experiments.verdict import Statement, Tables
@@ -33,6 +34,11 @@ FOLDED_FROM = 30
 """Tables of more lines than this are folded away: the figure above them says the same."""
 LONG_CELL = 300
 """Characters from which on a cell is broken into lines where its sentence has a semicolon."""
+INTRODUCTION = (
+    "Clients of a federation ask to be forgotten: what does it cost to make a trained model forget them, and what is "
+    "proven of it? *Scratch*, training again without them, is the yardstick; *the paper* is SIFU (AISTATS 2024), *its "
+    "rules* are those it counts and adds noise by, *our rules* those that a proof needs."
+)
 DEFINITION = (
     "**Speed-up** means the same everywhere on this page: Scratch's rounds over the method's (all requests of a run "
     "together, calibration included) on the same seed, only of seeds on which both reached the target; the median over "
@@ -66,7 +72,8 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
         for path, kind in ((section.source.table, "csv"), (section.source.origin, "json")):
             if path.resolve() != (out / f"{section.name}.{kind}").resolve():
                 shutil.copyfile(path, out / f"{section.name}.{kind}")
-    parts = ["# Results", *_opening(sections, tables), f"![Every method at a glance]({OVERVIEW})", DEFINITION]
+    at_a_glance = f"![Every method at a glance]({OVERVIEW})"
+    parts = ["# Results", INTRODUCTION, *_opening(sections, tables), at_a_glance, DEFINITION]
     parts += ["## The paper's statements", paper_opening(tables), statements_table(tables, PAPER_STATEMENTS)]
     parts += [_section(section, tables) for section in sections]
     parts += ["## What we add", statements_table(tables, OWN_STATEMENTS)]
@@ -126,7 +133,7 @@ def _section(section: Section, tables: Tables) -> str:
     where = f"In the paper: {experiment.paper_figure}." if experiment.paper_figure else "Not in the paper."
     parts = [
         f"## {experiment.title}",
-        f"{experiment.question} {where}",
+        " ".join(filter(None, [experiment.question, _all_trained(rows), where])),
         "**A smoke run: everything is shrunk, and the numbers mean nothing.**" if section.source.smoke else "",
         f"![{experiment.title}]({experiment.name}.png)",
         reading_of(experiment, rows),
@@ -138,6 +145,13 @@ def _section(section: Section, tables: Tables) -> str:
         " ".join(filter(None, [(apart if apart.rows else section.summary).note, every_row])),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _all_trained(rows: Sequence[Row]) -> str:
+    """How every run of the section was trained, where that is one way and not the paper's; elsewhere rows say it."""
+    trainings = {course.training for course in courses_of(rows)} if rows and "rounds" in rows[0] else set()
+    words = trained_words(next(iter(trainings))) if len(trainings) == 1 else ""
+    return f"Every run is {words} (`{next(iter(trainings))}`)." if words else ""
 
 
 def _settings(section: Section, tables: Tables) -> list[SummaryRow]:

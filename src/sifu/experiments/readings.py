@@ -12,6 +12,7 @@ from sifu.experiments.comparisons import (
     our_line,
     paper_line,
     reached_gaps,
+    signed,
     spread_words,
     titles,
 )
@@ -38,7 +39,7 @@ from sifu.experiments.round_statements import BOUND_STATEMENTS
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
 from sifu.experiments.verdict import Verdict
-from sifu.plots.courses import METHOD_NAMES, Course, Line, lines_of, shape_words
+from sifu.plots.courses import METHOD_NAMES, Course, Line, labels_of, lines_of, shape_words
 from sifu.plots.growing import settings_of
 from sifu.plots.speed import fewer_words, speed_up, times
 
@@ -83,11 +84,11 @@ def _listed(parts: Sequence[str]) -> str:
 def _who_remembers(rows: Sequence[Row]) -> str:
     keep: list[str] = []
     forget: list[str] = []
-    for line in lines_of(courses_of(rows)):
+    for line, label in labels_of(courses_of(rows)).items():
         gaps, _ = reached_gaps(rows, line)
         if gaps and line.method != "scratch":
             gap = statistics.median(gaps)
-            shown = f"{line.label} {100 * gap:+.0f}"
+            shown = f"{label} {signed(100 * gap)}"
             if gap > FAR_ABOVE:
                 keep.append(shown)
             else:
@@ -112,7 +113,7 @@ def _higher_somewhere(rows: Sequence[Row], line: Line) -> str:
 def _watermark(rows: Sequence[Row]) -> Sentences:
     marks: dict[str, float] = {}
     courses = courses_of(rows)
-    for line in lines_of(courses):
+    for line, label in labels_of(courses).items():
         own = [
             mark
             for course in courses
@@ -121,10 +122,11 @@ def _watermark(rows: Sequence[Row]) -> Sentences:
             if (mark := row.get("mark_after")) is not None
         ]
         if own:
-            marks[line.label] = statistics.median(own)
+            marks[label] = statistics.median(own)
     ordered = sorted(marks, key=lambda label: marks[label])
     shown = ", ".join(f"{label} {100 * marks[label]:+.1f}" for label in ordered)
-    sentences = [_measured(NETWORK_STATEMENTS[1].check(rows), "SIFU by the paper's rules takes the ")]
+    price = _measured(NETWORK_STATEMENTS[1].check(rows), "SIFU by the paper's rules takes the ")
+    sentences = [price or _sifu_against_scratch(rows)]
     if shown:
         sentences.append(f"After the request the mark is worth this many points of accuracy (median): {shown}.")
     return [sentence for sentence in sentences if sentence]
@@ -133,7 +135,7 @@ def _watermark(rows: Sequence[Row]) -> Sentences:
 def _limited(rows: Sequence[Row]) -> Sentences:
     verdict = NETWORK_STATEMENTS[0].check(rows)
     own = [course for course in courses_of(rows) if "limit" in course.variant and course.line == our_line(rows)]
-    sentences = [_measured(verdict, "Against a full retraining, ")]
+    sentences = [f"{verdict.measured[0].upper()}{verdict.measured[1:]}." if verdict else ""]
     before = sum(before_first_round(course.first) for course in own)
     if own:
         like_scratch = ", and so does nearly what Scratch does in the same time" if 2 * before > len(own) else ""
@@ -260,7 +262,7 @@ def _each(runs: Sequence[Course]) -> list[int]:
 def _measured(verdict: Verdict | None, opening: str) -> str:
     if verdict is None:
         return ""
-    return f"{opening}{verdict.measured}{f' ({verdict.why})' if verdict.why else ''}."
+    return f"{opening}{verdict.measured}{f'; {verdict.why}' if verdict.why else ''}."
 
 
 def _metrics(rows: Sequence[Row]) -> Sentences:
@@ -272,16 +274,31 @@ def _metrics(rows: Sequence[Row]) -> Sentences:
     floor = overall["scratch"]
     shown = ", ".join(f"{Line(row['method'], '').label} {row['klom_forgotten']:.2f}" for row in order)
     first = (
-        f"KLoM on the forgotten is {floor['klom_forgotten']:.2f} between {floor['models']} runs of Scratch and as many "
-        f"others of it, which is the floor; {shown}."
+        "KLoM, how far the predictions are from Scratch's (0: not at all), on the forgotten's samples is "
+        f"{floor['klom_forgotten']:.2f} between {floor['models']} runs of Scratch and as many "
+        f"others of it, which is the floor; then {shown}."
     )
     told = ", ".join(f"{Line(row['method'], '').label} {100 * (row['tpr_at_1'] or 0.0):.0f} %" for row in order)
-    return [first, f"An attack wrong about 1 % of Scratch's models tells apart: {told}."]
+    return [first, f"An attack that is wrong about 1 % of Scratch's models tells those of a method from them: {told}."]
+
+
+def _sets(rows: Sequence[Row]) -> Sentences:
+    courses = courses_of(rows)
+    sets = len({course.variant.get("set", "0") for course in courses})
+    seeds = len({course.first["seed"] for course in courses})
+    parts = []
+    for line in (paper_line("sifu", rows), our_line(rows)):
+        speeds = by_dataset(rows, line)
+        shown = [f"{speed.text()}{f' on {title_of(name)}' * (len(speeds) > 1)}" for name, speed in speeds.items()]
+        if shown:
+            parts.append(f"by {line.rules if line.honest else f'the {line.rules}'} {', '.join(shown)}")
+    first = f"Over {sets} sets of ten clients and {seeds} seeds the speed-up of SIFU is {_listed(parts)}."
+    return [sentence for sentence in (first if parts else "", _who_remembers(rows)) if sentence]
 
 
 READERS: dict[str, Reader] = {
     "rounds": _rounds,
-    "request_sets": _rounds,
+    "request_sets": _sets,
     "watermark": _watermark,
     "time_limited": _limited,
     "sigma": _sigma,

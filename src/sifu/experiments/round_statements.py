@@ -13,6 +13,7 @@ from sifu.experiments.comparisons import (
     mean_fewer,
     paper_line,
     reached_gaps,
+    signed,
     titles,
 )
 from sifu.experiments.reading import courses_of, datasets_of, title_of
@@ -74,17 +75,19 @@ def _eraser_costs_more(rows: Sequence[Row]) -> Verdict | None:
 
 
 def _do_not_forget(rows: Sequence[Row]) -> Verdict | None:
-    parts, same = [], []
+    parts, forgets = [], []
     for method in ("fine_tuning", "fed_accum"):
         gaps, runs = reached_gaps(rows, paper_line(method, rows))
         if gaps:
             gap = statistics.median(gaps)
-            parts.append(f"{METHOD_NAMES[method]} {100 * gap:+.0f} points ({len(gaps)} of {runs} runs)")
-            same.append(gap > NEAR)
+            parts.append(f"{METHOD_NAMES[method]} {signed(100 * gap)} points ({len(gaps)} of {runs} runs)")
+            if gap <= NEAR:
+                forgets.append(METHOD_NAMES[method])
     if not parts:
         return None
     text = "accuracy on the forgotten less Scratch's, median over the runs that reached the target: "
-    return Verdict(text + "; ".join(parts), all(same))
+    why = f"where it reached the target, {' and '.join(forgets)} forgot" if forgets else ""
+    return Verdict(text + "; ".join(parts), not forgets, why)
 
 
 def _fail_on_harder(rows: Sequence[Row]) -> Verdict | None:
@@ -148,8 +151,8 @@ def _bound_holds(accounting: str) -> Callable[[Sequence[Row]], Verdict | None]:
             return None
         broken = sum(row["distance"] > row[accounting] for row in measured)
         text = (
-            f"alpha above Psi in {broken:,} of {len(measured):,} measurements with alpha > 0, at most "
-            f"{times(largest_ratio(measured, accounting))} times Psi ({len(datasets_of(measured))} data sets)"
+            f"alpha, the true distance, is above Psi in {broken:,} of {len(measured):,} measurements on "
+            f"{len(datasets_of(measured))} data sets, at most {times(largest_ratio(measured, accounting))} times Psi"
         )
         why = ""
         if broken:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sifu.experiments.comparisons import signed
 from sifu.experiments.group_trials import MERGES
 from sifu.experiments.metric_summary import metric_summary
 from sifu.experiments.reading import courses_of, datasets_of, title_of, trained_like, without
 from sifu.experiments.settings import Experiment
 from sifu.experiments.table import Row
-from sifu.plots.courses import Course, Line, lines_of, scratch_beside
+from sifu.plots.courses import Course, Line, labels_of, lines_of, scratch_beside
 from sifu.plots.group_cases import Case, cases_of, first_trainings_of
 from sifu.plots.growing import settings_of
 from sifu.plots.speed import SameSeeds, same_seeds, speed_up
@@ -54,7 +55,9 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
         return Summary(*metric_summary(rows))
     if experiment.draw == "scale":
         return _growing(rows)
-    return _limited(rows) if experiment.draw == "time_limited" else _requests(without(rows, experiment.set_apart))
+    if experiment.draw == "time_limited":
+        return _limited(rows)
+    return _requests(without(rows, experiment.set_apart), labels_of(courses_of(rows)))
 
 
 def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
@@ -62,17 +65,19 @@ def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
     own = [row for row in rows if row["method"] in experiment.set_apart]
     present = {(row["dataset"], trained_like(row["preset"])) for row in own}
     scratch = [row for row in rows if row["method"] == "scratch"]
-    return _requests(own + [row for row in scratch if (row["dataset"], trained_like(row["preset"])) in present])
+    beside = [row for row in scratch if (row["dataset"], trained_like(row["preset"])) in present]
+    return _requests(own + beside, labels_of(courses_of(rows)))
 
 
-def _requests(rows: Sequence[Row]) -> Summary:
+def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
+    """`labels` are those of the whole experiment, so that both of its tables call a line the same."""
     result, notes = [], []
     everyone = courses_of(rows)
     for dataset in datasets_of(rows):
         same = same_seeds([course for course in everyone if course.first["dataset"] == dataset])
         if not same.courses:
             continue
-        notes.append(_seeds_note(dataset, same))
+        notes.append(_seeds_note(dataset, same, labels))
         lines: list[tuple[Any, SummaryRow]] = []
         varied = any(_numbers(course) for course in same.courses)
         for place, line in enumerate(lines_of(same.courses)):
@@ -83,7 +88,7 @@ def _requests(rows: Sequence[Row]) -> Summary:
                 # Along a scale a method's rows stand together; otherwise the quickest method comes first.
                 order = (_words(runs[0]), place if varied else 0, _numbers(runs[0]), speed.rank, place)
                 at_once = not speed.runs and all(run.total == 0 for run in runs)  # there is nothing to compare
-                lines.append((order, _one(dataset, line, axes, runs, "no rounds" if at_once else speed.text())))
+                lines.append((order, _one(dataset, labels[line], axes, runs, "no rounds" if at_once else speed.text())))
         result += [row for _, row in sorted(lines, key=lambda pair: pair[0])]
     return Summary(_without_empty(result), _joined_notes(notes))
 
@@ -105,14 +110,14 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "", 1).isdigit()
 
 
-def _one(dataset: str, line: Line, axes: Sequence[tuple[str, str]], runs: Sequence[Course], speed: str) -> SummaryRow:
+def _one(dataset: str, label: str, axes: Sequence[tuple[str, str]], runs: Sequence[Course], speed: str) -> SummaryRow:
     reached = [course.total for course in runs if course.reached]
     sets = len({course.variant.get("set", "0") for course in runs}) > 1
     levels = Counter(row["level"] for course in runs for row in course.rows)
     marks = [row.get("mark_after") for course in runs for row in course.rows]
     return {
         "data": title_of(dataset),
-        "method": line.label,
+        "method": label,
         **dict(axes),
         ("runs" if sets else "seeds"): len(runs),
         "rounds": round(statistics.median(reached)) if reached else None,
@@ -148,7 +153,7 @@ def _without_empty(rows: list[SummaryRow]) -> list[SummaryRow]:
     return [{name: row.get(name) for name in dict.fromkeys(columns)} for row in rows]
 
 
-def _seeds_note(dataset: str, same: SameSeeds) -> tuple[str, str]:
+def _seeds_note(dataset: str, same: SameSeeds, labels: Mapping[Line, str]) -> tuple[str, str]:
     by_training = {training: _ranges(seeds) for training, seeds in same.seeds.items()}
     if len(set(by_training.values())) == 1:
         numbers = next(iter(by_training.values()))
@@ -156,7 +161,7 @@ def _seeds_note(dataset: str, same: SameSeeds) -> tuple[str, str]:
         numbers = ", ".join(f"{numbers} (trained as {training})" for training, numbers in by_training.items())
     words = f"seed{'s' * (not numbers.isdigit())} {numbers}"
     if same.left_out:
-        words += f" (too few of them for {', '.join(same.left_out)}, left out)"
+        words += f" (too few of them for {', '.join(labels[line] for line in same.left_out)}, left out)"
     return title_of(dataset), words
 
 
@@ -191,19 +196,20 @@ def _joined_notes(notes: Sequence[tuple[str, str]]) -> str:
 def _limited(rows: Sequence[Row]) -> Summary:
     """A row for each method: how far each limit leaves it from a full retraining."""
     everyone = courses_of(rows)
+    labels = labels_of(everyone)
     result, notes = [], []
     for dataset in datasets_of(rows):
         same = same_seeds([course for course in everyone if course.first["dataset"] == dataset])
         limited = [course for course in same.courses if "limit" in course.variant]
         if not limited:
             continue
-        notes.append(_seeds_note(dataset, same))
+        notes.append(_seeds_note(dataset, same, labels))
         beside = scratch_beside(same.courses)
         limits = sorted({course.variant["limit"] for course in limited}, key=float)
         lines = []
         for line in lines_of(limited):
             seeds = {run.first["seed"] for run in limited if run.line == line}
-            row: SummaryRow = {"data": title_of(dataset), "method": line.label, "seeds": len(seeds)}
+            row: SummaryRow = {"data": title_of(dataset), "method": labels[line], "seeds": len(seeds)}
             for words, column in LIMITED_COLUMNS.items():
                 if not any(run.first.get(column) is not None for run in limited):
                     continue
@@ -229,7 +235,7 @@ def _gap_words(runs: Sequence[Course], beside: Any, column: str) -> str:
     if not gaps:
         return f"diverged ({len(runs)} of {len(runs)})"
     lost = len(runs) - len(gaps)
-    return f"{100 * statistics.median(gaps):+.0f}" + (f", diverged ({lost} of {len(runs)})" if lost else "")
+    return signed(100 * statistics.median(gaps)) + (f", diverged ({lost} of {len(runs)})" if lost else "")
 
 
 def _furthest(row: SummaryRow) -> tuple[bool, float]:

@@ -24,7 +24,7 @@ from sifu.experiments.group_statements import (
     trainings_of,
 )
 from sifu.experiments.letter_settings import nearest_sentence
-from sifu.experiments.overview import LARGE
+from sifu.experiments.overview import LARGE, large_federations
 from sifu.experiments.reading import before_first_round, courses_of
 from sifu.experiments.statements import PAPER_STATEMENTS, verdicts
 from sifu.experiments.table import Row
@@ -86,18 +86,19 @@ def _costs(tables: Tables) -> str:
         medians = [speed.median for speed in speeds.values() if speed.median is not None]
         parts.append(
             f"in the paper's federations of 100 clients SIFU by our rules takes {fewer_words(mean)} than Scratch "
-            f"(speed-up {spread_words(medians)} over {len(speeds)} data sets) and went back to before the clients' "
-            f"first round in {before} of {requests} requests"
+            f"(speed-up {spread_words(medians)} over {len(speeds)} data sets), since in {before} of {requests} "
+            "requests it had to go back to before the clients' first round"
         )
     large = _large_settings(tables)
     if large:
         medians = [setting.automatic.median for setting in large if setting.automatic and setting.automatic.median]
         epsilons = sorted({float(setting.epsilon) for setting in large})
         draws = sum(setting.automatic.runs for setting in large if setting.automatic)
+        over_sizes = [standing.median for standing in large_federations(tables["scale"]) if standing.median]
         parts.append(
-            f"on a convex task with {LARGE:,} clients and more its speed-up is {times(statistics.median(medians))}x "
-            f"(median of {len(large)} settings at epsilon {epsilons[0]:g} to {epsilons[-1]:g}, "
-            f"{spread_words(medians)}: {draws} draws of the noise, which vary)"
+            f"on a convex task with {LARGE:,} clients and more its speed-up is {times(over_sizes[0])}x (median over "
+            f"the sizes, as in the figure; {spread_words(medians)} over {len(large)} settings at epsilon "
+            f"{epsilons[0]:g} to {epsilons[-1]:g}, {draws} draws of the noise, which vary)"
         )
     cases = [case for case in by_rule(tables.get("groups", ())) if case.speed.median]
     if cases:
@@ -105,15 +106,16 @@ def _costs(tables: Tables) -> str:
         tasks = cases_everywhere(tables.get("groups", ()))
         failing = [full_name(case.task) for case in tasks if not saves_half(case)]
         parts.append(
-            f"groups, for networks, {spread_words(medians)} on {len(cases)} tasks with ten groups where everyone takes "
-            f"part, below 2x or not on every seed as accurate as Scratch on {len(failing)} of all {len(tasks)} tasks"
-            + (f" ({'; '.join(failing)})" if failing else "")
+            f"groups, which are for networks, reach {spread_words(medians)} on {len(cases)} tasks with ten groups "
+            f"where everyone takes part, below 2x or not on every seed as accurate as Scratch on {len(failing)} of all "
+            f"{len(tasks)} tasks" + (f" ({'; '.join(failing)})" if failing else "")
         )
     closed = [course for course in _exact_courses(tables) if course.first["method"] == "closed_form"]
     if closed:
         total = sum(course.total for course in closed)
         count = sum(len(course.rows) for course in closed)
-        parts.append(f"a head in closed form {'no rounds' if total == 0 else f'{total} rounds'} for {count} requests")
+        rounds = "no rounds" if total == 0 else f"{total} rounds"
+        parts.append(f"a head in closed form took {rounds} for {count} requests")
     return f"**What does it cost?** {_capital('; '.join(parts))}." if parts else ""
 
 

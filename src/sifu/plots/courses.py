@@ -26,6 +26,8 @@ ALWAYS_WITH_PRESET = ("sifu", "last")
 """Methods that are run under both presets wherever there are two."""
 PLAIN_PRESETS = ("", "paper", "ours")
 """Presets under which every other method is the same, so that its name needs none."""
+PAPER_RULES = ("paper", "authors", "authors_unclipped")
+"""Presets that count by the paper's rules; those that end in `ours` count by ours."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Line:
 
     @property
     def label(self) -> str:
-        """As it stands in a figure."""
+        """With its preset, as it stands where several ways of training are compared (see `labels_of`)."""
         name = METHOD_NAMES.get(self.method, self.method.replace("_", " ").capitalize())
         return f"{name} ({self.preset})" if self._named_by_preset else name
 
@@ -45,6 +47,23 @@ class Line:
     def honest(self) -> bool:
         """Whether it was run by our rules: presets that end in `ours`."""
         return self.preset.endswith("ours")
+
+    @property
+    def by_rules(self) -> str:
+        """With the rules instead of the preset, as it stands where all runs are trained alike.
+
+        >>> Line("sifu", "authors_unclipped_ours").by_rules, Line("scratch", "authors_unclipped").by_rules
+        ('SIFU (our rules)', 'Scratch')
+        """
+        if not (self.honest or self.preset in PAPER_RULES):
+            return self.label  # whose rules a preset of somebody else's goes by is not known here
+        name = METHOD_NAMES.get(self.method, self.method.replace("_", " ").capitalize())
+        return f"{name} ({self.rules})" if self.method in ALWAYS_WITH_PRESET else name
+
+    @property
+    def rules(self) -> str:
+        """By whose rules it was counted."""
+        return "our rules" if self.honest else "paper's rules" if self.preset in PAPER_RULES else self.preset
 
     @property
     def _named_by_preset(self) -> bool:
@@ -133,6 +152,23 @@ def lines_of(courses: Sequence[Course]) -> list[Line]:
             line.preset,
         ),
     )
+
+
+def trained_alike(courses: Sequence[Course]) -> bool:
+    """Whether all runs are of one way of training."""
+    return len({course.training for course in courses}) <= 1
+
+
+def labels_of(courses: Sequence[Course]) -> dict[Line, str]:
+    """What tables, sentences and figures call each line: by preset only where the runs are trained in several ways."""
+    alike = trained_alike(courses)
+    return {line: line.by_rules if alike else line.label for line in lines_of(courses)}
+
+
+def rules_or_presets(courses: Sequence[Course]) -> Callable[[Line], str]:
+    """What tells the lines of one method apart: the rules where all runs are trained alike, the preset elsewhere."""
+    alike = trained_alike(courses)
+    return lambda line: line.rules if alike else line.preset
 
 
 def scratch_beside(courses: Sequence[Course]) -> Callable[[Course], Course | None]:

@@ -6,7 +6,17 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sifu.plots.courses import METHOD_NAMES, Course, Line, Results, lines_of, scratch_beside, spread
+from sifu.plots.courses import (
+    METHOD_NAMES,
+    Course,
+    Line,
+    Results,
+    labels_of,
+    lines_of,
+    rules_or_presets,
+    scratch_beside,
+    spread,
+)
 from sifu.plots.panels import (
     SHADES,
     by_line,
@@ -61,7 +71,10 @@ def _method_figure(results: Results, notes: Sequence[str], *, marks: bool = Fals
     titles = {dataset: title for dataset, title in results.titles.items() if _of(courses, dataset)}
     requests = len(courses[0].rows)
     measures = [f"rounds of {requests} requests" if requests > 1 else "rounds", ON_FORGOTTEN]
-    figure, panels = method_grid(lines, titles, [*measures, *(["success of the mark"] if marks else [])])
+    if marks:
+        measures.append("success of the mark")
+    names = labels_of(results.courses)
+    figure, panels = method_grid([(line, names[line]) for line in lines], titles, measures)
     for column, dataset in enumerate(titles):
         here = _of(courses, dataset)
         _rounds_panel(panels[0][column], here, lines)
@@ -102,10 +115,11 @@ def draw_time_limited(results: Results) -> Figure:
     lines, datasets = lines_of(limited), results.datasets
     limits = sorted({float(course.variant["limit"]) for course in limited})
     measures = {
-        "forgotten: points from Scratch": "accuracy_forget_after",
-        "remaining: points from Scratch": "accuracy_retain_after",
+        "forgotten: points from full Scratch": "accuracy_forget_after",
+        "remaining: points from full Scratch": "accuracy_retain_after",
     }
-    figure, panels = method_grid(lines, results.titles, list(measures))
+    names = labels_of(courses)
+    figure, panels = method_grid([(line, names[line]) for line in lines], results.titles, list(measures))
     for row, column_name in enumerate(measures.values()):
         for column, dataset in enumerate(datasets):
             axes = panels[row][column]
@@ -114,14 +128,17 @@ def draw_time_limited(results: Results) -> Figure:
             for place, line in enumerate(lines):
                 matching = by_line([course for course in limited if course.first["dataset"] == dataset], line)
                 _limit_dots(axes, place, line, matching, limits, beside, column_name)
-            axes.set_xlim(left=-0.03, right=max(axes.get_xlim()[1], 0.1))
+            right = max(axes.get_xlim()[1], 0.1)
+            axes.set_xlim(left=-0.03 * right / 0.4, right=right)
+            axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= right])  # distances are never negative
     figure_title(figure, time_limited_message(limited, beside))
     shown = ", ".join(f"{100 * limit:.0f} %" for limit in limits)
     footnote(
         figure,
         [
             f"Dots from small to large: {shown} of the rounds of training; median over seeds, whiskers: least "
-            "and largest seed at the longest. Compared with Scratch trained to its target without a limit. "
+            "and largest seed at the longest. Compared with Scratch trained to its target without a limit; the title "
+            "has the remaining clients at the longest limit, without the runs that diverged. "
             f"{DIVERGED}",
             "The paper: SIFU is the only method with a good trade-off on every network; Fine-Tuning and FedAccum do "
             "not forget, FedEraser and Last lose accuracy on the rest.",
@@ -137,7 +154,8 @@ def draw_request_sets(results: Results) -> Figure:
     if not courses:
         return nothing_yet()
     lines, datasets = results.lines, results.datasets
-    figure, panels = method_grid(lines, results.titles, ["rounds of one request", ON_FORGOTTEN])
+    measures = ["rounds of one request", ON_FORGOTTEN]
+    figure, panels = method_grid(list(labels_of(courses).items()), results.titles, measures)
     for column, dataset in enumerate(datasets):
         for place, line in enumerate(lines):
             matching = by_line([course for course in courses if course.first["dataset"] == dataset], line)
@@ -147,16 +165,20 @@ def draw_request_sets(results: Results) -> Figure:
         percent_axis(panels[1][column])
         panels[1][column].set_xlim(-0.03, 1.03)
     sets = len({course.variant.get("set", "0") for course in courses})
-    figure_title(figure, "Whichever clients ask: " + rounds_message(results))
+    figure_title(figure, "Whichever clients ask, " + rounds_message(results))
     footnote(
         figure,
         [
             f"A dot for each of {sets} requests (mean over seeds), a bar at their mean. {missed_sentence(courses)}",
-            "The paper: SIFU is consistently faster than Scratch and near it on the forgotten, whichever clients "
-            "ask. DP seems fast because its costly training is not shown.",
+            "The paper: SIFU is consistently faster than Scratch and near it on the forgotten, whichever clients ask."
+            + (" DP seems fast because its costly training is not shown." if _has(lines, "dp") else ""),
         ],
     )
     return figure
+
+
+def _has(lines: Sequence[Line], method: str) -> bool:
+    return any(line.method == method for line in lines)
 
 
 def _total(course: Course) -> float:
@@ -305,31 +327,36 @@ def _set_dots(
 
 
 def time_limited_message(limited: Sequence[Course], beside: Callable[[Course], Course | None]) -> str:
-    """How far the least time leaves SIFU and Scratch from a full retraining on the remaining clients."""
+    """How far the most time leaves SIFU and Scratch from a full retraining on the remaining clients."""
     longest = max(float(course.variant["limit"]) for course in limited)
-    at_longest = [
-        course for course in limited if float(course.variant["limit"]) == longest and beside(course) is not None
+    compared = [
+        course
+        for course in limited
+        if float(course.variant["limit"]) == longest
+        and course.line.method in ("sifu", "scratch")
+        and beside(course) is not None
     ]
-    lines = [line for line in lines_of(at_longest) if line.method in ("sifu", "scratch")]
-    alone = {line.method for line in lines if sum(other.method == line.method for other in lines) == 1}
-    names = {line: METHOD_NAMES[line.method] if line.method in alone else line.label for line in lines}
-    compared = [course for course in at_longest if course.line in names]
     # A run that diverged has no accuracy: its data set and seed is left out for all, or the lines would not compare.
     lost = {_world(course) for course in compared if course.first["accuracy_retain_after"] is None}
-    parts = []
-    for line, name in names.items():
+    words = rules_or_presets(limited)
+    by_method: dict[str, list[tuple[str, str]]] = {}
+    for line in lines_of(compared):
         gaps = [
             abs(course.first["accuracy_retain_after"] - full.first["accuracy_retain_after"])
-            for course in compared
-            if course.line == line and _world(course) not in lost and (full := beside(course)) is not None
+            for course in by_line(compared, line)
+            if _world(course) not in lost and (full := beside(course)) is not None
         ]
         if gaps:
-            parts.append(f"{name} {100 * statistics.median(gaps):.0f}")
-    if not parts:
+            by_method.setdefault(line.method, []).append((f"{100 * statistics.median(gaps):.0f}", words(line)))
+    if not by_method:
         return "Limited time, against a full retraining"
-    message = f"With {100 * longest:.0f} % of the time, points below a full retraining: {', '.join(parts)}"
+    parts = [
+        f"{METHOD_NAMES[method]} {', '.join(f'{gap} ({name})' if len(own) > 1 else gap for gap, name in own)}"
+        for method, own in by_method.items()
+    ]
+    message = f"With {100 * longest:.0f} % of the time, points from a full retraining: {', '.join(parts)}"
     worlds = len({_world(course) for course in compared})
-    return message + (f" (SIFU diverged in {len(lost)} of {worlds} runs, left out)" if lost else "")
+    return message + (f"; SIFU diverged in {len(lost)} of {worlds} runs" if lost else "")
 
 
 def _world(course: Course) -> tuple[str, int]:
@@ -342,24 +369,25 @@ def rounds_message(results: Results) -> str:
     everywhere = len(results.titles)
     saved: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
+    words = rules_or_presets(results.courses)
     for line in results.lines:
         if line.method != "sifu":
             continue
         for dataset in results.titles:
             here = [course for course in results.courses if course.first["dataset"] == dataset]
             speed = speed_up(by_line(here, line), here)
-            counts[line.preset] = counts.get(line.preset, 0) + (speed.runs > 0)
+            counts[words(line)] = counts.get(words(line), 0) + (speed.runs > 0)
             if speed.complete and speed.fewer is not None:
-                saved.setdefault(line.preset, []).append(speed.fewer)
+                saved.setdefault(words(line), []).append(speed.fewer)
     if len(saved) > 2:  # sentences for each would be a title of many lines
         shares = [
-            f"{preset} {round(100 * statistics.fmean(shares))} % ({len(shares)} of {everywhere})"
-            for preset, shares in saved.items()
+            f"{name} {round(100 * statistics.fmean(shares))} % ({len(shares)} of {everywhere})"
+            for name, shares in saved.items()
         ]
         return f"Rounds of Scratch that SIFU saves where it always got there (data sets): {', '.join(shares)}"
     parts = []
-    for preset, shares_saved in saved.items():
-        count = counts[preset]
+    for name, shares_saved in saved.items():
+        count = counts[name]
         where = (
             ""
             if len(shares_saved) == count
@@ -367,16 +395,16 @@ def rounds_message(results: Results) -> str:
         )
         if count < everywhere:  # the others were not run, or their training never got there
             where = f" on {len(shares_saved)} of {everywhere} data sets"
-        parts.append(f"{fewer_words(statistics.fmean(shares_saved))} ({preset}){where}")
+        parts.append(f"{fewer_words(statistics.fmean(shares_saved))} ({name}){where}")
     return f"SIFU against Scratch: {', '.join(parts)}" if parts else results.title
 
 
 def missed_sentence(courses: Sequence[Course]) -> str:
     """Who missed the target, and how often."""
     parts = []
-    for line in lines_of(courses):
+    for line, label in labels_of(courses).items():
         matching = by_line(courses, line)
         missed = sum(not course.reached for course in matching)
         if missed:
-            parts.append(f"{line.label} {missed} of {len(matching)}")
-    return f"The target was missed by {', '.join(parts)} runs." if parts else ""
+            parts.append(f"{label} {missed} of {len(matching)}")
+    return f"The target was missed in runs of {', '.join(parts)}." if parts else ""

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sifu.plots.courses import Course, Line, Results
+from sifu.plots.courses import Course, Line, Results, labels_of, rules_or_presets
 from sifu.plots.panels import SCRATCH, colour_of, figure_title, footnote, marker_of, nothing_yet, percent_axis
 from sifu.plots.speed import SpeedUp, speed_up, times
 from sifu.plots.style import GREY, only_ticks, styled
@@ -26,8 +26,10 @@ def draw_sigma(results: Results) -> Figure:
         return nothing_yet()
     figure = Figure(figsize=(max(1.0 + 2.1 * len(results.titles), 7.6), 5.2), layout="constrained")
     grid = figure.subplots(2, len(results.titles), squeeze=False, sharex="col")
+    labels = labels_of(courses) | {line: "Last" for line in results.lines if line.method == "last"}
     for column, (dataset, title) in enumerate(results.titles.items()):
         here = [course for course in courses if course.first["dataset"] == dataset]
+        names = labels if column == 0 else {}
         top, bottom = grid[0][column], grid[1][column]
         for axes in (top, bottom):
             only_ticks(axes, grid="y")
@@ -38,10 +40,22 @@ def draw_sigma(results: Results) -> Figure:
         table_sigma = results.sigmas[dataset]
         for method, style in (("scratch", (0, (4, 2))), ("last", (0, (1, 1.5)))):
             for line in dict.fromkeys(course.line for course in here if course.first["method"] == method):
-                _level(top, bottom, [course for course in here if course.line == line], line, style, column == 0)
+                _level(
+                    top,
+                    bottom,
+                    [course for course in here if course.line == line],
+                    line,
+                    style,
+                    names.get(line),
+                )
         for line in dict.fromkeys(course.line for course in here if course.first["method"] == "sifu"):
             _along_sigma(
-                top, bottom, [course for course in here if course.line == line], line, table_sigma, column == 0
+                top,
+                bottom,
+                [course for course in here if course.line == line],
+                line,
+                table_sigma,
+                names.get(line),
             )
         top.margins(y=0.12)
         top.autoscale(axis="y")
@@ -70,7 +84,7 @@ def draw_sigma(results: Results) -> Figure:
 
 def _sigma_message(courses: Sequence[Course]) -> str:
     """The speed-up at the best sigma, over the data sets, for each preset; it is known in hindsight only."""
-    parts = []
+    parts, words = [], rules_or_presets(courses)
     for line in dict.fromkeys(course.line for course in courses if course.first["method"] == "sifu"):
         gains = []
         for dataset in dict.fromkeys(course.first["dataset"] for course in courses):
@@ -80,7 +94,7 @@ def _sigma_message(courses: Sequence[Course]) -> str:
                 gains.append(best.median)
         if gains:
             low, high = times(min(gains)), times(max(gains))
-            parts.append(f"{low}x ({line.preset})" if low == high else f"{low}x to {high}x ({line.preset})")
+            parts.append(f"{low}x ({words(line)})" if low == high else f"{low}x to {high}x ({words(line)})")
     return f"In hindsight, at its best sigma, SIFU's speed-up is {', '.join(parts)}" if parts else "Rounds along sigma"
 
 
@@ -94,7 +108,7 @@ def best_speed(courses: Sequence[Course], everyone: Sequence[Course]) -> SpeedUp
 
 
 def _along_sigma(
-    top: Axes, bottom: Axes, courses: Sequence[Course], line: Line, table_sigma: float, labelled: bool
+    top: Axes, bottom: Axes, courses: Sequence[Course], line: Line, table_sigma: float, name: str | None
 ) -> None:
     by_factor: dict[float, list[Course]] = {}
     for course in courses:
@@ -128,22 +142,26 @@ def _along_sigma(
                           markeredgecolor=colour, zorder=5)  # fmt: skip
     if not any(totals):
         top.text(0.5, 0.5, "no run reached the target", transform=top.transAxes, ha="center", color=GREY)
-    if labelled:
-        top.plot([], [], style, marker=marker, color=colour, label=line.label)
+    if name:
+        top.plot([], [], style, marker=marker, color=colour, label=name)
 
 
 def _level(
-    top: Axes, bottom: Axes, courses: Sequence[Course], line: Line, style: tuple[int, tuple[float, ...]], labelled: bool
+    top: Axes,
+    bottom: Axes,
+    courses: Sequence[Course],
+    line: Line,
+    style: tuple[int, tuple[float, ...]],
+    name: str | None,
 ) -> None:
     reached = [course.total for course in courses if course.reached]
     accuracies = [value for course in courses if (value := course.forgotten) is not None]
     colour = SCRATCH if line.method == "scratch" else colour_of(line)
     if line.honest and line.method == "last":
         return  # the same end of the scale; one line is enough
-    name = "Last" if line.method == "last" else line.label
     if reached:
         top.axhline(statistics.median(reached), color=colour, linestyle=style, linewidth=1.6, zorder=2)
-    if labelled:
+    if name:
         top.plot([], [], color=colour, linestyle=style, linewidth=1.6, label=name)
     if accuracies:
         bottom.axhline(statistics.median(accuracies), color=colour, linestyle=style, linewidth=1.4, zorder=2)

@@ -66,15 +66,15 @@ def marker_of(line: Line) -> str:
 
 
 def method_grid(
-    lines: Sequence[Line], titles: Mapping[str, str], rows: Sequence[str]
+    named: Sequence[tuple[Line, str]], titles: Mapping[str, str], rows: Sequence[str]
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a column for each data set and a row of panels for each measure."""
+    """A figure with a column for each data set, a row of panels for each measure and a line for each name."""
     from matplotlib.figure import Figure
 
+    lines = [line for line, _ in named]
     height = 0.95 + len(rows) * (0.62 + 0.235 * len(lines)) + 0.75
-    longest = max((len(line.label) for line in lines), default=0)
-    labels = max(LABEL_WIDTH, LETTER_WIDTH * longest)
-    width = max(labels + PANEL_WIDTH * len(titles), 7.6)
+    longest = max((len(part) for _, label in named for part in label.splitlines()), default=0)
+    width = max(max(LABEL_WIDTH, LETTER_WIDTH * longest) + PANEL_WIDTH * len(titles), 7.6)
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(len(rows), len(titles), sharey=True, squeeze=False)
     for row, measure in enumerate(rows):
@@ -84,7 +84,7 @@ def method_grid(
             axes.spines["left"].set_visible(False)
             axes.set_ylim(len(lines) - 0.5, -0.5)
             if column == 0:
-                axes.set_yticks(range(len(lines)), [line.label for line in lines])
+                axes.set_yticks(range(len(lines)), [label for _, label in named])
                 for label, line in zip(axes.get_yticklabels(), lines, strict=True):
                     label.set_color(colour_of(line) if line.method == "sifu" else INK)
                     label.set_fontweight("bold" if line.method == "sifu" else "normal")
@@ -121,10 +121,17 @@ def reference(axes: Axes, value: float, **options: Any) -> None:
 
 
 def percent_axis(axes: Axes, axis: str = "x", symbol: str = " %") -> None:
-    """Shares as percentages."""
-    from matplotlib.ticker import PercentFormatter
+    """Shares as percentages, with a decimal where a tick has one."""
+    getattr(axes, f"{axis}axis").set_major_formatter(lambda share, _: f"{_percent(share)}{symbol}")
 
-    getattr(axes, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=symbol))
+
+def _percent(share: float) -> str:
+    """A share in per cent, never rounded to another tick's number.
+
+    >>> _percent(0.025), _percent(0.5), _percent(-0.05)
+    ('2.5', '50', '−5')
+    """
+    return f"{round(100 * share, 6):g}".replace("-", "−")
 
 
 def footnote(figure: Figure, sentences: Sequence[str]) -> None:

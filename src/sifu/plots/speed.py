@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sifu.plots.courses import Course, scratch_beside
+from sifu.plots.courses import Course, Line, scratch_beside
 
 FEWEST_SEEDS = 3
 """A line with fewer seeds than this in common with the others is left out rather than take theirs away."""
@@ -122,7 +122,7 @@ class SameSeeds:
 
     courses: tuple[Course, ...]
     seeds: dict[str, tuple[int, ...]]
-    left_out: tuple[str, ...]
+    left_out: tuple[Line, ...]
 
 
 def same_seeds(courses: Sequence[Course]) -> SameSeeds:
@@ -132,12 +132,12 @@ def same_seeds(courses: Sequence[Course]) -> SameSeeds:
     """
     kept: list[Course] = []
     seeds: dict[str, tuple[int, ...]] = {}
-    left_out: list[str] = []
+    left_out: list[Line] = []
     for training in dict.fromkeys(course.training for course in courses):
         here = [course for course in courses if course.training == training]
         common, lacking = _common_seeds(here)
         seeds[training] = tuple(sorted(common))
-        left_out += lacking
+        left_out += dict.fromkeys(run.line for run in here if run.line.label in lacking)
         kept += [run for run in here if run.first["seed"] in common and run.line.label not in lacking]
     return SameSeeds(tuple(kept), seeds, tuple(left_out))
 

@@ -34,7 +34,7 @@ def draw_ways(results: Results) -> Figure:
     measures = ["test accuracy, %"]
     if any(course.total for course in courses):
         measures.insert(0, "rounds a request")
-    figure, panels = method_grid([line for line, _ in ways], results.titles, measures)
+    figure, panels = method_grid([(line, _label(line, shape)) for line, shape in ways], results.titles, measures)
     for column, dataset in enumerate(results.titles):
         here = [course for course in courses if course.first["dataset"] == dataset]
         runs = [(line, [run for run in by_line(here, line) if _shape(run) == shape]) for line, shape in ways]
@@ -47,8 +47,6 @@ def draw_ways(results: Results) -> Figure:
             most = max([1, *(count for course in here for count in course.rounds)])
             _dots(panels[0][column], [(line, _rounds(own)) for line, own in runs], "{:,.0f}")
             panels[0][column].set_xlim(left=-0.06 * most, right=1.35 * most)
-    for axes in (row[0] for row in panels):
-        axes.set_yticks(range(len(ways)), [_label(line, shape) for line, shape in ways])
     figure_title(figure, ways_message(courses))
     footnote(figure, _notes(courses))
     return figure
