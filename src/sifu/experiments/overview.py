@@ -137,4 +137,4 @@ def large_federations(rows: Sequence[Row]) -> list[Standing]:
     if not speeds:
         return []
     levels = Counter(row["level"] for run in runs for row in run.rows)
-    return [Standing(f"SIFU (our rules), {LARGE:,}+ clients", gaps, speeds, dict(levels))]
+    return [Standing(f"SIFU (our rules, {LARGE:,}+ clients)", gaps, speeds, dict(levels))]

@@ -188,4 +188,4 @@ def _message(standings: Sequence[Standing]) -> str:
     ]
     if not quick:
         return "Nothing that proves what it forgets was quicker than training again"
-    return f"With a proof, and quicker than training again: {', '.join(quick)}"
+    return f"With a proof, and quicker than training again: {'; '.join(quick)}"

@@ -110,9 +110,9 @@ def whisker(axes: Axes, place: float, low: float, high: float) -> None:
 
 
 def gutter(axes: Axes, place: float, text: str) -> None:
-    """Words in the column at the right edge of a panel, where nothing else is drawn."""
+    """Words in the column at the right edge of a panel, over a reference line that runs there."""
     axes.annotate(text, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=8,
-                  color=INK)  # fmt: skip
+                  color=INK, zorder=3, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
 
 
 def reference(axes: Axes, value: float, **options: Any) -> None:

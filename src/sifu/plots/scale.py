@@ -44,7 +44,7 @@ def draw_scale(results: Results) -> Figure:
     panels[0].set_ylabel("speed-up over Scratch", fontsize=9.5)
     panels[0].set_ylim(bottom=min(0.75, panels[0].get_ylim()[0]))
     _times_ticks(panels)
-    note(panels[0], "as Scratch", (panels[0].get_xlim()[0], 1.0), (4, -12), fontsize=9)
+    note(panels[0], "as Scratch", (panels[0].get_xlim()[1], 1.0), (-4, 4), ha="right", fontsize=9)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=9.5)
     figure_title(figure, scale_message(settings))
     draws = sorted({speed.runs for setting in settings for speed in (setting.automatic, setting.hindsight) if speed})
