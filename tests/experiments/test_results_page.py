@@ -155,6 +155,15 @@ def test_a_head_that_takes_no_round_needs_no_scratch_to_be_compared_with() -> No
     assert {row["speed-up"] for row in summarise(load_experiment("exact"), rows).rows} == {"no rounds"}
 
 
+def test_ways_are_compared_on_the_tasks_that_all_of_them_were_tried_on() -> None:
+    rows = [row for row in made_up_rows("exact", seeds=1) if (row["preset"], row["method"]) == ("ours", "sifu")]
+    head = [row | {"method": "closed_form", "rounds": 0, "accuracy_test": 0.5} for row in rows]
+    noise = [row | {"rounds": 7, "accuracy_test": 0.9} for row in rows if row["dataset"] == "mnist"]
+    text = reading_of(load_experiment("exact"), [*head, *noise])
+    assert "on MNIST, which every way was tried on): Closed form 0, SIFU 7." in text
+    assert "Closed form 50.0 %, SIFU 90.0 %" in text
+
+
 def test_levels_are_counted() -> None:
     rows = made_up_rows("sequential", seeds=1)
     ours = [row for row in rows if (row["method"], row["preset"]) == ("sifu", "ours")]

@@ -238,21 +238,33 @@ def _groups(rows: Sequence[Row]) -> Sentences:
 
 
 def _ways(rows: Sequence[Row]) -> Sentences:
-    courses = courses_of(rows)
-    sentences, parts, accuracies = [], [], []
-    for line in lines_of(courses):
-        runs = [course for course in courses if course.line == line]
+    """Only of the requests and data sets that every way was tried on: medians over different tasks do not compare."""
+    tasks: dict[Line, set[tuple[str, str]]] = {}
+    for course in courses_of(rows):
+        tasks.setdefault(course.line, set()).add(_task(course))
+    shared = set.intersection(*tasks.values()) if tasks else set()
+    compared = [course for course in courses_of(rows) if _task(course) in shared]
+    parts, accuracies = [], []
+    for line in lines_of(compared):
+        runs = [course for course in compared if course.line == line]
         name = METHOD_NAMES.get(line.method, line.method)
         parts.append(f"{name} {statistics.median(_each(runs)):,.0f}")
         tests = [run.rows[-1].get("accuracy_test") for run in runs]
         measured = [value for value in tests if value is not None]
         if measured:
             accuracies.append(f"{name} {100 * statistics.median(measured):.1f} %")
-    if parts:
-        sentences.append(f"Rounds a request takes (median): {', '.join(parts)}.")
+    if not parts:
+        return []
+    where = ", ".join(title_of(name) for name in dict.fromkeys(course.first["dataset"] for course in compared))
+    sentences = [f"Rounds a request takes (median, on {where}, which every way was tried on): {', '.join(parts)}."]
     if accuracies:
-        sentences.append(f"Test accuracy over all data sets (median), of models that differ: {', '.join(accuracies)}.")
+        sentences.append(f"Test accuracy there (median), of models that differ: {', '.join(accuracies)}.")
     return sentences
+
+
+def _task(course: Course) -> tuple[str, str]:
+    """The data set and who asked."""
+    return course.first["dataset"], course.variant.get("requests", "")
 
 
 def _each(runs: Sequence[Course]) -> list[int]:
