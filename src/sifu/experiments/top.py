@@ -97,8 +97,8 @@ def _costs(tables: Tables) -> str:
         over_sizes = [standing.median for standing in large_federations(tables["scale"]) if standing.median]
         parts.append(
             f"on a convex task with {LARGE:,} clients and more its speed-up is {times(over_sizes[0])}x (median over "
-            f"the sizes, as in the figure; {spread_words(medians)} over {len(large)} settings at epsilon "
-            f"{epsilons[0]:g} to {epsilons[-1]:g}, {draws} draws of the noise, which vary)"
+            f"the sizes of each one's median run, as in the figure; {spread_words(medians)} over {len(large)} "
+            f"settings at epsilon {epsilons[0]:g} to {epsilons[-1]:g}, {draws} draws of the noise, which vary)"
         )
     cases = [case for case in by_rule(tables.get("groups", ())) if case.speed.median]
     if cases:
