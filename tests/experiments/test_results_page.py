@@ -164,6 +164,12 @@ def test_ways_are_compared_on_the_tasks_that_all_of_them_were_tried_on() -> None
     assert "Closed form 50.0 %, SIFU 90.0 %" in text
 
 
+def test_a_method_that_rests_on_an_assumption_is_not_said_to_prove() -> None:
+    for level, words in (("proven", "a method that proves it"), ("conditional", "says what it proves and assumes")):
+        rows = [row | {"level": level} for row in made_up_rows("sequential", seeds=1)]
+        assert words in sentence("Does it forget?", {"sequential": rows})
+
+
 def test_levels_are_counted() -> None:
     rows = made_up_rows("sequential", seeds=1)
     ours = [row for row in rows if (row["method"], row["preset"]) == ("sifu", "ours")]

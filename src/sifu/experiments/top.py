@@ -53,8 +53,12 @@ def _forgets(tables: Tables) -> str:
     parts = []
     gaps, _ = reached_gaps(rows, our_line(rows))
     if gaps:
+        levels = {row["level"] for course in courses_of(rows) if course.line == our_line(rows) for row in course.rows}
+        proof = (
+            "that proves it" if levels <= {"exact", "proven"} else "whose certificate says what it proves and assumes"
+        )
         parts.append(
-            "Yes, with a method that proves it: on the data of the forgotten, SIFU by our rules (honest weights, exact "
+            f"Yes, with a method {proof}: on the data of the forgotten, SIFU by our rules (honest weights, exact "
             f"noise) ends {_points(statistics.median(gaps))} Scratch (the model trained again without them; median of "
             f"{len(gaps)} runs, {100 * min(gaps):+.0f} to {100 * max(gaps):+.0f})"
         )

@@ -117,7 +117,7 @@ def draw_overview(standings: Sequence[Standing]) -> Figure:
         [
             "A mark for each task: median over seeds, of the runs that reached the target. Thick bar: median over the "
             "tasks, with its number. ✗\u00a03/15: three of fifteen runs did not reach the target. Above the dotted "
-            "line: methods that prove what they do.",
+            "line: methods with a certificate.",
             ", ".join(f"{SHAPES[marker]} {name}" for name, marker in markers.items()) + ".",
         ],
     )

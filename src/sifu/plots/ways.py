@@ -45,8 +45,11 @@ def draw_ways(results: Results) -> Figure:
         accuracy.set_xlim(right=accuracy.get_xlim()[1] + 8)
         if len(panels) > 1:
             most = max([1, *(count for course in here for count in course.rounds)])
-            _dots(panels[0][column], [(line, _rounds(own)) for line, own in runs], "{:,.0f}")
-            panels[0][column].set_xlim(left=-0.06 * most, right=1.35 * most)
+            rounds = panels[0][column]
+            _dots(rounds, [(line, _rounds(own)) for line, own in runs], "{:,.0f}")
+            rounds.set_xlim(left=-0.06 * most, right=1.35 * most)
+            if not any(course.total for course in here):
+                rounds.set_xticks([0])  # half a round is no scale
     figure_title(figure, ways_message(courses))
     footnote(figure, _notes(courses))
     return figure

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.objectives import Objective
+from sifu.engines.sim.threads import one_thread
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import enlargement
@@ -236,7 +237,8 @@ def make_block(
         labels = torch.from_numpy(np.concatenate([client.y for client in chosen]))
         targets[some][torch.from_numpy(real[some])] = objective.encode(labels, outputs, dtype)
         if gram is not None:
-            torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
+            with one_thread():  # BLAS splits a product by its threads, and its last bits depend on how
+                torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
         lengths[some] = torch.linalg.vector_norm(x[some], dim=(1, 2), dtype=torch.float64).numpy()
     row_weights: RowWeights = 1.0 / padded
     if not real.all():
