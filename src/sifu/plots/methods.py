@@ -379,23 +379,20 @@ def rounds_message(results: Results) -> str:
             counts[words(line)] = counts.get(words(line), 0) + (speed.runs > 0)
             if speed.complete and speed.fewer is not None:
                 saved.setdefault(words(line), []).append(speed.fewer)
-    if len(saved) > 2:  # sentences for each would be a title of many lines
-        shares = [
-            f"{name} {round(100 * statistics.fmean(shares))} % ({len(shares)} of {everywhere})"
-            for name, shares in saved.items()
+    means = {name: (statistics.fmean(shares), len(shares)) for name, shares in saved.items()}
+    if len(means) > 2:  # sentences for each would be a title of many lines
+        parts = [
+            f"{name} {round(100 * mean)} % ({got_there} of {everywhere})" for name, (mean, got_there) in means.items()
         ]
-        return f"Rounds of Scratch that SIFU saves where it always got there (data sets): {', '.join(shares)}"
+        return f"Rounds of Scratch that SIFU saves where it always got there (data sets): {', '.join(parts)}"
     parts = []
-    for name, shares_saved in saved.items():
-        count = counts[name]
+    for name, (mean, got_there) in means.items():
         where = (
-            ""
-            if len(shares_saved) == count
-            else f" on the {len(shares_saved)} of {count} data sets it always got there"
+            "" if got_there == counts[name] else f" on the {got_there} of {counts[name]} data sets it always got there"
         )
-        if count < everywhere:  # the others were not run, or their training never got there
-            where = f" on {len(shares_saved)} of {everywhere} data sets"
-        parts.append(f"{fewer_words(statistics.fmean(shares_saved))} ({name}){where}")
+        if counts[name] < everywhere:  # the others were not run, or their training never got there
+            where = f" on {got_there} of {everywhere} data sets"
+        parts.append(f"{fewer_words(mean)} ({name}){where}")
     return f"SIFU against Scratch: {', '.join(parts)}" if parts else results.title
 
 

@@ -71,6 +71,21 @@ def test_threads_and_compiling_change_no_bit(monkeypatch: pytest.MonkeyPatch, th
     assert not np.array_equal(step_and_drifts(federation(rate=0.05 * (1 + 2e-7), dtype=dtype)), expected)
 
 
+def test_gram_matrices_are_products_of_one_thread(monkeypatch: pytest.MonkeyPatch, threads: Any) -> None:
+    """With BLAS held to one thread, as the test command does it, the bits above cannot tell."""
+    used, product = [], torch.bmm
+
+    def watched(*factors: Any, **options: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return product(*factors, **options)
+
+    threads(2)
+    monkeypatch.setattr(torch, "bmm", watched)
+    federation()
+    assert set(used) == {1}
+    assert torch.get_num_threads() == 2
+
+
 @pytest.mark.parametrize("gathered", [True, False])
 def test_it_is_what_the_other_ways_compute(monkeypatch: pytest.MonkeyPatch, threads: Any, gathered: bool) -> None:
     threads(2)
