@@ -409,6 +409,18 @@ class Verifier:
             if json.loads(self.requests[name]["records"]):
                 self.check(name in self.rejoined, f"request {name}: its client did not join again")
 
+    def chain(self, name: str) -> list[int]:
+        """Section 4b: the numbers that a client had until it had this name, first one first."""
+        (client,) = (number for number, row in self.clients.items() if row["name"] == name)
+        for request, number in self.rejoined.items():
+            if number == client:
+                return [*self.chain(json.loads(self.requests[request]["clients"])[0]), client]
+        return [client]
+
+    def names_of(self, request: Row) -> list[str]:
+        """Every name that the clients of a request have had."""
+        return [self.clients[c]["name"] for name in json.loads(request["clients"]) for c in self.chain(name)]
+
     def take_step(self, event: Row, request: str) -> None:
         """Section 4: received, then perhaps verified, planned, running, done; refused or withdrawn before it runs."""
         before, new = self.steps.get(request, 0), STEPS[event["kind"]]
@@ -520,7 +532,9 @@ class Verifier:
     # ---- sections 1 and 5: the nodes and the files
 
     def check_nodes(self) -> None:
-        gone = {c: self.owner[i]["noise_node"] for i, clients in self.subjects.items() for c in clients}
+        gone: dict[int, int] = {}  # a client that joined again with less is in the subjects of later requests, too
+        for i, clients in sorted(self.subjects.items()):
+            gone |= {c: self.owner[i]["noise_node"] for c in clients if c not in gone}
         for node, row in self.nodes.items():
             parent, here, at = self.nodes.get(row["parent"]), self.rounds[node], f"node {node}"
             self.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
@@ -874,9 +888,10 @@ class Verifier:
     def check_request(self, request: Row, spent: dict[int, float]) -> None:
         name, order, sigma, source = (request[k] for k in ("request", "request_order", "noise_std", "source_node"))
         at, moment, noise = f"request {name}", self.rolled[name], self.nodes[request["noise_node"]]
-        forgotten = [c for n in json.loads(request["clients"]) for c, row in self.clients.items() if row["name"] == n]
+        chains = [self.chain(client) for client in json.loads(request["clients"])]
+        forgotten = [client for chain in chains for client in chain]
         own = [clients for i, clients in self.subjects.items() if self.owner[i] is request]
-        self.agree(f"{at}: subjects", own, [forgotten] if request["unit"] == "joint" else [[c] for c in forgotten])
+        self.agree(f"{at}: subjects", own, [forgotten] if request["unit"] == "joint" else chains)
         self.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
         self.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
         heuristic = request["method"] in REPLAYING
@@ -920,7 +935,7 @@ class Verifier:
         self.check_updates_of_request(request, active, hidden)
         self.check_statistics_of_request(request)
         untouched = source is None or not (heuristic or any(h[source] for h in hidden.values())
-                                           or self.left_out(request, json.loads(request["clients"])))  # fmt: skip
+                                           or self.left_out(request, self.names_of(request)))  # fmt: skip
         if request["method"] != "sifu":
             fresh = request["method"] in ("scratch", "noisy_scratch", "closed_form") or noise["kind"] == "initial"
             start = None if fresh else active[0] if heuristic or noise["kind"] == "merge" else active[-1]
@@ -1087,7 +1102,7 @@ class Verifier:
             return bool(self.facts["shape_from_labels"])
         if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in self.clients.values()):
             return False
-        names, rho = json.loads(request["clients"]), self.facts["momentum"]
+        names, rho = self.names_of(request), self.facts["momentum"]
         founders = len(self.clients) - sum(event["kind"] == "client joined" for event in self.tables["events"])
         rates = {
             row["name"]: momentum_limit(row["local_steps"], rho) / row["smoothness"]

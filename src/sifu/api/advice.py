@@ -129,7 +129,7 @@ def advise(
 def _scratch_level(spec: Spec, view: RunView) -> Level:
     """What a certificate of Scratch would say for the most expensive client."""
     terms = RequestTerms((most_expensive(view),), spec.privacy.epsilon, spec.privacy.delta, method="scratch")
-    premises = method_named("scratch").premises(view, view.indices(terms.clients), [], 0, terms)
+    premises = method_named("scratch").premises(view, view.leaving(terms.clients), [], 0, terms)
     return level_of(premises, exact=True, fresh=True)
 
 
@@ -228,7 +228,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     worst, typical = ratio(float(psi.max())), ratio(float(np.median(psi)))
     method = method_named("sifu")
     plan = method.plan(view, terms)
-    premises = method.premises(view, view.indices(terms.clients), view.exposures(plan.subjects), tip, terms)
+    premises = method.premises(view, view.leaving(terms.clients), view.exposures(plan.subjects), tip, terms)
     level = level_of(premises, exact=False)
     small = worst <= LARGEST_NOISE_TO_SIGNAL
     pays = small and level != "none"

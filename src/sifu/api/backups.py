@@ -159,7 +159,8 @@ def _record_restoration(
                 leaving |= set(body["clients"])
         view = RunView(writer)
         names = sorted({name for body in late.values() for name in body["clients"]})
-        gone = view.indices(names)
+        view.indices(names)  # refuses those that are unknown or forgotten
+        gone = view.leaving(names)
         dropped = forgetting_models(view, gone, set(writer.models())) if names else ()
         statistics = statistics_to_erase(writer.statistics().values(), gone)
         touched = [row for row in writer.updates().values() if set(row.clients) & set(gone)]

@@ -17,7 +17,7 @@ from sifu.core.waiting import LATE
 from sifu.methods.registry import METHODS, method_named
 from sifu.planning.budgets import Outlook, budget_lines, outlook_now
 from sifu.record.evaluations import ACTIVE
-from sifu.record.everyones_psi import track_everyone
+from sifu.record.everyones_psi import track_everyone, with_earlier_names
 from sifu.record.groups import has_groups, members_now, models_at_hand
 from sifu.record.run_view import RunView
 from sifu.requests.approvals import Approvals, approvals_of, unapproved
@@ -196,7 +196,7 @@ def status_of(view: RunView) -> RunStatus:
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     multiplier = terms.multiplier
-    psi = track_everyone(view).total(np.arange(len(view.clients))).tolist()
+    psi = with_earlier_names(view, track_everyone(view).total(np.arange(len(view.clients))), view.path.tip).tolist()
     evaluations = [row for row in reader.evaluations() if row.subset == ACTIVE]
     current = next((row for row in evaluations if row.node == reader.tip), None)
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]

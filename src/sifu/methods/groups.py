@@ -70,7 +70,7 @@ class Groups(Method):
 
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
         """The groups that are merged, and those that held somebody who is leaving now."""
-        leaving = set(view.indices(terms.clients))
+        leaving = set(view.leaving(terms.clients))
         models = models_at_hand(view.reader)
         if are_apart(view):  # they are finished before the request is carried out
             members = {group: set(clients) for group, clients in enumerate(members_now(view)) if clients}
@@ -85,7 +85,7 @@ class Groups(Method):
         """Client-rounds of building the hit groups again; none where the spec does not want them back."""
         if view.spec.groups.rebuild == "never":
             return 0
-        leaving, members = set(view.indices(terms.clients)), members_now(view)
+        leaving, members = set(view.leaving(terms.clients)), members_now(view)
         return rebuild_client_rounds(view, [len(set(members[group]) - leaving) for group in hit])
 
     def premises(

@@ -45,7 +45,7 @@ class Last(Method):
                 "or a client's influence is not bounded. Nothing was changed. Use method sifu, which goes back, or "
                 "scratch; where the earlier requests have scope latest, their budgets are not used up"
             )
-        premises = self.premises(view, view.indices(terms.clients), exposures, tip, terms)
+        premises = self.premises(view, view.leaving(terms.clients), exposures, tip, terms)
         untouched = needed == 0.0 and not view.were_refused(terms.clients, tip)
         certified = level_of(premises, exact=untouched) != "none"
         noise_std = on_ladder(needed) if certified else needed

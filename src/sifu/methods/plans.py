@@ -38,7 +38,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         psi=0.0,
         psi_star=0.0,
         charges=(),
-        premises=method.premises(view, view.indices(terms.clients), exposures, depth or 0, terms),
+        premises=method.premises(view, view.leaving(terms.clients), exposures, depth or 0, terms),
         level="none",
         predicted_rounds=None,
         scratch_rounds=predicted_rounds(Forecast(view, terms).scratch()),

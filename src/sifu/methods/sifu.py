@@ -36,7 +36,7 @@ class Sifu(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """The latest allowed node, with the noise asked for or the one chosen from the recorded scalars."""
-        order, clients = view.next_order, view.indices(terms.clients)
+        order, clients = view.next_order, view.leaving(terms.clients)
         new = view.exposures(view.new_subjects(terms, order))
         earlier = view.exposures(view.earlier_subjects())
         exposures = [*new, *earlier]

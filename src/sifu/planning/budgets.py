@@ -24,7 +24,7 @@ import numpy as np
 
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.forecast import WORTH_IT, Forecast
-from sifu.record.everyones_psi import is_followed, track_everyone
+from sifu.record.everyones_psi import is_followed, track_everyone, with_earlier_names
 from sifu.record.run_view import RunView
 from sifu.theory.arrays import Floats
 from sifu.theory.rollback import Exposure, Subject, charge, is_covered
@@ -164,7 +164,7 @@ def influence(view: RunView, depth: int) -> Floats:
     node = view.path.nodes[depth].node
     by_node: dict[int, Floats] = view.reader.remembered("influence", dict)
     if node not in by_node:
-        by_node[node] = _influence(view, depth)
+        by_node[node] = with_earlier_names(view, _influence(view, depth), depth)
     return by_node[node]
 
 

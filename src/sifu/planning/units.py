@@ -46,7 +46,7 @@ def both_units(
         in_unit = replace(terms, unit=unit)
         new = view.exposures(view.new_subjects(in_unit, order))
         node = choose_node([*new, *earlier], view.kept, noise_std, order)
-        shared = view.shared_depths(view.indices(terms.clients)) if unit == "joint" else []
+        shared = view.shared_depths(view.leaving(terms.clients)) if unit == "joint" else []
         result.append(
             UnitView(
                 unit,

@@ -7,7 +7,10 @@ import numpy as np
 from sifu.record.run_view import RunView
 from sifu.store.history_rows import ParticipationRows
 from sifu.store.reader import RunReader
+from sifu.store.remainders import chain_of, joined_remainders
+from sifu.theory.arrays import Floats
 from sifu.theory.history import TAKEN_PART, PathNode
+from sifu.theory.rollback import Subject
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 MOST_TRACKERS = 3
@@ -30,6 +33,15 @@ def track_everyone(view: RunView) -> SensitivityTracker:
         _track(view, tracker, row.node, taken_part, slice(first, last))
     remember_psi(reader, rows[-1].node.node, tracker)
     return tracker.copy()
+
+
+def with_earlier_names(view: RunView, psi: Floats, depth: int) -> Floats:
+    """Everyone's Psi at `depth`, of whoever joined again with less that of all its names together."""
+    for remainder in joined_remainders(view.reader):
+        subject = Subject(0, chain_of(view.reader, remainder.client), 1.0, "all", view.next_order)
+        if remainder.client < psi.size:  # a view of before it joined has less
+            psi[remainder.client] = view.curve(subject).one(depth)
+    return psi
 
 
 def is_followed(view: RunView, depth: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sifu.choices import Unit
 from sifu.core.method_info import method_info
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.protection import Protection
@@ -20,7 +21,7 @@ from sifu.record.evaluations import ACTIVE
 from sifu.record.regularities import Regularities
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.reader import RunReader, readable
-from sifu.store.remainders import check_rows, names_now
+from sifu.store.remainders import chain_of, check_rows, names_now
 from sifu.store.table_rows import ModelRow, RequestRow
 from sifu.store.updates import UpdatesRow
 from sifu.theory.facts import TrainingFacts
@@ -134,12 +135,12 @@ class RunView:
         rounds = self._rounds_until(depth)
         return sum(1 for rejection in left_out if (rejection.branch, rejection.round) in rounds)
 
-    def were_refused(self, clients: Iterable[str], depth: int) -> bool:
-        """Whether one of `clients` was asked on the way to the model at `depth`, and its reply refused.
+    def were_refused(self, clients: Sequence[str], depth: int) -> bool:
+        """Whether one of `clients`, under any name, was asked on the way to the model at `depth`, and refused.
 
         It has no part in the model, but may have kept a round from counting.
         """
-        names = set(clients)
+        names = {self.clients[client].name for client in self.leaving(clients)}
         refused = {(row.branch, row.round) for row in self.reader.rejections() if row.left_out and row.client in names}
         return bool(refused) and not refused.isdisjoint(self._rounds_until(depth))
 
@@ -198,6 +199,14 @@ class RunView:
 
     def indices(self, names: Sequence[str]) -> tuple[int, ...]:
         """Client indices of `names`; unknown and already forgotten ones are refused."""
+        self._refuse_unknown(names)
+        indices = tuple(self.index_of[name] for name in names)
+        gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
+        if gone:
+            raise InputError(f"already forgotten: {', '.join(gone)}; leave {'them' if len(gone) > 1 else 'it'} out")
+        return indices
+
+    def _refuse_unknown(self, names: Sequence[str]) -> None:
         unknown = [name for name in names if name not in self.index_of]
         if unknown:
             everyone = list(self.index_of)
@@ -205,11 +214,19 @@ class RunView:
             near = difflib.get_close_matches(unknown[0], everyone, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
-        indices = tuple(self.index_of[name] for name in names)
-        gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
-        if gone:
-            raise InputError(f"already forgotten: {', '.join(gone)}; leave {'them' if len(gone) > 1 else 'it'} out")
-        return indices
+
+    def chains(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        """Of each client its index and those it had before some of its records were forgotten, first one first."""
+        self._refuse_unknown(names)
+        return [chain_of(self.reader, self.index_of[name]) for name in names]
+
+    def leaving(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Everyone that a request for `names` is about: these clients, under every name that they have had."""
+        return tuple(client for chain in self.chains(names) for client in chain)
+
+    def hidden_together(self, names: Sequence[str], unit: Unit) -> list[tuple[int, ...]]:
+        """The sets that a request for `names` hides: each client under all of its names, or everyone jointly."""
+        return [self.leaving(names)] if unit == "joint" else self.chains(names)
 
     def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
         """The subjects a request makes: one per client, or one for all of them jointly."""
@@ -218,11 +235,10 @@ class RunView:
             check_rows(self.reader, indices[0], terms.records)
         elif len(self.forgotten) + len(indices) >= len(self.clients):
             raise InputError("the request would forget every client: nobody would be left to train with")
-        groups = [indices] if terms.unit == "joint" else [(client,) for client in indices]
         first = 1 + max((row.subject for row in self.reader.subjects()), default=0)
         return tuple(
             Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)
-            for k, group in enumerate(groups)
+            for k, group in enumerate(self.hidden_together(terms.clients, terms.unit))
         )
 
     def earlier_subjects(

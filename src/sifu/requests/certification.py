@@ -150,7 +150,7 @@ class RecordedRequest:
         """What the certificate rests on."""
         return self.method.premises(
             self.view,
-            [self.view.index_of[name] for name in self.request.clients],
+            self.view.leaving(self.request.clients),
             [*self.new_exposures, *self.earlier_exposures],
             self.source_depth,
             self.terms,

@@ -125,7 +125,7 @@ class RollBack:
     def _evaluations(self) -> list[EvaluationRow]:
         """How the current and the new starting model do on those who asked, and the current one on the others."""
         tip = self.view.rows[-1].node.node
-        asking = np.array([index for subject in self.plan.subjects for index in subject.clients], dtype=np.int64)
+        asking = np.array(self.view.indices(self.plan.terms.clients), dtype=np.int64)
         current, new = self.writer.load_model(tip), self.start.model
         measured = (
             (tip, f"forgotten:{self.request}", self.engine.evaluate(current, asking)),

@@ -37,6 +37,23 @@ def joined_remainders(reader: RunReader) -> list[Remainder]:
     return list(remainders)
 
 
+def chain_of(reader: RunReader, client: int) -> tuple[int, ...]:
+    """Every number that a client has had up to `client`, first one first: it gets a new one when records are forgotten.
+
+    A request is about all of them: what the client did under an earlier number is in the model as long as nothing
+    took it out.
+    """
+    before, chain = reader.remembered("before", lambda: {item.client: item.before for item in _find(reader)}), [client]
+    while before.get(chain[-1], client) < chain[-1]:  # numbers fall, whatever a forged record says
+        chain.append(before[chain[-1]])
+    return tuple(reversed(chain))
+
+
+def plain_name(reader: RunReader, client: int) -> str:
+    """The name that a client first joined under, which is the one people know it by."""
+    return reader.clients()[chain_of(reader, client)[0]].name
+
+
 def _find(reader: RunReader) -> list[Remainder]:
     requests = {row.request: row for row in reader.requests() if row.records}
     if not requests:

@@ -89,9 +89,9 @@ def _check_request(
 
 
 def _check_subjects(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
-    """Who is hidden must be who asked, jointly if that was asked for; the node made must be that of the request."""
-    indices = tuple(recorded.view.index_of[name] for name in request.clients)
-    wanted = [indices] if request.unit == "joint" else [(index,) for index in indices]
+    """Who is hidden must be who asked, under every name it has had, jointly if that was asked for; the node made must
+    be that of the request."""
+    wanted = recorded.view.hidden_together(request.clients, request.unit)
     hidden = [exposure.subject.clients for exposure in recorded.new_exposures]
     if hidden != wanted:
         yield f"request {request.request}: it hides the clients {hidden}, but was asked to forget {wanted}"

@@ -1,0 +1,173 @@
+"""A client whose records were forgotten goes on under another name; a later request is about all of its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import independent_verifier
+import sifu
+from run_tools import query
+from sifu.data import ClientData
+from sifu.record import everyones_psi, run_view
+from sifu.store.reader import RunReader
+from sifu.store.remainders import chain_of, plain_name
+
+SPEC: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
+    "model": {"kind": "softmax", "outputs": 3},
+    "local": {"rate": 0.05, "steps": 2},
+    "stop": {"max_rounds": 5, "target": 0.0},
+}
+
+
+def table_clients(seed: int = 0) -> list[ClientData]:
+    generator = np.random.default_rng(seed)
+    clients = []
+    for number in range(5):
+        y = generator.integers(0, 3, 6 + number)
+        clients.append(ClientData(f"c{number}", generator.normal(size=(y.size, 4)) + np.eye(4)[y], y))
+    return clients
+
+
+@contextmanager
+def names_taken_apart() -> Iterator[None]:
+    """The mistake that this file is about: what is left of a client counts as a new client."""
+
+    def alone(reader: RunReader, client: int) -> tuple[int, ...]:
+        return (client,)
+
+    with mock.patch.object(run_view, "chain_of", alone), mock.patch.object(everyones_psi, "chain_of", alone):
+        yield
+
+
+def took_part(folder: Path, node: int, names: Sequence[str]) -> bool:
+    """Whether one of these names took part in a round on the way to a node."""
+    parents = dict(query(folder, "SELECT node, parent FROM nodes"))
+    path = [node]
+    while parents[path[-1]] is not None:
+        path.append(parents[path[-1]])
+    rows = query(folder, "SELECT node, name FROM participation JOIN clients USING (client)")
+    return any(row in path and name in names for row, name in rows)
+
+
+def is_false(folder: Path, request: str, names: Sequence[str]) -> bool:
+    """Whether a request is certified as exact although its client took part in what was released."""
+    sql = f"SELECT level, final_node FROM requests WHERE request = '{request}'"
+    ((level, final),) = query(folder, sql)
+    return bool(level == "exact" and took_part(folder, final, names))
+
+
+def fine(run: sifu.Run) -> bool:
+    return run.verify().problems == [] == independent_verifier.verify(run.folder)
+
+
+def records_then_client(folder: Path, first: str, **terms: Any) -> sifu.Run:
+    run = sifu.train(SPEC, run=folder, clients=table_clients())
+    run.forget(["c3"], records=[0, 2], method=first, min_level="none", sigma=0.5)
+    run.forget(["c3"], "whole", **terms)
+    return run
+
+
+@pytest.mark.parametrize("first", ["fine_tuning", "sifu", "last", "scratch"])
+@pytest.mark.parametrize("method", ["auto", "sifu", "last"])
+def test_a_whole_client_is_forgotten_under_all_of_its_names(tmp_path: Path, first: str, method: str) -> None:
+    run = records_then_client(tmp_path / "run", first, method=method)
+    assert not is_false(run.folder, "whole", ["c3", "c3~2"])
+    assert query(run.folder, "SELECT clients FROM subjects WHERE request = 'whole'") == [("[3,5]",)]
+    assert fine(run)
+
+
+def test_negative_control_with_names_taken_apart_exact_is_false_and_both_verifiers_say_so(tmp_path: Path) -> None:
+    with names_taken_apart():
+        run = records_then_client(tmp_path / "run", "fine_tuning")
+        assert is_false(run.folder, "whole", ["c3", "c3~2"])
+        assert run.verify().problems == []
+    (problem, *_) = run.verify().problems
+    assert "it hides the clients [(5,)], but was asked to forget [(3, 5)]" in problem
+    assert any("subjects" in problem for problem in independent_verifier.verify(run.folder))
+
+
+@pytest.mark.parametrize(
+    ("unit", "together"), [("client", [("c3", "c3~2"), ("c1",)]), ("joint", [("c3", "c3~2", "c1")])]
+)
+def test_the_bound_holds_for_clients_that_never_were(
+    tmp_path: Path, unit: Any, together: list[tuple[str, ...]]
+) -> None:
+    """The current model after ten rounds, against that of a federation without them: other counts, fewer clients."""
+    clients = table_clients()
+    run = sifu.train(SPEC, run=tmp_path / "run", clients=clients)
+    run.forget(["c3"], records=[1], method="fine_tuning", min_level="none")
+    source = current_model(run)
+    run.forget(["c3", "c1"], "whole", method="last", unit=unit)
+    body = run.certificate("whole", "auditor").body
+    assert [tuple(row["clients"]) for row in body["subjects"]] == together
+    spec = SPEC | {"stop": {"max_rounds": 10, "target": 0.0}}
+    for row in body["subjects"]:
+        others = [client for client in clients if client.name not in row["clients"]]
+        never = sifu.train(spec, run=tmp_path / row["clients"][0], clients=others)
+        distance = float(np.linalg.norm(source - current_model(never)))
+        assert 0.0 < distance <= row["psi"]
+        assert row["psi"] < 20.0 * distance
+
+
+def current_model(run: sifu.Run) -> np.ndarray:
+    with run.reader() as reader:
+        return reader.load_model(reader.tip)
+
+
+def test_a_second_request_for_records_hides_the_first_training_too(tmp_path: Path) -> None:
+    run = sifu.train(SPEC, run=tmp_path / "run", clients=table_clients())
+    for request, row in (("one", 0), ("two", 1), ("three", 2)):
+        run.forget(["c3"], request, records=[row], method="sifu", sigma=0.5)
+        ((sigma, final),) = query(run.folder, f"SELECT noise_std, final_node FROM requests WHERE request = '{request}'")
+        assert sigma > 0.0 or not took_part(run.folder, final, ["c3"])
+    subjects = [clients for (clients,) in query(run.folder, "SELECT clients FROM subjects ORDER BY subject")]
+    assert subjects == ["[3]", "[3,5]", "[3,5,6]"]
+    assert fine(run)
+    with names_taken_apart():
+        other = sifu.train(SPEC, run=tmp_path / "apart", clients=table_clients())
+        for request, row in (("one", 0), ("two", 1)):
+            other.forget(["c3"], request, records=[row], method="sifu", sigma=0.5)
+    assert not fine(other)
+
+
+def test_the_rate_that_a_client_set_is_not_exact_after_one_of_its_records_went(tmp_path: Path) -> None:
+    clients = table_clients()
+    clients[1] = ClientData("c1", clients[1].x * 2.0, clients[1].y)  # the steepest loss: it sets the rate
+    spec = SPEC | {"local": {"rate": "auto", "steps": 2}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
+    run.forget(["c1"], "one", records=[int(np.argmax(np.linalg.norm(clients[1].x, axis=1)))], method="scratch")
+    for terms in ({"records": [int(np.argmin(np.linalg.norm(clients[1].x, axis=1)))]}, {}):
+        (outcome,) = run.forget(["c1"], method="scratch", **terms)
+        assert outcome.level == "conditional"
+    assert fine(run)
+
+
+def test_status_shows_what_a_client_did_under_all_of_its_names(tmp_path: Path) -> None:
+    run = sifu.train(SPEC, run=tmp_path / "run", clients=table_clients())
+    before = {client.name: client.psi for client in run.status().clients}
+    run.forget(["c3"], records=[0], method="fine_tuning", min_level="none", max_rounds=1)
+    after = {client.name: client.psi for client in run.status().clients}
+    assert after["c3~2"] > before["c3"] > 0.0
+
+
+def test_a_client_has_the_name_that_it_first_joined_under(tmp_path: Path) -> None:
+    clients = [*table_clients(), ClientData("c9~2", *_some_rows())]
+    run = sifu.train(SPEC, run=tmp_path / "run", clients=clients)
+    run.forget(["c3"], records=[0], method="scratch")
+    run.forget(["c3"], records=[1], method="scratch")
+    with run.reader() as reader:
+        assert [chain_of(reader, client) for client in (3, 6, 7)] == [(3,), (3, 6), (3, 6, 7)]
+        assert [plain_name(reader, client) for client in (3, 6, 7)] == ["c3"] * 3
+        assert plain_name(reader, 5) == "c9~2"  # a name of the user's own, which only looks like one of ours
+
+
+def _some_rows() -> tuple[np.ndarray, np.ndarray]:
+    return np.eye(4)[:3] * 2.0, np.arange(3)
