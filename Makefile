@@ -7,31 +7,34 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: demo test test-slow test-flower check bench clean docs fuzz load
 
-$(VENV)/.runtime: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+# Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
+LOCK ?= constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(LOCK))
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.dev: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+$(VENV)/.dev: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e ".[dev]"
 	touch $(VENV)/.runtime $@
 
-$(VENV)/.flower: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,flower,simulation]"
+$(VENV)/.flower: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e ".[dev,flower,simulation]"
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
-$(VENV)/.docs: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,docs]"
+$(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e ".[dev,docs]"
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 demo: $(VENV)/.runtime   ## the whole story on embedded data, in less than a minute
 	$(BIN)/sifu demo
 
 test: $(VENV)/.dev       ## everything but the long suites
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(TESTS)
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,17 +121,45 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def command_help() -> str:
-    """`--help` of every command without boxes and colours, which differ from one release of Typer to the next."""
+    """What each command and parameter declares; its layout on the screen belongs to Typer and Click."""
     pages = []
     for name, command in commands():
-        for inner in (command, *getattr(command, "commands", {}).values()):
-            inner.rich_markup_mode = None
-        context = command.make_context(name, [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH)
         panel = getattr(command, "rich_help_panel", None)
-        heading = f"$ {name} --help" + (f"    [{panel}]" if isinstance(panel, str) else "")
-        text = "\n".join(line.rstrip() for line in command.get_help(context).replace("\\[", "[").splitlines())
-        pages.append(f"{heading}\n{text}\n")
+        heading = f"$ {name}" + (f"    [{panel}]" if isinstance(panel, str) else "")
+        pages.append(
+            "\n".join([heading, *_wrapped(command.help or "", 4), *map(_parameter, _ours(command.params))]) + "\n"
+        )
     return "\n".join(pages)
+
+
+def _ours(parameters: list[Any]) -> list[Any]:
+    return [parameter for parameter in parameters if parameter.name not in {"install_completion", "show_completion"}]
+
+
+def _parameter(parameter: Any) -> str:
+    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    if parameter.param_type_name == "argument":
+        names = parameter.name.upper()
+    default = parameter.default
+    marks = ["required"] if parameter.required else []
+    if isinstance(default, str | int | float) and not isinstance(default, bool):
+        marks.append(f"default {getattr(default, 'value', default)}")
+    if parameter.multiple:
+        marks.append("repeatable")
+    if getattr(parameter, "hidden", False):
+        marks.append("hidden")
+    head = (
+        f"    {names}"
+        + (f" {parameter.metavar}" if parameter.metavar else "")
+        + (f" ({', '.join(marks)})" if marks else "")
+    )
+    return "\n".join([head, *_wrapped(getattr(parameter, "help", None) or "", 8)])
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.replace("\\[", "[").split()), WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent
+    )
 
 
 SNAPSHOTS: dict[str, Callable[[], str]] = {"public_api.txt": public_api, "command_help.txt": command_help}
