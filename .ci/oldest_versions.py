@@ -1,6 +1,6 @@
 """Prints the lower bounds of pyproject.toml as constraints for pip.
 
-torch and triton are left to pip: their oldest builds for machines without a GPU are on few package indexes.
+torch, triton and the developers' tools are left to pip: few package indexes have old builds of torch without CUDA.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from pathlib import Path
 project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 for requirement in project["dependencies"] + project["optional-dependencies"]["dev"]:
     bound = re.match(r"([A-Za-z0-9_.-]+)>=([0-9.]+)", requirement)
-    if bound and bound[1] not in {"torch", "triton", "ruff", "mypy", "import-linter", "pre-commit"}:
+    if bound and bound[1] not in {"torch", "triton", "setuptools", "ruff", "mypy", "import-linter", "pre-commit"}:
         print(f"{bound[1]}=={bound[2]}")
