@@ -1,0 +1,164 @@
+"""Blocks of tuned trunks: striking and subtracting leaves the bits of a federation in which the client never was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sifu.errors import InputError
+from sifu.theory.arrays import Floats
+from sifu.theory.closed_form import FixedPoint, Statistics, fit_head, statistics_of, total
+from sifu.theory.closed_form.blocks import Blocks, is_struck, projection, strike
+from sifu.theory.groups import members_by_group
+
+INPUTS, WIDTH, GROUPS, NORM = 5, 8, 3, 10.0
+BLOCKS = Blocks(frozen=WIDTH, block=4, count=GROUPS)
+FIXED = FixedPoint(features=BLOCKS.features, outputs=2, norm=NORM)
+KEY = bytes(32)
+PUBLIC = np.random.default_rng(0).normal(size=(INPUTS, WIDTH))
+Federation = Mapping[int, tuple[Floats, Floats]]
+
+
+def federation(seed: int, clients: int = 9) -> Federation:
+    generator = np.random.default_rng(seed)
+    data = {}
+    for client in range(clients):
+        rows = int(generator.integers(3, 9))
+        labels = np.eye(2)[generator.integers(0, 2, rows)] - 0.5
+        data[client] = (generator.normal(size=(rows, INPUTS)), labels)
+    return data
+
+
+def tuned(data: Federation, members: Collection[int], steps: int = 5) -> Floats:
+    """A trunk tuned by its members alone: descent on how well its features tell the labels."""
+    trunk, last = PUBLIC.copy(), np.zeros((WIDTH, 2))
+    for _ in range(steps):
+        moved, lasts, count = np.zeros_like(trunk), np.zeros_like(last), 0
+        for client in sorted(members):
+            x, t = data[client]
+            hidden = np.tanh(x @ trunk)
+            error = hidden @ last - t
+            lasts += hidden.T @ error
+            moved += x.T @ ((error @ (last + 0.1).T) * (1.0 - hidden**2))
+            count += len(x)
+        trunk, last = trunk - 0.3 * moved / count, last - 0.3 * lasts / count
+    return trunk
+
+
+def trunks_of(data: Federation, *, leave_out: Collection[int] = ()) -> dict[int, Floats]:
+    groups = members_by_group(KEY, [f"client-{client}" for client in range(20)], data, GROUPS)
+    kept = {group: members for group, members in enumerate(groups) if members and group not in leave_out}
+    return {group: tuned(data, members) for group, members in kept.items()}
+
+
+def part(x: Floats, trunk: Floats, project: Floats | None) -> Floats:
+    rows = np.tanh(x @ trunk) if project is None else np.tanh(x @ trunk) @ project
+    return rows * (BLOCKS.part_norm(NORM) / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def sent(data: Federation, client: int, trunks: Mapping[int, Floats], project: Floats) -> Statistics:
+    x, t = data[client]
+    nothing = np.zeros((len(x), BLOCKS.block))
+    parts = [part(x, trunks[group], project) if group in trunks else nothing for group in range(GROUPS)]
+    return statistics_of(FIXED, np.concatenate([part(x, PUBLIC, None), *parts], axis=1), t)
+
+
+def hit_by(leavers: Collection[int]) -> set[int]:
+    groups = members_by_group(KEY, [f"client-{client}" for client in range(20)], leavers, GROUPS)
+    return {group for group, members in enumerate(groups) if members}
+
+
+PROJECT = projection(7, WIDTH, BLOCKS.block)
+
+
+@given(st.integers(0, 2**32), st.sets(st.integers(0, 8), min_size=1, max_size=5))
+def test_striking_and_subtracting_is_the_federation_without_the_client(seed: int, leavers: set[int]) -> None:
+    data = federation(seed)
+    trunks = trunks_of(data)
+    everyone = {client: sent(data, client, trunks, PROJECT) for client in data}
+    left = strike(total(FIXED, everyone.values()), BLOCKS, hit_by(leavers))
+    for client in leavers:
+        left = left - strike(everyone[client], BLOCKS, hit_by(leavers))
+    # The other world: fewer clients, under the plan that leaves the hit groups out.
+    others = {client: data[client] for client in data if client not in leavers}
+    apart = trunks_of(others, leave_out=hit_by(leavers))
+    never = total(FIXED, [sent(others, client, apart, PROJECT) for client in others])
+    assert left == never
+    assert left.digest() == never.digest()
+    assert fit_head(left, 0.1).digest() == fit_head(never, 0.1).digest()
+    assert all(is_struck(left, BLOCKS, group) == (group not in apart) for group in range(GROUPS))
+
+
+def test_all_groups_hit_leaves_the_head_of_the_frozen_trunk() -> None:
+    data = federation(3)
+    trunks = trunks_of(data)
+    whole = total(FIXED, [sent(data, client, trunks, PROJECT) for client in data])
+    head = fit_head(strike(whole, BLOCKS, range(GROUPS)), 0.1)
+    assert not np.any(head.weights[WIDTH:-1])
+    assert np.any(head.weights[:WIDTH])
+
+
+def two_worlds(seed: int = 5) -> tuple[Federation, Federation, set[int]]:
+    data, leaver = federation(seed), 4
+    return data, {client: data[client] for client in data if client != leaver}, hit_by([leaver])
+
+
+def test_control_a_hit_block_left_in_is_told_apart() -> None:
+    data, others, hit = two_worlds()
+    trunks = trunks_of(data)
+    left = total(FIXED, [sent(data, client, trunks, PROJECT) for client in others])
+    never = total(FIXED, [sent(others, client, trunks_of(others), PROJECT) for client in others])
+    assert left != never
+    assert strike(left, BLOCKS, hit) == strike(never, BLOCKS, hit)
+
+
+def test_control_a_trunk_tuned_together_is_told_apart() -> None:
+    data, others, hit = two_worlds()
+    together, without = tuned(data, data), tuned(others, others)
+    kept = [group for group in range(GROUPS) if group not in hit]
+    worlds = [
+        total(FIXED, [sent(others, client, dict.fromkeys(kept, trunk), PROJECT) for client in others])
+        for trunk in (together, without)
+    ]
+    assert worlds[0] != worlds[1]
+
+
+def test_control_statistics_of_the_leaver_left_in_are_told_apart() -> None:
+    data, others, hit = two_worlds()
+    trunks = trunks_of(data)
+    with_leaver = strike(total(FIXED, [sent(data, client, trunks, PROJECT) for client in data]), BLOCKS, hit)
+    never = total(FIXED, [sent(others, client, trunks_of(others, leave_out=hit), PROJECT) for client in others])
+    assert with_leaver != never
+
+
+def test_control_a_projection_drawn_from_data_is_told_apart() -> None:
+    data, others, hit = two_worlds()
+    worlds = []
+    for seen in (data, others):
+        hidden = np.tanh(np.concatenate([x for x, _ in seen.values()]) @ PUBLIC)
+        fitted = np.linalg.svd(hidden, full_matrices=False)[2][: BLOCKS.block].T
+        trunks = trunks_of(others, leave_out=hit)
+        worlds.append(total(FIXED, [sent(others, client, trunks, fitted) for client in others]))
+    assert worlds[0] != worlds[1]
+
+
+def test_the_projection_follows_from_its_seed_and_keeps_lengths() -> None:
+    drawn = projection(1, 400, 200)
+    assert np.array_equal(drawn, projection(1, 400, 200))
+    assert not np.array_equal(drawn, projection(2, 400, 200))
+    rows = np.random.default_rng(0).normal(size=(200, 400))
+    ratio = np.linalg.norm(rows @ drawn, axis=1) / np.linalg.norm(rows, axis=1)
+    assert abs(ratio.mean() - 1.0) < 0.05
+    assert set(np.unique(np.abs(drawn))) == {1.0 / np.sqrt(200)}
+
+
+def test_blocks_that_are_not_there_are_refused() -> None:
+    with pytest.raises(InputError, match="3 groups"):
+        BLOCKS.columns(3)
+    other = statistics_of(FixedPoint(features=2, outputs=1), np.zeros((1, 2)), np.zeros((1, 1)))
+    with pytest.raises(InputError, match="no blocks"):
+        strike(other, BLOCKS, [0])
