@@ -9,15 +9,22 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from securesystemslib.dsse import Envelope
+from securesystemslib.signer import CryptoSigner
 
 import sifu
 from run_tools import Command, connect, query, small_spec, state
+from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence import evidence_bytes
+from sifu.store.keys import public_hex, rotation_statement
 
 NAMES = {
     "README.txt", "SHA256SUMS", "checkpoints.jsonl", "index.html", "keys.json", "public-key.pem",
@@ -144,9 +151,138 @@ def test_a_change_of_any_file_is_noticed(own_run: Path, tmp_path: Path, name: st
     old, new = changes[name]
     assert old in files[name]
     files[name] = files[name].replace(old, new)
-    assert check(write_all(files, tmp_path / "plain")).returncode != 0
-    if name != "index.html":  # nothing but its digest protects the page, which says so itself
-        assert check(write_all(sum_again(files), tmp_path / "summed")).returncode != 0
+    assert check(write_all(files, tmp_path / "plain")).returncode == 1
+    assert check(write_all(sum_again(files), tmp_path / "summed")).returncode == 1
+
+
+def signed_again(statement: dict[str, object], key: Ed25519PrivateKey) -> bytes:
+    """An envelope around any statement, as somebody with this key makes it."""
+    envelope = Envelope(canonical_json(statement), "application/vnd.in-toto+json", {})
+    envelope.sign(CryptoSigner(key))
+    return json.dumps(envelope.to_dict()).encode()
+
+
+def forged(
+    files: dict[str, bytes], key: Ed25519PrivateKey, change: Callable[[dict[str, Any]], None]
+) -> dict[str, bytes]:
+    """The bundle with another body and everything that signs it made to fit, with a key that is not the operator's."""
+    public = public_hex(key)
+    certificate = json.loads(files["strictly.public.json"])
+    change(certificate["body"])
+    certificate |= {"public_key": public, "signature": key.sign(canonical_json(certificate["body"])).hex()}
+    forged = files | {"strictly.public.json": json.dumps(certificate).encode()}
+    statement = json.loads(base64.b64decode(json.loads(files["statement.dsse.json"])["payload"]))
+    statement["predicate"] = certificate["body"]
+    return stated_again(forged, statement, key)
+
+
+def stated_again(files: dict[str, bytes], statement: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, bytes]:
+    """With a statement about the files as they are now."""
+    for subject in statement["subject"]:
+        subject["digest"]["sha256"] = hashlib.sha256(files[subject["name"]]).hexdigest()
+    return sum_again(files | {"statement.dsse.json": signed_again(statement, key)})
+
+
+def refused(files: dict[str, bytes], folder: Path, public: str, cli: Command, words: str) -> None:
+    """Both checks refuse a bundle under the operator's published key, and say why."""
+    write_all(files, folder)
+    checked = check(folder, "--public-key", public)
+    assert checked.returncode == 1, checked.stdout
+    assert any(line.startswith("WRONG") and words in line for line in checked.stdout.splitlines()), checked.stdout
+    answer = cli("verify", folder, "--public-key", public)
+    assert answer.code == 3
+    assert words in " ".join(answer.err.split())
+
+
+def test_an_invented_client_is_refused_although_a_stranger_claims_to_have_replaced_the_key(
+    own_run: Path, tmp_path: Path, cli: Command
+) -> None:
+    """A change of keys from a stranger's key to the stranger's next one does not follow the operator's key."""
+    files = unpack(evidence_bytes(own_run, "strictly"))
+    keys = json.loads(files["keys.json"])
+    (operator,) = keys["keys"]
+    first, second = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    statement = canonical_json(rotation_statement(keys["run"], public_hex(first), public_hex(second)))
+    own_change = {
+        "old": public_hex(first),
+        "new": public_hex(second),
+        "signature_by_old": first.sign(statement).hex(),
+        "signature_by_new": second.sign(statement).hex(),
+    }
+
+    def invent(body: dict[str, Any]) -> None:
+        body["clients"], body["level"] = ["somebody-else"], "exact"
+
+    forgeries = {
+        "is from the key before it": [own_change],
+        "is signed by the old key and by the new one": [own_change | {"old": operator}],
+        "there is a signed change for every key": [],
+    }
+    for number, (words, changes) in enumerate(forgeries.items()):
+        chain = {"run": keys["run"], "keys": [operator, public_hex(second)], "changes": changes}
+        bundle = forged(files | {"keys.json": json.dumps(chain).encode()}, second, invent)
+        refused(bundle, tmp_path / str(number), operator, cli, words)
+    # Without any claim about keys: the certificate is simply a stranger's.
+    refused(forged(files, second, invent), tmp_path / "plain", operator, cli, "signed with the operator's latest key")
+
+
+def test_a_page_and_a_certificate_that_the_operator_did_not_sign_are_refused(
+    own_run: Path, tmp_path: Path, cli: Command
+) -> None:
+    files = unpack(evidence_bytes(own_run, "strictly"))
+    operator = sifu.open_run(own_run).keys().public_keys[-1].key
+    page = files | {"index.html": files["index.html"].replace(b"asked", b"never asked")}
+    refused(sum_again(page), tmp_path / "page", operator, cli, "index.html is the file that the statement is about")
+    refused(sum_again(files | {"more.html": b"more"}), tmp_path / "more", operator, cli, "more.html is the file")
+    # With the operator's own key under the statement: the certificate's own signature counts, too.
+    key = load_pem_private_key((own_run / "operator.key").read_bytes(), None)
+    assert isinstance(key, Ed25519PrivateKey)
+    certificate = json.loads(files["strictly.public.json"]) | {"signature": "00" * 64}
+    statement = json.loads(base64.b64decode(json.loads(files["statement.dsse.json"])["payload"]))
+    zeroed = files | {"strictly.public.json": json.dumps(certificate).encode()}
+    bundle = stated_again(zeroed, statement, key)
+    refused(bundle, tmp_path / "zeroed", operator, cli, "the certificate is signed with the key it names")
+
+
+def test_sifu_verifies_the_bundle_packed_and_unpacked_and_its_envelope(
+    own_run: Path, tmp_path: Path, cli: Command
+) -> None:
+    content = evidence_bytes(own_run, "strictly")
+    (tmp_path / "e.zip").write_bytes(content)
+    folder = write_all(unpack(content), tmp_path / "bundle")
+    public = sifu.open_run(own_run).keys().public_keys[-1].key
+    envelope = folder / "statement.dsse.json"
+    for target in (tmp_path / "e.zip", folder, envelope):
+        answer = cli("verify", target, "--public-key", public)
+        assert answer.code == 0, answer.err
+        assert public in answer.out.replace("\n", "")
+        assert cli("verify", target, "--public-key", "00" * 32).code == 3
+    # Its key is that of the certificate in the same folder; an envelope that is alone needs one.
+    assert cli("verify", envelope).code == 0
+    alone = tmp_path / "alone.json"
+    alone.write_bytes(envelope.read_bytes())
+    answer = cli("verify", alone)
+    assert answer.code == 2
+    assert "--public-key" in answer.err
+    assert cli("verify", alone, "--public-key", public).code == 0
+    statement = json.loads(base64.b64decode(json.loads(envelope.read_bytes())["payload"]))
+    statement["predicate"]["level"] = "none"
+    alone.write_bytes(signed_again(statement, Ed25519PrivateKey.generate()))
+    answer = cli("verify", alone, "--public-key", public)
+    assert answer.code == 3
+    assert "no signature of the envelope" in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"payload": 1, "payloadType": 2, "signatures": 3}'])
+def test_what_is_no_evidence_is_a_sentence(tmp_path: Path, content: bytes, cli: Command) -> None:
+    (tmp_path / "strange.json").write_bytes(content)
+    assert cli("verify", tmp_path / "strange.json").code == 2
+    with zipfile.ZipFile(tmp_path / "strange.zip", "w") as archive:
+        archive.writestr("../../statement.dsse.json", content)
+    assert cli("verify", tmp_path / "strange.zip").code == 3
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("other", content)
+    assert cli("verify", tmp_path / "other.zip").code == 2
 
 
 def test_the_page_says_what_the_certificate_says(own_run: Path) -> None:

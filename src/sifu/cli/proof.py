@@ -15,7 +15,11 @@ from sifu.errors import InputError, VerificationError
 def verify(
     target: Annotated[
         Path,
-        typer.Argument(metavar="DIR|CERTIFICATE", help="A run folder or a certificate file.", callback=note_run),
+        typer.Argument(
+            metavar="DIR|CERTIFICATE|EVIDENCE",
+            help="A run folder, a certificate (plain, or in a DSSE envelope), or a bundle of evidence.",
+            callback=note_run,
+        ),
     ],
     public_key: PublicKeyOption = None,
     anchor: Annotated[
@@ -35,23 +39,28 @@ def verify(
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
 
     Of a run folder: ledger, tables, rounds, models, requests and certificates; it changes nothing, and may be called
-    beside a command that writes. Of a certificate file: its signature, and whether its figures agree. A note is no
-    fault. Only a key, an anchor or a witness kept elsewhere shows that nobody rewrote the run as a whole.
+    beside a command that writes. Of a certificate file: its signature, and whether its figures agree; of a bundle of
+    evidence (zip file or unpacked): also every file in it, and how its keys follow one another. A note is no fault.
+    Only a key, an anchor or a witness kept elsewhere shows that the run was not rewritten as a whole.
     """
     from rich.markup import escape
 
     from sifu.api import verify_certificate, verify_run
     from sifu.cli.output import out, print_json
+    from sifu.report.evidence import is_evidence, verify_evidence
 
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
-    if (anchor is not None or witness) and not target.is_dir():
+    evidence = is_evidence(target)
+    of_run = target.is_dir() and not evidence
+    if (anchor is not None or witness) and not of_run:
         raise InputError("an anchor or a witness belongs to a run folder; a certificate is checked by its signature")
-    result = (
-        verify_run(target, public_key, anchor, witness or (), authority)
-        if target.is_dir()
-        else verify_certificate(target, public_key, authority)
-    )
+    if evidence:
+        result = verify_evidence(target, public_key)
+    elif of_run:
+        result = verify_run(target, public_key, anchor, witness or (), authority)
+    else:
+        result = verify_certificate(target, public_key, authority)
     if format is Format.json:
         print_json(
             {
@@ -64,7 +73,7 @@ def verify(
                 "problems": result.problems,
             }
         )
-    elif result.holds and target.is_dir():
+    elif result.holds and of_run:
         out.print(f"[bold green]Verified[/] {escape(result.subject)}: {', '.join(result.checked)} all recompute.")
         out.print(f"Signed with the key {result.public_key}.")
         for note in result.notes:

@@ -35,6 +35,7 @@ from sifu.theory.calibration import (
 from sifu.theory.composition import one_round_epsilon
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
+from sifu.verify.envelope import check_envelope, is_envelope, statement_in
 from sifu.verify.timestamped import Authority, timestamp_beside
 from sifu.verify.value_comparison import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
@@ -61,7 +62,8 @@ def verify_certificate(
         if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
             raise InputError(f"{path} has {path.stat().st_size} bytes, far more than a certificate")
         content = read_json(path.read_bytes(), _each_once)
-        body = content["body"]
+        enveloped = is_envelope(content)
+        body = statement_in(content)["predicate"] if enveloped else content["body"]
         kind = body["format"]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
@@ -71,9 +73,16 @@ def verify_certificate(
         ) from error
     if kind != FORMAT:
         raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
-    result.content = content
+    result.content = {"body": body} if enveloped else content
     result.public_key = str(content.get("public_key", ""))
-    if not signature_holds(content, None if public_key is None else public_key.lower()):
+    if enveloped:
+        try:
+            result.public_key, problems, notes = check_envelope(content, path, public_key)
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            problems, notes = [f"envelope: it cannot be read ({type(error).__name__}: {error})"[:200]], []
+        result.problems.extend(problems)
+        result.notes.extend(notes)
+    elif not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
     result.checked.append("signature")
     problems, notes = timestamp_beside(path, signers)

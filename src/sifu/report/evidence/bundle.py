@@ -59,6 +59,8 @@ def evidence_bytes(run: str | Path, request: str) -> bytes:
             raise InputError(f"request {request[:80]!r} {standing}: only a request that was carried out has evidence")
         verified = _verified(folder, row)
         contents = _contents(reader, row, verified)
+        envelope = attest(reader, request, contents)
+    contents["statement.dsse.json"] = _json(envelope)
     digests = "".join(f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in sorted(contents.items()))
     contents["SHA256SUMS"] = digests.encode()
     moment = datetime.datetime.strptime(row.finished or "", "%Y-%m-%dT%H:%M:%SZ")
@@ -96,13 +98,11 @@ def _contents(reader: RunReader, row: RequestRow, verified: dict[str, Any]) -> d
     text = reader.certificates(row.request)[(row.request, "public")].encode()
     certificate = read_json(text)
     checkpoints = _checkpoints(reader, row, certificate)
-    envelope = attest(reader, row.request)
     keys = _keys(reader)
     certificate_name = certificate_path(reader.folder, row.request, "public").name
     stamped = timestamp_path(reader.folder, certificate_name)
     return ({stamped.name: read_plain(stamped)} if stamped.exists() else {}) | {
         certificate_name: text,
-        "statement.dsse.json": _json(envelope),
         "checkpoints.jsonl": b"".join(canonical_json(entry.to_mapping()) + b"\n" for entry in checkpoints),
         "keys.json": _json(keys),
         "public-key.pem": _pem(reader.value("public_key")),

@@ -8,21 +8,17 @@ import base64
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-FOLDER = Path(__file__).resolve().parent
-problems: list[str] = []
-
-
-def demand(holds: bool, sentence: str) -> None:
-    """Say whether something holds, and remember what does not."""
-    print(("holds   " if holds else "WRONG   ") + sentence)
-    if not holds:
-        problems.append(sentence)
+STATEMENT, SUMS = "statement.dsse.json", "SHA256SUMS"
+Finding = tuple[bool, str]
+"""Whether something holds, and a sentence that says what."""
 
 
 def signed(key: str, signature: bytes, message: bytes) -> bool:
@@ -34,75 +30,143 @@ def signed(key: str, signature: bytes, message: bytes) -> bool:
     return True
 
 
-def canonical(value: dict[str, Any]) -> bytes:
-    """Canonical JSON (RFC 8785) of plain texts and small whole numbers, which is all that is signed here."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+def canonical(value: Any) -> str:
+    """Canonical JSON (RFC 8785), over which everything is signed."""
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
+        return "{" + ",".join(f"{canonical(key)}:{canonical(value[key])}" for key in keys) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(canonical, value)) + "]"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
-def main() -> int:
-    """Check every file of this folder."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--public-key", help="the key that the operator published, in hexadecimal digits")
-    published = arguments.parse_args().public_key
+def number(value: float) -> str:
+    """A number as ECMAScript writes it (ECMA-262, Number::toString)."""
+    if abs(value) < 2**53 and value == int(value):
+        return str(int(value))
+    sign, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
+    text, length = "".join(map(str, digits)), len(digits)
+    point = length + int(exponent)
+    if length <= point <= 21:
+        text += "0" * (point - length)
+    elif 0 < point <= 21:
+        text = f"{text[:point]}.{text[point:]}"
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + text
+    else:
+        text = text[0] + (f".{text[1:]}" if length > 1 else "") + f"e{point - 1:+d}"
+    return "-" * sign + text
 
-    sums = [line.split("  ", 1) for line in (FOLDER / "SHA256SUMS").read_text().splitlines()]
-    for digest, name in sums:
-        content = (FOLDER / name).read_bytes() if "/" not in name else b""
-        demand(hashlib.sha256(content).hexdigest() == digest, f"the digest of {name}")
 
-    keys = json.loads((FOLDER / "keys.json").read_text())
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object no key of which is there twice: two readers could take two different values."""
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key is there twice")
+    return dict(pairs)
+
+
+def read(content: bytes) -> Any:
+    """A JSON value; a whole number of 2^53 or more is a float64."""
+    whole = lambda digits: int(digits) if abs(int(digits)) < 2**53 else float(digits)  # noqa: E731
+    return json.loads(content, object_pairs_hook=each_once, parse_int=whole)
+
+
+def check_keys(keys: dict[str, Any], published: str | None) -> Iterator[Finding]:
+    """Every key but the first took the place of the one before it, and both signed that."""
     named = keys["keys"]
-    changes = keys["changes"]
-    chain = [changes[0]["old"] if changes else named[0], *(change["new"] for change in changes)]
-    demand(named == chain, "the operator's keys follow one another")
-    for change in changes:
-        body = canonical(
-            {
-                "statement": "this key takes the place of the old one",
-                "run": keys["run"],
-                "old": change["old"],
-                "new": change["new"],
-            }
+    yield len(named) == len(keys["changes"]) + 1, "there is a signed change for every key but the first"
+    for before, after, change in zip(named, named[1:], keys["changes"], strict=False):
+        follows = (change["old"], change["new"]) == (before, after)
+        yield follows, f"the change to the key {after[:16]}... is from the key before it"
+        statement = {
+            "statement": "this key takes the place of the old one",
+            "run": keys["run"],
+            "old": before,
+            "new": after,
+        }
+        message = canonical(statement).encode()
+        both = signed(before, bytes.fromhex(change["signature_by_old"]), message) and signed(
+            after, bytes.fromhex(change["signature_by_new"]), message
         )
-        both = signed(change["old"], bytes.fromhex(change["signature_by_old"]), body) and signed(
-            change["new"], bytes.fromhex(change["signature_by_new"]), body
-        )
-        demand(both, f"the change to the key {change['new'][:16]}... is signed by the old key and by the new one")
+        yield both, f"the change to the key {after[:16]}... is signed by the old key and by the new one"
     if published is not None:
-        demand(published.lower() in named, "the published key is the operator's key here")
+        yield published.lower() in named, "the published key is the operator's key here"
 
-    envelope = json.loads((FOLDER / "statement.dsse.json").read_text())
+
+def check_statement(folder: Path, envelope: dict[str, Any], latest: str) -> Iterator[Finding]:
+    """The operator's latest key signed the digest of every file here."""
     payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"].encode()
     encoded = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
     signature = base64.b64decode(envelope["signatures"][0]["sig"])
-    demand(signed(named[-1], signature, encoded), "the statement is signed with the operator's latest key")
-    statement = json.loads(payload)
-    subject = statement["subject"][0]
-    text = (FOLDER / Path(subject["name"]).name).read_bytes()
-    demand(hashlib.sha256(text).hexdigest() == subject["digest"]["sha256"], "the statement is about this certificate")
-    certificate = json.loads(text)
-    body = certificate["body"]
-    demand(statement["predicate"] == body, "the statement says what the certificate says")
-    demand(certificate["public_key"] in named, "the certificate names a key of the operator")
+    yield signed(latest, signature, encoded), "the statement is signed with the operator's latest key"
+    stated = {subject["name"]: subject["digest"]["sha256"] for subject in read(payload)["subject"]}
+    present = {path.name for path in folder.iterdir() if path.is_file()} - {STATEMENT, SUMS}
+    for name in sorted(stated.keys() | present):
+        same = name in present and hashlib.sha256((folder / name).read_bytes()).hexdigest() == stated.get(name)
+        yield same, f"{name} is the file that the statement is about"
 
+
+def check_certificate(folder: Path, keys: dict[str, Any], statement: dict[str, Any]) -> Iterator[Finding]:
+    """The certificate is signed by itself, too, belongs to these keys, and names a signed head of the ledger."""
+    named, text = keys["keys"], (folder / Path(statement["subject"][0]["name"]).name).read_bytes()
+    certificate = read(text)
+    body = certificate["body"]
+    yield set(certificate) == {"body", "public_key", "signature"}, "the certificate has nothing beside what is signed"
+    yield statement["predicate"] == body, "the statement says what the certificate says"
+    yield certificate["public_key"] in named, "the certificate names a key of the operator"
+    signature = bytes.fromhex(certificate["signature"])
+    holds = signed(certificate["public_key"], signature, canonical(body).encode())
+    yield holds, "the certificate is signed with the key it names"
+    yield body["run"] == keys["run"], "the certificate is of the run that the keys belong to"
     heads = set()
-    for line in (FOLDER / "checkpoints.jsonl").read_text().splitlines():
-        checkpoint = json.loads(line)
+    for line in (folder / "checkpoints.jsonl").read_bytes().splitlines():
+        checkpoint = read(line)
         fields = {name: checkpoint[name] for name in ("format", "run", "seq", "head", "time")}
-        holds = signed(checkpoint["public_key"], bytes.fromhex(checkpoint["signature"]), canonical(fields))
-        demand(holds and checkpoint["public_key"] in named, f"the signed head of event {checkpoint['seq']}")
+        message = canonical(fields).encode()
+        holds = signed(checkpoint["public_key"], bytes.fromhex(checkpoint["signature"]), message)
+        yield holds and checkpoint["public_key"] in named, f"the signed head of event {checkpoint['seq']}"
         heads.add((checkpoint["run"], checkpoint["seq"], checkpoint["head"]))
     ledger = body["ledger"]
-    demand((body["run"], ledger["seq"], ledger["head"]) in heads, "the certificate names one of these heads")
+    yield (body["run"], ledger["seq"], ledger["head"]) in heads, "the certificate names one of these heads"
 
+
+def check_evidence(folder: Path, published: str | None) -> Iterator[Finding]:
+    """Check every file of a folder; what cannot be read does not hold."""
+    try:
+        for digest, name in (line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()):
+            content = (folder / name).read_bytes() if "/" not in name else b""
+            yield hashlib.sha256(content).hexdigest() == digest, f"the digest of {name}"
+        keys = read((folder / "keys.json").read_bytes())
+        envelope = read((folder / STATEMENT).read_bytes())
+        yield from check_keys(keys, published)
+        yield from check_statement(folder, envelope, keys["keys"][-1])
+        yield from check_certificate(folder, keys, read(base64.b64decode(envelope["payload"])))
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        yield False, f"everything here can be read ({type(error).__name__}: {error})"
+
+
+def main() -> int:
+    """Check the folder that this file lies in."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--public-key", help="the key that the operator published, in hexadecimal digits")
+    published = arguments.parse_args().public_key
+    folder = Path(__file__).resolve().parent
+    problems = 0
+    for holds, sentence in check_evidence(folder, published):
+        print(("holds   " if holds else "WRONG   ") + sentence)
+        problems += not holds
     print()
     if problems:
-        print(f"{len(problems)} problem(s): do not rely on this evidence.")
+        print(f"{problems} problem(s): do not rely on this evidence.")
         return 1
-    print(f"Everything holds, signed with the key {named[-1]}.")
+    key = read((folder / "keys.json").read_bytes())["keys"][-1]
+    print(f"Everything holds, signed with the key {key}.")
     if published is None:
         print("Compare that key with the one the operator published, or give it with --public-key.")
-    print(f"Request {body['request']}, level {body['level']}: {body['guarantee']}")
+    body = read(base64.b64decode(read((folder / STATEMENT).read_bytes())["payload"]))["predicate"]
+    print(f"Request {body['request']}, level {body['level']}. What that is worth is in the certificate.")
     return 0
 
 
