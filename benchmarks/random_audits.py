@@ -47,15 +47,16 @@ def summary(findings: Findings) -> list[str]:
     methods = ", ".join(f"{count} {method}" for method, count in sorted(findings.by_method.items()))
     between = ", ".join(f"{count} {step}" for step, count in sorted(findings.by_step.items()))
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(findings.by_kind.items()))
+    worlds = ", ".join(f"{count} with {world}" for world, count in sorted(findings.by_world.items()))
     return [
         f"{findings.runs} runs, {findings.requests} requests carried out ({levels}; {methods}), {findings.refused} "
         f"refused; between them {between}",
         f"of the requests: {kinds}",
         f"{findings.distances} distances within Psi, up to {findings.closest:.6f} of it; "
         f"{findings.assumed_distances} more where B is assumed, {findings.assumed_exceeded} of them beyond it",
-        f"{findings.exact_models} exact models made again bit for bit; {findings.deltas} deltas within what was "
-        f"stated, up to {findings.largest_share_of_delta:.3f} of it; {findings.folders_verified} folders verified "
-        "by both verifiers",
+        f"{findings.exact_models} exact models made again ({worlds} for the forgotten); {findings.deltas} deltas "
+        f"within what was stated, up to {findings.largest_share_of_delta:.3f} of it; {findings.folders_verified} "
+        "folders verified by both verifiers",
         f"{len(findings.violations)} violations",
         *(json.dumps(violation) for violation in findings.violations),
     ]

@@ -10,6 +10,7 @@ from unittest import mock
 
 import sifu.methods.groups as groups_method
 import sifu.methods.noised as noised
+import sifu.record.run_view as run_view
 import sifu.requests.certification as certification
 from claims_against_truth import Findings
 from sifu.core.layout import Vector
@@ -81,11 +82,20 @@ def levels_by_wish() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def names_taken_apart() -> Iterator[None]:
+    """What is left of a client whose records were forgotten counts as a new client."""
+    with mock.patch.object(run_view, "chain_of", lambda reader, client: (client,)):
+        yield
+
+
 CONTROLS = {
     "psi": Control("Psi is half of what it is", ("linear",), "psi", psi_scale=0.5),
     "charges": Control("charges are a quarter of what they are", ("linear",), "charge", psi_scale=0.5),
     "noise": Control("half of the noise is added", ("linear",), "replay", half_the_noise),
     "hit group": Control("a hit group is left in the merge", ("groups",), "exact", hit_groups_left_in),
     "statistics": Control("statistics are left in the sum", ("closed form",), "exact", statistics_left_in),
+    "names": Control("what is left of a client is a new client", ("linear",), "uncovered", names_taken_apart),
+    "names, exact": Control("the same, and exact", ("linear",), "exact", names_taken_apart),
     "levels": Control("levels are stated by wish", ("linear", "network"), "level", levels_by_wish),
 }

@@ -4,6 +4,9 @@ Nothing here uses sifu's bounds, its calibration or its replay: the record is re
 also recomputes Psi; rounds are those of the engine, noise is that of the journey (`random_journeys`); delta comes from
 the normal distribution in fifty digits. Both worlds share everything that is random, only clients are missing from one
 of them (docs/theory.md, section 2.2).
+
+Who is missing is known from the data, not from the record's `subjects`: of every number in the record, whose rows it
+held, and so of every model, which rows it was trained on.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from random_journeys import (
     without_rows,
     witnessed,
 )
-from sifu.core.engine import Engine, Position
+from sifu.core.engine import Engine, Position, RoundResult
 from sifu.data import ClientData
 from sifu.errors import RoundRejectedError, SifuError
 
@@ -71,6 +74,8 @@ class Findings:
     """The same where Psi rests on an assumption (B of a network, clipped updates)."""
     assumed_exceeded: int = 0
     """How many of those were beyond it: what an assumption may cost, and why such a level is conditional."""
+    by_world: dict[str, int] = field(default_factory=dict)
+    """In how many worlds an exact model was made again: the forgotten with other data, other counts, or not there."""
     exact_models: int = 0
     """Models that were made again from data without the forgotten, bit for bit."""
     deltas: int = 0
@@ -104,6 +109,19 @@ def delta_at(ratio: float, epsilon: float) -> float:
         return float(mpmath.ncdf(m / 2 - eps / m) - mpmath.exp(eps) * mpmath.ncdf(-m / 2 - eps / m))
 
 
+class Smaller:
+    """An engine of fewer clients that goes by the numbers of the larger federation."""
+
+    def __init__(self, engine: Engine, stays: Sequence[int]) -> None:
+        self.layout, self.initial_model = engine.layout, engine.initial_model
+        self._engine, self._stays = engine, np.array(stays)
+
+    def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
+        """A round of these clients."""
+        result = self._engine.run_round(model, position, np.searchsorted(self._stays, clients))
+        return replace(result, participants=self._stays[result.participants])
+
+
 class Truth:
     """One run folder, carried out again as often as needed."""
 
@@ -123,24 +141,41 @@ class Truth:
     # -- worlds ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def data(self) -> list[ClientData]:
-        """The samples of everyone in the record: clients that joined again have what they had without some rows."""
-        given = {client.name: client for client in self.journey.clients}
+    def given(self) -> dict[str, ClientData]:
+        """Everyone's samples as they first joined, by name."""
+        return {client.name: client for client in self.journey.clients}
+
+    @cached_property
+    def held(self) -> list[tuple[str, frozenset[int]]]:
+        """Of each number in the record: whose rows it holds, and which; who joined again has less."""
         joined = [parsed(event) for event in self.record.tables["events"] if event["kind"] == "client joined"]
         request_of = {content["client"]: content.get("request") for content in joined}
-        gone: dict[str, tuple[str, set[int]]] = {}
-        data = []
+        held: dict[str, tuple[str, frozenset[int]]] = {}
         for _, row in sorted(self.record.clients.items()):
             name = row["name"]
-            if request_of.get(name) is not None:
-                request = self.record.requests[request_of[name]]
-                (before,) = json.loads(request["clients"])
-                first, rows = gone.get(before, (before, set()))
-                gone[name] = (first, rows | set(json.loads(request["records"])))
-                data.append(without_rows(given[first], gone[name][1], name))
-            else:
-                data.append(given[name])
+            if request_of.get(name) is None:
+                held[name] = (name, frozenset(range(len(self.given[name].y))))
+                continue
+            request = self.record.requests[request_of[name]]
+            (before,) = json.loads(request["clients"])
+            owner, rows = held[before]
+            held[name] = (owner, rows - set(json.loads(request["records"])))
+        return list(held.values())
+
+    @cached_property
+    def data(self) -> list[ClientData]:
+        """The samples of everyone in the record."""
+        data = []
+        for number, (owner, rows) in enumerate(self.held):
+            whole = self.given[owner]
+            gone, name = set(range(len(whole.y))) - rows, self.record.clients[number]["name"]
+            data.append(without_rows(whole, gone, name) if gone else whole)
         return data
+
+    def rows_in(self, node: int) -> set[tuple[str, int]]:
+        """Every row (whose, which) that took part in training on the path to a node."""
+        there = {client for step in self.record.path(node) for client in self.record.rounds[step]}
+        return {(owner, row) for client in there for owner, rows in [self.held[client]] for row in rows}
 
     @cached_property
     def engine(self) -> Engine:
@@ -153,18 +188,34 @@ class Truth:
         server = replace(self.spec.server, update_bound=0.0, rejected="stop")
         return self.journey.engine(replace(self.spec, server=server), self.data)
 
-    def engine_with_other_data(self, clients: Collection[int]) -> Engine:
-        """The engine of a federation in which `clients` hold other samples."""
+    def engine_with_other_data(self, clients: Collection[int], *, other_counts: bool = False) -> Engine:
+        """The engine of a federation in which `clients` hold other samples, and more or fewer of them if wanted."""
         generator = np.random.default_rng(self.journey.seed + 1)
         data = list(self.data)
         for client in clients:
             own = data[client]
-            x, y = generator.normal(size=own.x.shape) * 2.0, generator.permutation(own.y)
+            count = len(own.y) if not other_counts else len(own.y) + int(generator.integers(1, 6))
+            x, y = (
+                generator.normal(size=(count, *own.x.shape[1:])) * 2.0,
+                np.resize(generator.permutation(own.y), count),
+            )
             data[client] = ClientData(own.name, x, y)
         return self.journey.engine(self.spec, data)
 
+    def engine_without(self, clients: Collection[int]) -> Smaller | None:
+        """The engine of a federation that never had `clients`; None where numbers decide what is drawn for the others.
+
+        Participants, batches and noise of training are drawn by a client's number, which would be another one.
+        """
+        drawn = self.spec.local.batch or self.record.facts["clip"] or str(self.spec.server.participation) != "all"
+        if drawn and self.journey.family != "closed form":
+            return None
+        stays = [client for client in range(len(self.data)) if client not in clients]
+        engine = self.journey.engine(self.spec, [self.data[client] for client in stays])
+        return Smaller(engine, stays) if engine.layout == self.engine.layout else None
+
     def models(
-        self, engine: Engine, gone: Collection[int], wanted: Iterable[int], *, may_diverge: bool = False
+        self, engine: Engine | Smaller, gone: Collection[int], wanted: Iterable[int], *, may_diverge: bool = False
     ) -> dict[int, Vector | None]:
         """Models of the wanted nodes, and of all they are made of, in the world without `gone`.
 
@@ -194,7 +245,9 @@ class Truth:
                 waiting += parts.get(node, []) + ([] if parent is None else [parent])
         return sorted(needed)
 
-    def _model(self, engine: Engine, gone: set[int], number: int, models: dict[int, Vector | None]) -> Vector | None:
+    def _model(
+        self, engine: Engine | Smaller, gone: set[int], number: int, models: dict[int, Vector | None]
+    ) -> Vector | None:
         node = self.record.nodes[number]
         kind, dtype = node["kind"], engine.layout.dtype
         before = None if node["parent"] is None else models[node["parent"]]
@@ -228,14 +281,14 @@ class Truth:
             total, weight = total + samples * source.astype(np.float64), weight + samples
         return self._moved_on(engine, total / weight).astype(dtype) if weight else before
 
-    def _moved_on(self, engine: Engine, mean: Vector) -> Vector:
+    def _moved_on(self, engine: Engine | Smaller, mean: Vector) -> Vector:
         """A merge lies beyond the mean of its groups, by a factor of the spec (docs/theory.md, section 15.4)."""
         stretch, fresh = self.spec.groups.stretch, engine.initial_model(0).astype(np.float64)
         moved = fresh + stretch * (mean - fresh)
         stays = (moved < 0.0) & (mean >= 0.0) & (fresh >= 0.0)
         return mean if stretch == 1.0 else np.where(stays, mean, moved)
 
-    def _round(self, engine: Engine, model: Vector, position: Position, there: list[int]) -> Vector:
+    def _round(self, engine: Engine | Smaller, model: Vector, position: Position, there: list[int]) -> Vector:
         if not there:
             return model
         result = engine.run_round(model, position, np.array(there, dtype=np.int64))
@@ -260,9 +313,15 @@ class Truth:
         So do rounds of before a client joined again, which are carried out again with more clients in a batch.
         """
         if self.journey.family == MASKED or (self.journey.gone and self.journey.family != "closed form"):
-            atol = 1e-4 if self.record.facts["dtype"] == "float32" else 1e-9
-            return bool(np.allclose(model, other, rtol=atol, atol=atol))
+            return self.close(model, other)
         return np.array_equal(model.astype(np.float64), other)
+
+    def close(self, model: Vector, other: Vector) -> bool:
+        """The same but for rounding: how clients are laid out for a computation follows everyone's counts."""
+        if self.journey.family == "closed form":
+            return np.array_equal(model, other)
+        atol = 1e-4 if self.record.facts["dtype"] == "float32" else 1e-9
+        return bool(np.allclose(model, other, rtol=atol, atol=atol))
 
     # -- exact: no bit of the forgotten is left ------------------------------------------------------------------
 
@@ -270,10 +329,23 @@ class Truth:
         """Whether one of `clients` took part on the path to a node."""
         return any(set(clients) & set(self.record.rounds[step]) for step in self.record.path(node))
 
+    def chains_of(self, request: dict[str, Any]) -> list[list[int]]:
+        """Of each client of a request every number that it had by then."""
+        number = {row["name"]: client for client, row in self.record.clients.items()}
+        asking = [number[name] for name in json.loads(request["clients"])]
+        return [
+            [other for other in range(client + 1) if self.held[other][0] == self.held[client][0]] for client in asking
+        ]
+
     def clients_of(self, request: dict[str, Any]) -> set[int]:
         """The numbers of a request's clients."""
-        names = json.loads(request["clients"])
-        return {client for client, row in self.record.clients.items() if row["name"] in names}
+        return {client for chain in self.chains_of(request) for client in chain}
+
+    def rows_of(self, request: dict[str, Any]) -> set[tuple[str, int]]:
+        """The rows (whose, which) that a request is about: those it names, or all that its clients ever had."""
+        named = json.loads(request["records"])
+        owners = {self.held[client][0] for client in self.clients_of(request)}
+        return {(owner, row) for owner in owners for row in named or range(len(self.given[owner].y))}
 
     def check_exact(self, carried_out: Collection[str]) -> None:
         """The current model, made again without those certified as exact, whose data are replaced besides."""
@@ -291,16 +363,25 @@ class Truth:
                 and (self.record.nodes[node]["kind"] == "initial" or self.record.nodes[node]["noise_std"] > 0.0)
                 for node in path
             )
-            if request["level"] == "exact" and not covered and self.touches(clients, final):
-                self.violation("exact", request["request"], f"node {final} was released, and they took part in it")
+            if request["level"] == "exact" and not covered and self.rows_of(request) & self.rows_in(final):
+                self.violation("exact", request["request"], f"node {final} was released, and rows of theirs are in it")
         if not gone:
             return
-        model = self.models(self.engine_with_other_data(gone), gone, [final])[final]
-        if model is None:
-            return
+        released, worlds = self.on_disk()[final], {"other data": self.engine_with_other_data(gone)}
+        if not self.spec.server.update_bound:  # a reply may be refused for its place among others' last bits
+            worlds["other counts"] = self.engine_with_other_data(gone, other_counts=True)
+            worlds["fewer clients"] = self.engine_without(gone)
+        for world, engine in worlds.items():
+            if engine is None:
+                continue
+            model = self.models(engine, gone, [final])[final]
+            if model is None:
+                return
+            self.findings.count(self.findings.by_world, world)
+            if not (self.same if world == "other data" else self.close)(model, released):
+                what = f"node {final} is another model with {world} for clients {sorted(gone)}"
+                self.violation("exact", latest["request"], what)
         self.findings.exact_models += 1
-        if not self.same(model, self.on_disk()[final]):
-            self.violation("exact", latest["request"], f"node {final} is another model without clients {sorted(gone)}")
 
     # -- distances and charges -----------------------------------------------------------------------------------
 
@@ -330,11 +411,23 @@ class Truth:
             if again is not None and not self.same(again, model):
                 self.violation("replay", "", f"the model of node {node} is not the one the record describes")
 
+    @cached_property
+    def subjects(self) -> dict[int, list[int]]:
+        """Who each subject of the record has to be: every number that a client had when it asked."""
+        subjects: dict[int, list[int]] = {}
+        for request in self.record.requests.values():
+            numbers = sorted(number for number, owner in self.record.owner.items() if owner is request)
+            chains = self.chains_of(request)
+            sets = [[client for chain in chains for client in chain]] if request["unit"] == "joint" else chains
+            if numbers:
+                subjects |= dict(zip(numbers, sets, strict=True))
+        return subjects
+
     def worlds(self) -> dict[int, list[int]]:
         """Everyone who was forgotten, as they asked; and two who may ask one day."""
-        forgotten = {client for clients in self.record.subjects.values() for client in clients}
+        forgotten = {client for clients in self.subjects.values() for client in clients}
         active = [client for client in self.record.clients if client not in forgotten]
-        return dict(self.record.subjects) | {-1 - place: [client] for place, client in enumerate(active[:2])}
+        return self.subjects | {-1 - place: [client] for place, client in enumerate(active[:2])}
 
     @cached_property
     def distances(self) -> dict[int, dict[int, float]]:
@@ -398,7 +491,7 @@ class Truth:
 
     def check_accounting(self) -> None:
         """What the releases since a request really cost together, against what its certificate states."""
-        for subject, clients in self.record.subjects.items():
+        for subject, clients in self.subjects.items():
             request = self.record.owner[subject]
             if request["status"] != "done" or PROTECTION[request["method"]] != "noise" or request["level"] == "none":
                 continue
@@ -456,7 +549,7 @@ class Truth:
             since = [row for row in self.done if row["request_order"] >= request["request_order"]]
             released = {node for row in since for node in self.record.path(row["final_node"])}
             stated = self.auditor(request["request"])["delta_at_most"]
-            for subject, clients in self.record.subjects.items():
+            for subject, clients in self.subjects.items():
                 if self.record.owner[subject] is not request:
                     continue
                 squares = sum(self._ratio(node, clients) ** 2 for node in sorted(released))
@@ -520,8 +613,8 @@ class Truth:
         given = sifu.Spec.from_mapping(json.loads(self.record.run["asked"]))
         if given.local.rate != "auto" or self.journey.family == "closed form":
             return
-        gone = self.clients_of(request)
-        others = [client for number, client in enumerate(self.journey.clients) if number not in gone]
+        gone = {self.held[client][0] for client in self.clients_of(request)}
+        others = [client for client in self.journey.clients if client.name not in gone]
         rate = self.journey.engine(given, others).facts.local_rate
         if not math.isclose(rate, self.record.facts["local_rate"], rel_tol=1e-9):
             what = f"level {request['level']}, but without the clients the rate would be {rate!r}"
@@ -582,6 +675,7 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
         "after a restore": restored,
         "masks": journey.family == MASKED,
         "records": bool(json.loads(request["records"])),
+        "clients that forgot records before": any(len(chain) > 1 for chain in truth.chains_of(request)),
         "records of a head in closed form": journey.family == "closed form" and bool(json.loads(request["records"])),
         "approved": journey.approvals > 0,
         "after a join": any(event["kind"] == "client joined" for event in truth.record.tables["events"]),

@@ -1,10 +1,11 @@
 """Random lives of random runs, through the public API alone: any training, any requests, and what operators do besides.
 
 A journey is a federation of a few clients with one of five ways of training (a linear model, a network, groups, a head
-in closed form, noise in training), two to five requests of any method and terms, some of single records, some that
-people have to approve first, and between them new keys, purges, timestamps, backups that are restored, clients that
-join and groups that are built again. A witness hears of everything. Everything follows from one seed but the
-operator's keys; `replayable_noise` makes even certified noise follow from it, so that a run can be carried out again.
+in closed form, noise in training), two to five requests of any method and terms, some of single records, some of
+clients that forgot records before, some that people have to approve first, and between them new keys, purges,
+timestamps, backups that are restored, clients that join and groups that are built again. A witness hears of
+everything. Everything follows from one seed but the operator's keys; `replayable_noise` makes even certified noise
+follow from it, so that a run can be carried out again.
 """
 
 from __future__ import annotations
@@ -344,9 +345,17 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
         return []
     who = dice.sample(left, dice.choice([1, 1, 1, 2]))
     terms = random_journey_terms(dice, journey)
-    if journey.can_forget_records and dice.random() < (0.4 if journey.family == "closed form" else 0.15):
+    again = [name for name in left if first_name(name) in journey.gone]
+    if again and dice.random() < 0.6:  # who forgot records before asks once more, perhaps with somebody else
+        name = dice.choice(again)
+        who = [name, *[other for other in who if other != name][: len(who) - 1]]
+    if journey.can_forget_records and dice.random() < (0.3 if again else 0.4) and rows_left(journey, who[0]) > 1:
         who = who[:1]
         terms["records"] = random_rows(dice, journey, who[0])
+        if "method" in terms and dice.random() < 0.3:  # what is then still in the model
+            terms["method"] = "fine_tuning"
+    if dice.random() < 0.5:
+        who = [first_name(name) for name in who]  # as people call them
     name = f"r{len(journey.steps)}"
     try:
         if journey.approvals:
@@ -367,17 +376,27 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
         journey.steps.append("withdrawn")
         return []
     if "records" in terms:
-        journey.gone.setdefault(who[0].partition("~")[0], set()).update(terms["records"])
+        journey.gone.setdefault(first_name(who[0]), set()).update(terms["records"])
     journey.steps.append(f"forget {name} {terms.get('method', 'closed_form')}")
     return [outcome.request for outcome in done]
 
 
+def first_name(name: str) -> str:
+    """The name that a client first joined under."""
+    return name.partition("~")[0]
+
+
+def rows_left(journey: Journey, client: str) -> int:
+    """How many rows a client has left."""
+    (data,) = (given for given in journey.clients if given.name == first_name(client))
+    return len(data.y) - len(journey.gone.get(data.name, ()))
+
+
 def random_rows(dice: random.Random, journey: Journey, client: str) -> list[int]:
-    """Some of the rows that a client has left, never all of them."""
-    first = client.partition("~")[0]
-    (data,) = (given for given in journey.clients if given.name == first)
-    rows = sorted(set(range(len(data.y))) - journey.gone.get(first, set()))
-    return dice.sample(rows, dice.randint(1, max(1, len(rows) - 1)))
+    """Some of the rows that a client has left, never all of them; often few, so that it can ask again."""
+    (data,) = (given for given in journey.clients if given.name == first_name(client))
+    rows = sorted(set(range(len(data.y))) - journey.gone.get(data.name, set()))
+    return dice.sample(rows, dice.choice([1, dice.randint(1, max(1, len(rows) - 1))]))
 
 
 def approve_and_carry_out(dice: random.Random, journey: Journey, name: str) -> Sequence[Any]:

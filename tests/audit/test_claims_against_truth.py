@@ -18,7 +18,8 @@ from random_journeys import FAMILIES
 
 QUICK = {"linear": 8, "network": 3, "groups": 1, "closed form": 1, "training noise": 2}
 """A journey of each family that takes about a second."""
-CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 2, "statistics": 1, "levels": 2}
+CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 5, "statistics": 1, "levels": 2, "names": 22,
+             "names, exact": 29}  # fmt: skip
 """A journey in which each cheat matters."""
 
 
@@ -45,7 +46,7 @@ def test_whoever_breaks_a_promise_is_caught(tmp_path: Path, name: str) -> None:
     control = CONTROLS[name]
     findings = control.findings()
     with control.cheat():
-        audit_journey(CAUGHT_AT[name], tmp_path, findings, control.families, most_requests=2)
+        audit_journey(CAUGHT_AT[name], tmp_path, findings, control.families, most_requests=3)
     assert control.is_caught(findings), findings
 
 

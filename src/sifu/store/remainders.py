@@ -7,6 +7,7 @@ keep the numbers that they had when the client first joined.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sifu.errors import InputError
@@ -98,11 +99,32 @@ def next_name(name: str, taken: list[str]) -> str:
     >>> next_name("hospital-3", ["hospital-3"]), next_name("hospital-3~2", ["hospital-3", "hospital-3~2"])
     ('hospital-3~2', 'hospital-3~3')
     """
-    first, _, turn = name.rpartition(SEPARATOR)
-    first, number = (first, int(turn)) if first and turn.isdecimal() and turn.isascii() else (name, 1)
+    first, number = _first_and_turn(name)
     while (again := f"{first}{SEPARATOR}{number + 1}") in taken:
         number += 1
     return again
+
+
+def _first_and_turn(name: str) -> tuple[str, int]:
+    first, _, turn = name.rpartition(SEPARATOR)
+    return (first, int(turn)) if first and turn.isdecimal() and turn.isascii() else (name, 1)
+
+
+def may_be_all_names(names: Sequence[str], clients: Sequence[str]) -> bool:
+    """Whether `names` are those of `clients` in order, each perhaps after names that it may have had before.
+
+    >>> may_be_all_names(["a", "a~2", "b"], ["a~2", "b"]), may_be_all_names(["b", "a~2"], ["a~2"])
+    (True, False)
+    """
+    rest = list(names)
+    for client in clients:
+        if client not in rest:
+            return False
+        own, rest = rest[: rest.index(client) + 1], rest[rest.index(client) + 1 :]
+        turns = [_first_and_turn(name) for name in own]
+        if len({first for first, _ in turns}) > 1 or turns != sorted(set(turns)):
+            return False
+    return not rest
 
 
 def names_now(reader: RunReader) -> dict[str, str]:
