@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two torch processes with two threads each on two cores are ten times slower than with one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-slow test-flower check bench clean docs fuzz load
+.PHONY: demo test test-slow test-paper test-flower check bench clean docs fuzz load paper
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` takes the newest ones instead.
 LOCK ?= constraints.txt
@@ -23,8 +23,12 @@ $(VENV)/.dev: pyproject.toml $(LOCK) | $(BIN)/python
 	touch $(VENV)/.runtime $@
 
 $(VENV)/.flower: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev,flower,simulation]"
+	$(INSTALL) -e ".[dev,flower]" -e "paper[simulation]"
 	touch $(VENV)/.runtime $(VENV)/.dev $@
+
+$(VENV)/.paper: pyproject.toml paper/pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e . -e paper
+	touch $(VENV)/.runtime $@
 
 $(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
 	$(INSTALL) -e ".[dev,docs]"
@@ -39,15 +43,21 @@ test: $(VENV)/.dev       ## everything but the long suites
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
 
+test-paper: $(VENV)/.dev  ## the tests of the paper's experiments
+	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2
+
+paper: $(VENV)/.paper    ## installs the paper's experiments and runs a small one; its numbers mean nothing
+	$(BIN)/sifu-bench run sequential --scale smoke --datasets digits --device cpu --out build/bench-sequential
+
 test-flower: $(VENV)/.flower  ## real SuperLink and SuperNode processes on loopback (minutes)
-	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower -m "flower or not flower" -n 2 --dist loadfile
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "flower or not flower" -n 2 --dist loadfile
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other
 	$(TEST_ENV) $(BIN)/python tests/faults/fuzzing.py all $(FUZZ_SECONDS)
 
 LOAD ?=
-load: $(VENV)/.runtime   ## many clients, rounds and requests; LOAD=--full: 100,000, 10,000 and 1,000; prints figures as JSON
+load: $(VENV)/.paper   ## many clients, rounds and requests; LOAD=--full: 100,000, 10,000 and 1,000; prints figures as JSON
 	$(BIN)/python benchmarks/load.py $(LOAD)
 
 check: $(VENV)/.dev      ## style, types, direction of imports
@@ -59,9 +69,9 @@ check: $(VENV)/.dev      ## style, types, direction of imports
 docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a warning or a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.runtime  ## us and the peers on the same work (pip, about half an hour); SIFU_DATA names a folder of real data
+bench: $(VENV)/.paper  ## us and the peers on the same work (pip, about half an hour); SIFU_DATA names a folder of real data
 	$(BIN)/python benchmarks/compare.py --install
 	$(BIN)/python benchmarks/summary.py
 
 clean:
-	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -35,7 +35,6 @@ from sifu.core.engine import Engine
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.spec import Spec
 from sifu.errors import RoundRejectedError
-from sifu.experiments.provenance import commit
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.methods.registry import method_named
 from sifu.methods.ways import plan_request
@@ -43,6 +42,7 @@ from sifu.planning.plan import Plan
 from sifu.record.run_view import RunView
 from sifu.record.unrecorded_training import retrain_unrecorded
 from sifu.requests.given_terms import make_terms
+from sifu_paper.provenance import commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "auto_choice.json"
 LARGEST_RATIO = 1.2

@@ -35,10 +35,10 @@ import numpy as np
 
 import sifu
 from sifu.data.sources import load
-from sifu.experiments.provenance import commit, processor
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, statistics_of
 from sifu.theory.closed_form.semi_definite import is_semi_definite
 from sifu.theory.closed_form.statistics import statistics_of_chunks
+from sifu_paper.provenance import commit, processor
 
 OUTPUTS, SAMPLES, LEAVING = 10, 10, 10
 SUM_FEATURES = 256

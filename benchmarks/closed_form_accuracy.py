@@ -22,8 +22,8 @@ import numpy as np
 
 from sifu.data.feature_maps import client_statistics, feature_map, fixed_point
 from sifu.data.sources import load
-from sifu.experiments.provenance import commit, provenance
 from sifu.theory.closed_form import Targets, fit_head
+from sifu_paper.provenance import commit, provenance
 
 DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "celeba")
 

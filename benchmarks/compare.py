@@ -41,7 +41,7 @@ from environments import CONTESTANTS, FOLDER, ROOT, Contestant, install, last_li
 from rich.console import Console
 from summary import Measured, Results, draw, figure_of, headline_rows, results_of, roofline_rows, show, write_results
 
-from sifu.experiments.provenance import commit, processor
+from sifu_paper.provenance import commit, processor
 
 BENCHMARKS = ROOT / "benchmarks"
 TIME_LIMIT = 300.0

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sifu.console.tokens import TokenFile, state_folder
-from sifu.experiments.provenance import provenance
+from sifu_paper.provenance import provenance
 
 SPEC = """
 [data]

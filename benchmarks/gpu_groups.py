@@ -26,9 +26,9 @@ from sifu.core.streaming import RoundsWanted, stream_group_rounds
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import CONV_NETS, ConvNet
-from sifu.experiments.provenance import commit
 from sifu.theory.groups import members_by_group
 from sifu.theory.participation import Participation
+from sifu_paper.provenance import commit
 
 NETWORKS = {
     "cnn_cifar10": CONV_NETS["cnn_cifar10"]((3, 32, 32), 10),

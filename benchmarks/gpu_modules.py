@@ -21,7 +21,7 @@ from gpu_rounds import B, random_clients
 from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining, SimulatedFederation, make_model
 from sifu.engines.sim.lanes import lane_engines
-from sifu.experiments.provenance import commit
+from sifu_paper.provenance import commit
 
 SHAPE = (3, 32, 32)
 

@@ -28,8 +28,8 @@ from sifu.engines.sim import ModuleModel, SimulatedFederation
 from sifu.engines.sim.gpu.conv_plan import PRECISIONS, WeightForm
 from sifu.engines.sim.gpu.device_layout import DeviceLayout
 from sifu.engines.sim.lanes import lane_engines
-from sifu.experiments.provenance import commit
 from sifu.theory.participation import Participation
+from sifu_paper.provenance import commit
 
 CLIENTS_A_ROUND = 5
 WEIGHT_KERNELS = {

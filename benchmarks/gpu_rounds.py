@@ -30,10 +30,10 @@ from sifu.core.streaming import RoundsWanted, stream_rounds
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
 from sifu.engines.sim.lanes import PRECISIONS, lane_engines
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
-from sifu.experiments.provenance import commit
 from sifu.theory.participation import Participation
 from sifu.theory.retention import crosses_a_level
 from sifu.theory.tracking import SensitivityTracker, summarise_round
+from sifu_paper.provenance import commit
 
 CIFAR10 = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
 B = LocalTraining(rate=0.01, steps=5, batch_size=20, momentum=0.9)

@@ -24,8 +24,8 @@ from sifu.core.engine import Engine
 from sifu.engines.sim import LinearModel, LocalTraining, ModuleModel, SimulatedFederation
 from sifu.engines.sim.lanes import lane_engines
 from sifu.engines.sim.networks import CONV_NETS
-from sifu.experiments.provenance import commit
 from sifu.theory.participation import Participation
+from sifu_paper.provenance import commit
 
 SAMPLES = 20
 SETTINGS = [

@@ -30,8 +30,8 @@ from sifu.data.dataset import Dataset
 from sifu.data.federation import ClientData
 from sifu.data.hospitals import HOSPITALS
 from sifu.data.sources import load
-from sifu.experiments.provenance import provenance
 from sifu.launch.features import map_of
+from sifu_paper.provenance import provenance
 
 
 def ridge_spec(folder: Path | None) -> Spec:

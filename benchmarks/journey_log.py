@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from claims_against_truth import Findings, audit_journey
 from random_journeys import FAMILIES, MASKED
-from sifu.experiments.provenance import provenance
+from sifu_paper.provenance import provenance
 
 EVERY_FAMILY = (*FAMILIES, *[MASKED] * 3)
 """As often as they occur among a thousand requests."""

@@ -24,10 +24,10 @@ import sifu
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout
 from sifu.errors import SifuError
-from sifu.experiments.provenance import commit, processor
 from sifu.theory.draws import base_key, place_key
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
+from sifu_paper.provenance import commit, processor
 
 SIZE = 8
 SHIFT = 1e-3

@@ -2,9 +2,9 @@
 
     python benchmarks/network_accuracy.py --data FOLDER --out benchmarks/results/network_accuracy.json
 
-The setting is that of `sifu bench` (`experiments/specs/paper.toml`). Training stops at the paper's target on the
-clients' own data, or after `--rounds`; the test images are looked at once, at the end. All seeds of a data set are
-lanes of one program.
+The setting is that of `sifu-bench` (`paper.toml` of its specs). Training stops at the paper's target on the clients'
+own data, or after `--rounds`; the test images are looked at once, at the end. All seeds of a data set are lanes of one
+program.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sifu.audit.scoring import Samples, Scorer
 from sifu.core.engine import Position
 from sifu.core.streaming import RoundsWanted, stream_rounds
 from sifu.engines.sim.lanes import lane_engines
-from sifu.experiments.provenance import commit, provenance
-from sifu.experiments.settings import load_experiment, run_spec
 from sifu.launch.federation import clients_from_spec, engine_from_spec, held_out_from_spec
+from sifu_paper.provenance import commit, provenance
+from sifu_paper.settings import load_experiment, run_spec
 
 DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "celeba")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import sifu
-from sifu.experiments.provenance import commit, processor
 from sifu.record import training
 from sifu.store.checkpoints import Checkpoint, Signer
+from sifu_paper.provenance import commit, processor
 
 SPEC: dict[str, Any] = {
     "data": {"clients": 20, "samples_per_client": 20},

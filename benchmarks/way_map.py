@@ -3,7 +3,7 @@
     python benchmarks/way_map.py            read the committed tables, write docs/images/ways.png, print the points
 
 Every mark is measured: `scale.csv` (a linear model on MNIST, noise against Scratch at epsilon 10), `sequential.csv`
-(the paper's five tasks by our rules), `groups.csv` (networks by groups), all in docs/results, and
+(the paper's five tasks by our rules), `groups.csv` (networks by groups), all in paper/results, and
 `benchmarks/results/closed_form.json` (heads in closed form). A way wins where it takes at most nine tenths of Scratch's
 rounds, and the fewest of those tried at that place.
 """
@@ -24,17 +24,17 @@ from matplotlib.figure import Figure
 
 from sifu.core.spec.group_rule import rounds_apart
 from sifu.engines.sim.networks import CONV_NETS
-from sifu.experiments.group_trials import USUAL_STRETCH
-from sifu.experiments.reading import title_of
-from sifu.experiments.settings import load_experiment, run_spec
-from sifu.experiments.table import Row, read_table
-from sifu.plots.group_cases import Case, cases_of
 from sifu.plots.style import BLUE, GREEN, GREY, INK, ORANGE, figure_bytes, new_figure, styled
 from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation
+from sifu_paper.group_trials import USUAL_STRETCH
+from sifu_paper.plots.group_cases import Case, cases_of
+from sifu_paper.reading import title_of
+from sifu_paper.settings import load_experiment, run_spec
+from sifu_paper.table import Row, read_table
 
 FIGURE = ROOT / "docs" / "images" / "ways.png"
-TABLES = ROOT / "docs" / "results"
+TABLES = ROOT / "paper" / "results"
 CLOSED_FORM = ROOT / "benchmarks" / "results" / "closed_form.json"
 EPSILON, DELTA, CLASSES = 10.0, 0.01, 10
 WINS = 0.9

@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 from pathlib import Path
 
-if not Path("/dev/nvidia0").exists():
-    # Without a GPU its kernels run in Triton's interpreter, which has to be said before anything imports triton.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # `make test &` of a script starts us with Ctrl-C ignored, and children inherit that; some tests press it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-import sys
-
 import pytest
-from hypothesis import HealthCheck, settings
 
-from run_tools import Answer, Command, build_run_with_requests, copy_run, small_spec
-
-# Property tests see the same examples on every run, with no deadline on a shared machine.
-settings.register_profile(
-    "repeatable",
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=45,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("repeatable")
-
-MEMORY = Path("/dev/shm")
-ROOM = 1 << 30
-if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
-    # A run waits for the disk at every event, some fifty times a request; nothing here needs to outlive the machine.
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+import suite_setup  # noqa: F401  before anything of ours is imported
+from run_tools import Command, build_run_with_requests, called_in_process, copy_run, small_spec
 
 
 @pytest.fixture(scope="session")
@@ -80,13 +51,4 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         if not os.environ[variable]:
             monkeypatch.delenv(variable)
 
-    def call(*arguments: object) -> Answer:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["sifu", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        code = ended.value.code
-        return Answer(code if isinstance(code, int) else 1, printed.out, printed.err)
-
-    return call
+    return called_in_process(main, "sifu", monkeypatch, capsys)

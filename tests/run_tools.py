@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import sifu
 
 SMALL: dict[str, Any] = {
@@ -179,6 +181,23 @@ class Answer:
 
 
 Command = Callable[..., Answer]
+
+
+def called_in_process(
+    main: Callable[[], None], program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """`program ARGUMENTS` inside this process: its exit code and what it printed."""
+
+    def call(*arguments: object) -> Answer:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        code = ended.value.code
+        return Answer(code if isinstance(code, int) else 1, printed.out, printed.err)
+
+    return call
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,38 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+RESULTS = ROOT / "paper" / "results"
+ELSEWHERE = {
+    ROOT / "README.md": "index.md",
+    ROOT / "CONTRIBUTING.md": "contributing.md",
+    ROOT / "CHANGELOG.md": "changelog.md",
+} | {path: f"results/{path.name}" for path in RESULTS.iterdir() if path.suffix in (".md", ".png", ".csv")}
+"""Files outside `docs` that are on the site, and where."""
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The README is the home page; CONTRIBUTING and CHANGELOG are pages, too."""
-    for source, page in PAGES.items():
-        text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
-        for other, target in PAGES.items():
-            text = text.replace(f"]({other})", f"]({target})")
-        files.append(File.generated(config, page, content=text))
+    """The README is the home page; CONTRIBUTING, CHANGELOG and the results are pages, too."""
+    for path, uri in ELSEWHERE.items():
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A link to a file that exists in the repository but is not on the site becomes its name; others stay, checked."""
-    here = ROOT if page.file.src_uri in PAGES.values() else (ROOT / "docs" / page.file.src_uri).parent
+    """Links go where their file is on the site; that to a file which is not on it becomes its name."""
+    uri = page.file.src_uri
+    source = next((path for path, other in ELSEWHERE.items() if other == uri), ROOT / "docs" / uri)
 
-    def name_it(link: re.Match[str]) -> str:
-        target = (here / link[2].partition("#")[0]).resolve()
-        outside = target.exists() and target.is_relative_to(ROOT) and not target.is_relative_to(ROOT / "docs")
-        return f"`{target.relative_to(ROOT)}`" if outside and target.name not in PAGES else link[0]
+    def translated(link: re.Match[str]) -> str:
+        address, _, anchor = link[2].partition("#")
+        target = (source.parent / address).resolve()
+        if not target.exists() or not target.is_relative_to(ROOT):
+            return link[0]  # mkdocs reports it
+        if target.is_relative_to(ROOT / "docs"):
+            there = target.relative_to(ROOT / "docs").as_posix()
+        elif target in ELSEWHERE:
+            there = ELSEWHERE[target]
+        else:
+            return f"`{target.relative_to(ROOT)}`"
+        return f"{link[1]}({os.path.relpath(there, os.path.dirname(uri))}{'#' if anchor else ''}{anchor})"
 
-    return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s:#][^)\s:]*)\)", name_it, markdown)
+    return re.sub(r"(!?\[[^\]]*\])\(([^)\s:#][^)\s:]*)\)", translated, markdown)

@@ -105,7 +105,7 @@ def test_requests_of_the_head_stand_beside_those_of_the_network(name: str) -> No
     page = (ROOT / "docs/closed-form.md").read_text()
 
     def requests(table: str, method: str) -> list[dict[str, str]]:
-        with (ROOT / f"docs/results/{table}.csv").open(newline="") as stream:
+        with (ROOT / f"paper/results/{table}.csv").open(newline="") as stream:
             return [row for row in csv.DictReader(stream) if (row["dataset"], row["method"]) == (name, method)]
 
     network = [row for row in requests("sequential", "scratch") if row["preset"] == "paper"]

@@ -19,7 +19,7 @@ def all_purpose_names(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks"])
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "paper"])
 def test_no_variable_has_a_name_that_fits_anything(folder: str) -> None:
     bound = [
         f"{path.relative_to(ROOT)}:{line}: {name}"

@@ -58,7 +58,8 @@ def texts() -> dict[str, str]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
     if listed == [""]:  # no checkout: an unpacked source archive
-        listed = [str(path.relative_to(ROOT)) for top in ("src", "tests", "docs") for path in (ROOT / top).rglob("*")]
+        tops = ("src", "tests", "docs", "paper")
+        listed = [str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*")]
     kinds = (".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".cfg")
     names = [name for name in listed if name.endswith(kinds) and (ROOT / name).is_file()]
     here = Path(__file__).resolve()

@@ -12,7 +12,6 @@ from typing import Annotated, TextIO
 
 import typer
 
-from sifu.cli.bench import bench
 from sifu.cli.clients import clients
 from sifu.cli.evidence import evidence
 from sifu.cli.flower import flower
@@ -45,7 +44,7 @@ PANELS: dict[str, tuple[typer.Typer | Callable[..., None], ...]] = {
     "Prove it": (verify, evidence, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),
     "The operator's desk": (serve, token),
-    "Federations and experiments": (clients, flower, bench, doctor),
+    "Federations": (clients, flower, doctor),
 }
 for panel, commands in PANELS.items():
     for command in commands:
@@ -91,7 +90,12 @@ def options(
 
 
 def main() -> None:
-    """Entry point: errors become sentences with a stable exit code."""
+    """Entry point."""
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run the command line of `app` and exit: errors become sentences with a stable exit code."""
     as_json = _wants_json(sys.argv[1:])
     runs_at_work.clear()
     try:

@@ -68,7 +68,7 @@ EVIDENCE = (
     Tried("CelebA", 1.0, 10, 106, 120, 100, None),
     Tried("CIFAR-100 iid", 1.0, 10, 150, 206, None, None),
 )
-"""Medians over seeds of the experiment `groups` (docs/results), merges moved on by 1.25; 100 clients of 100 images
+"""Medians over seeds of the experiment `groups` (paper/results), merges moved on by 1.25; 100 clients of 100 images
 where no number is given. None where half of the seeds or more did not get there, or had no group left."""
 
 

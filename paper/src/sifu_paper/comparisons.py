@@ -1,0 +1,102 @@
+"""Methods against Scratch, data set by data set, as statements and sentences need them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from sifu_paper.plots.courses import Course, Line, scratch_beside
+from sifu_paper.plots.speed import SpeedUp, fewer_words, speed_up, times
+from sifu_paper.reading import courses_of, datasets_of, honest_preset, letter_preset, title_of
+from sifu_paper.table import Row
+
+CONVEX = ("mnist", "digits")
+
+
+def paper_line(method: str, rows: Sequence[Row]) -> Line:
+    """A method by the paper's rules, in the preset of the table that keeps nearest to the authors' code."""
+    return Line(method, letter_preset(rows))
+
+
+def our_line(rows: Sequence[Row]) -> Line:
+    """SIFU by our rules, trained as the paper's line is where that was run."""
+    return Line("sifu", honest_preset(rows))
+
+
+def by_dataset(rows: Sequence[Row], line: Line) -> dict[str, SpeedUp]:
+    """The speed-up of a line on each data set it was run on, over all seeds that it shares with Scratch."""
+    courses = courses_of(rows)
+    speeds = {}
+    for dataset in datasets_of(rows):
+        here = [course for course in courses if course.first["dataset"] == dataset]
+        speed = speed_up([course for course in here if course.line == line], here)
+        if speed.runs:
+            speeds[dataset] = speed
+    return speeds
+
+
+def complete(speeds: Mapping[str, SpeedUp]) -> dict[str, SpeedUp]:
+    """The data sets on which every run reached the target: only there an average means something."""
+    return {name: speed for name, speed in speeds.items() if speed.complete and speed.median is not None}
+
+
+def mean_fewer(speeds: Mapping[str, SpeedUp]) -> float | None:
+    """Rounds saved (1 - 1/speed-up), mean over the data sets; None without any."""
+    shares = [share for speed in speeds.values() if (share := speed.fewer) is not None]
+    return statistics.fmean(shares) if shares else None
+
+
+def fewer_by_dataset(speeds: Mapping[str, SpeedUp]) -> str:
+    """Each data set with the rounds saved and the speed-up behind it, or with the runs that missed the target."""
+    return "; ".join(f"{title_of(name)} {_saved(speed)}" for name, speed in speeds.items())
+
+
+def _saved(speed: SpeedUp) -> str:
+    if speed.complete and speed.fewer is not None and speed.median is not None:
+        return f"{fewer_words(speed.fewer)}, {speed.text()}"
+    return speed.text()
+
+
+def titles(names: Sequence[str] | Mapping[str, object]) -> str:
+    """Data sets in words."""
+    return ", ".join(map(title_of, names))
+
+
+def reached_gaps(rows: Sequence[Row], line: Line) -> tuple[list[float], int]:
+    """Accuracy on the forgotten less Scratch's, where both reached the target; and how many runs there are."""
+    courses = courses_of(rows)
+    beside = scratch_beside(courses)
+    runs = [course for course in courses if course.line == line]
+    gaps = []
+    for course in runs:
+        scratch = beside(course)
+        if scratch is None or not (course.reached and scratch.reached):
+            continue
+        if course.forgotten is not None and scratch.forgotten is not None:
+            gaps.append(course.forgotten - scratch.forgotten)
+    return gaps, len(runs)
+
+
+def spread_words(values: Sequence[float], unit: str = "x") -> str:
+    """Least to largest.
+
+    >>> spread_words([1.0, 3.5]), spread_words([2.0])
+    ('1x to 3.5x', '2x')
+    """
+    low, high = times(min(values)), times(max(values))
+    return f"{low}{unit}" if low == high else f"{low}{unit} to {high}{unit}"
+
+
+def signed(points: float) -> str:
+    """A difference in whole points, with its sign.
+
+    >>> signed(31.6), signed(-0.2), signed(-2.0)
+    ('+32', '0', '-2')
+    """
+    whole = round(points)
+    return f"{whole:+d}" if whole else "0"
+
+
+def by_line_of(courses: Sequence[Course], line: Line) -> list[Course]:
+    """The runs of one line."""
+    return [course for course in courses if course.line == line]

@@ -1,0 +1,38 @@
+"""What training cost, in the columns of a request: local steps, traffic, and what lies on disk for later requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sifu import Outcome
+from sifu.research.federations import RunReader, solves
+
+
+def training_cost(reader: RunReader) -> dict[str, int]:
+    """The first training: a model to every participant of every round and one back, and what was kept.
+
+    Clients of a closed-form head send statistics instead, once, and their statistics are what is kept.
+    """
+    steps_of = np.array([client.local_steps for client in reader.clients()], dtype=np.int64)
+    took_part = reader.participation().clients
+    layout = reader.layout
+    return {
+        "local_steps": int(steps_of[took_part].sum()),
+        "bytes_sent": sum(int(solve["bytes_sent"]) for solve in solves(reader).values())
+        or int(2 * took_part.size * layout.size * np.dtype(layout.dtype).itemsize),
+        "bytes_kept": sum(row.bytes for row in reader.models().values() if row.node != reader.tip)
+        + sum(row.bytes for row in reader.updates().values())
+        + sum(row.bytes for row in reader.statistics().values()),
+    }
+
+
+def request_cost(outcome: Outcome) -> dict[str, int]:
+    """A request, as it was recorded; rounds before retraining (FedEraser's calibration) are counted apart."""
+    cost = outcome.cost
+    return {
+        "rounds": cost.rounds - cost.starting_rounds,
+        "extra_rounds": cost.starting_rounds,
+        "local_steps": cost.local_steps,
+        "bytes_sent": cost.bytes_sent,
+        "bytes_kept": cost.bytes_kept,
+    }

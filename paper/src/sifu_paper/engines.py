@@ -1,0 +1,314 @@
+"""Where engines come from: one after the other on a CPU, many at once as lanes of one program on a GPU.
+
+A task of work has a `spec`; `work(task, engine)` does it. What goes wrong with one task is recorded and the others go
+on. An interrupt stops all of them at their next round, and every finished round is kept.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from sifu import InputError, Spec
+from sifu.core.engine import Engine
+from sifu.research.federations import (
+    RIDGE,
+    LocalTraining,
+    SimulatedFederation,
+    check_choice,
+    clients_from_spec,
+    engine_from_spec,
+    known_outputs,
+    lane_engines,
+    on_device,
+    preprocessing_of,
+    why_no_gpu,
+)
+
+
+class Named(Protocol):
+    """Something that can fail."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Task(Named, Protocol):
+    """Something that needs an engine."""
+
+    @property
+    def spec(self) -> Spec: ...
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+AnyNamed = TypeVar("AnyNamed", bound=Named)
+DEFAULT_LANES = 48
+MOST_KEPT = 12
+"""Federations whose data stay in memory."""
+
+
+@dataclass(frozen=True)
+class Failure(Generic[AnyNamed]):
+    """A task that could not be finished, and why."""
+
+    task: AnyNamed
+    error: str
+    trace: str
+
+    @staticmethod
+    def of(task: AnyNamed, error: BaseException) -> Failure[AnyNamed]:
+        """From the exception that ended it."""
+        return Failure(task, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+
+
+class StoppedError(Exception):
+    """Raised in a task's thread at its next round after an interrupt."""
+
+
+class ClientCache:
+    """The clients' data of specs, loaded once."""
+
+    def __init__(self, data_folder: Path | None) -> None:
+        self._folder = data_folder
+        self._kept: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def clients(self, spec: Spec, *, fresh_marks: bool = False) -> Any:
+        """The clients of a spec."""
+        key = (spec.seed, spec.data, spec.model.kind, spec.model.dtype, spec.features, fresh_marks)
+        with self._lock:
+            if key not in self._kept:
+                if len(self._kept) >= MOST_KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = clients_from_spec(spec, self._folder, fresh_marks=fresh_marks)
+            return self._kept[key]
+
+
+class EngineSource(Protocol):
+    """Decides which engine a task gets, and what runs at the same time."""
+
+    stop: threading.Event
+    at_once: int
+    """Tasks at the same time, at most."""
+
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        """Do all the tasks; returns those that failed."""
+        ...
+
+
+class OneByOne:
+    """Engines of this process, one task after the other; tasks of the same federation share one.
+
+    On a `device` other than the CPU only heads in closed form come here, which compute their features on it.
+    """
+
+    def __init__(self, cache: ClientCache, device: str = "cpu") -> None:
+        self._cache, self._device, self.at_once = cache, device, 1
+        self._last: tuple[Any, Engine] | None = None
+        self.stop = threading.Event()
+
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        """One after the other, in this thread."""
+        failures = []
+        for task in tasks:
+            try:
+                work(task, self._engine(task.spec))
+            except Exception as error:
+                failures.append(Failure.of(task, error))
+        return failures
+
+    def _engine(self, spec: Spec) -> Engine:
+        key = (spec.seed, *same_program(spec))
+        if self._last is None or self._last[0] != key:
+            self._last = None
+            clients = self._cache.clients(spec)
+            engine = engine_from_spec(spec, clients)[0]
+            self._last = (key, on_device(engine, clients, spec, self._device, "float32"))
+        return self._last[1]
+
+
+class OnFlower:
+    """Flower's simulation: virtual nodes on this machine, one task after the other (`flower_simulation`)."""
+
+    def __init__(self, cache: ClientCache) -> None:
+        self._cache, self.at_once = cache, 1
+        self.stop = threading.Event()
+
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        """All tasks in one simulation, with as many nodes as the largest federation has clients."""
+        from sifu_paper.flower_simulation import enter_federation, simulate
+
+        failures: list[Failure[AnyTask]] = []
+        with_data: list[tuple[AnyTask, Any]] = []
+        for task in tasks:
+            try:
+                with_data.append((task, self._cache.clients(task.spec)))
+            except Exception as error:
+                failures.append(Failure.of(task, error))
+        if not with_data:
+            return failures
+
+        def serve(grid: Any) -> None:
+            last: tuple[Any, Engine] | None = None
+            for task, data in with_data:
+                try:
+                    key = (task.spec.seed, *same_program(task.spec))
+                    if last is None or last[0] != key:
+                        spec = replace(task.spec, model=replace(task.spec.model, outputs=known_outputs(task.spec)))
+                        last = (key, enter_federation(grid, Path(folder), spec, data, preprocessing_of(spec)))
+                    work(task, last[1])
+                except StoppedError:
+                    return
+                except Exception as error:
+                    failures.append(Failure.of(task, error))
+
+        with tempfile.TemporaryDirectory(prefix="sifu-flower-") as folder:
+            try:
+                simulate(Path(folder), max(len(data) for _, data in with_data), serve)
+            except KeyboardInterrupt:
+                self.stop.set()
+                raise
+        return failures
+
+
+class Lanes:
+    """Engines that run as lanes of one batched program, a thread for each task (see `sifu.engines.sim.lanes`)."""
+
+    def __init__(self, cache: ClientCache, device: str, lanes: int, precision: str = "float32") -> None:
+        self._cache, self._device, self.at_once, self._precision = cache, device, lanes, precision
+        self._one_by_one = OneByOne(cache, device)
+        self.stop = self._one_by_one.stop
+
+    def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        """Tasks of one federation's shape at a time, `lanes` at once; heads in closed form by themselves.
+
+        As soon as a task is done the next one begins, in the order given: after an interrupt the first are whole.
+        """
+        groups: dict[Any, list[AnyTask]] = {}
+        heads = [task for task in tasks if task.spec.model.kind == RIDGE]
+        failures = self._one_by_one.run(heads, work)
+        for task in tasks:
+            if task.spec.model.kind != RIDGE:
+                groups.setdefault(same_program(task.spec), []).append(task)
+        for group in groups.values():
+            failures += self._run_group(group, work)
+        return failures
+
+    def _run_group(self, group: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
+        # Lanes of one seed differ in what is asked of them, not in who takes part: they share a federation.
+        federations: dict[int, SimulatedFederation] = {}
+        programs: dict[LocalTraining, list[AnyTask]] = {}
+        failures: list[Failure[AnyTask]] = []
+        for task in group:
+            try:
+                if task.spec.seed not in federations:
+                    engine = engine_from_spec(task.spec, self._cache.clients(task.spec))[0]
+                    federations[task.spec.seed] = cast("SimulatedFederation", engine)
+                # An automatic local rate may differ between seeds: then they are programs of their own.
+                programs.setdefault(federations[task.spec.seed].training, []).append(task)
+            except Exception as error:
+                failures.append(Failure.of(task, error))
+        for tasks in programs.values():
+            try:
+                engines = lane_engines(
+                    [federations[task.spec.seed] for task in tasks],
+                    [self._cache.clients(task.spec) for task in tasks],
+                    self._device,
+                    self._precision,
+                )
+            except Exception as error:
+                failures += [Failure.of(task, error) for task in tasks]
+                continue
+            failures += in_threads(list(zip(tasks, engines, strict=True)), work, self.stop, self.at_once)
+        return failures
+
+
+def in_threads(
+    pairs: Sequence[tuple[AnyTask, Engine]],
+    work: Callable[[AnyTask, Engine], None],
+    stop: threading.Event,
+    at_once: int = DEFAULT_LANES,
+) -> list[Failure[AnyTask]]:
+    """`at_once` threads, a task at a time each; an engine is closed as soon as its task is done: nobody waits for it.
+
+    Once `stop` is set, tasks that have not begun never do.
+    """
+    failures: list[Failure[AnyTask]] = []
+    waiting = iter(pairs)
+    one_at_a_time = threading.Lock()
+
+    def carry_out(task: AnyTask, engine: Engine) -> None:
+        try:
+            if not stop.is_set():
+                work(task, engine)
+        except StoppedError:
+            pass
+        except BaseException as error:
+            failures.append(Failure.of(task, error))
+        finally:
+            close = getattr(engine, "close", None)
+            if close is not None:
+                close()
+
+    def take_in_turn() -> None:
+        while True:
+            with one_at_a_time:
+                pair = next(waiting, None)
+            if pair is None:
+                return
+            carry_out(*pair)
+
+    threads = [threading.Thread(target=take_in_turn, daemon=True) for _ in range(min(at_once, len(pairs)))]
+    for thread in threads:
+        thread.start()
+    try:
+        _join(threads)
+    except KeyboardInterrupt:
+        stop.set()
+        _join(threads)
+        raise
+    return failures
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)  # a join without a limit would hold back Ctrl-C
+
+
+def same_program(spec: Spec) -> tuple[Any, ...]:
+    """What must agree for two runs to be lanes of one program; seeds, budgets and stop rules may differ."""
+    return (spec.data, spec.model, spec.features, spec.local, spec.server)
+
+
+def engine_source(
+    device: str, lanes: int | None, cache: ClientCache, precision: str = "float32", engine: str = "embedded"
+) -> tuple[EngineSource, str]:
+    """The source for `auto`, `cpu` or `cuda`, and the device it uses; `precision` is that of networks on a GPU.
+
+    `engine` is embedded, or flower for Flower's simulation.
+    """
+    check_choice(device, precision)
+    if engine not in ("embedded", "flower"):
+        raise InputError(f"the engine is embedded or flower, found {engine!r}")
+    if engine == "flower":
+        if device == "cuda":
+            raise InputError("Flower's simulation computes on the CPU: leave out --device")
+        if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("ray") is None:
+            raise InputError('--engine flower needs Flower and its simulation: pip install "sifu-paper[simulation]"')
+        return OnFlower(cache), "cpu"
+    if lanes is not None and lanes < 1:
+        raise InputError(f"--lanes must be at least 1, found {lanes}")
+    if device != "cpu":
+        missing = why_no_gpu()
+        if device == "cuda" and missing is not None:
+            raise InputError(f"--device cuda cannot be used here: {missing}")
+        if missing is None:
+            return Lanes(cache, "cuda", lanes or DEFAULT_LANES, precision), "cuda"
+    return OneByOne(cache), "cpu"

@@ -1,0 +1,1 @@
+"""Figures of the experiments, in the style of the library (`sifu.plots.style`)."""

@@ -1,0 +1,201 @@
+"""Rows of the experiment `groups` as figures and tables compare them: a task with its groups, beside Scratch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sifu.research.federations import GroupsSpec, number_of_groups, rounds_apart
+from sifu.theory.participation import Participation
+from sifu_paper.plots.courses import Row
+from sifu_paper.plots.speed import SpeedUp
+
+USUAL_STRETCH = GroupsSpec().stretch
+"""How far a merge is moved on where a spec does not say."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on what by how many."""
+
+    dataset: str
+    partition: str
+    participation: str
+    clients: str
+    model: str = ""
+    """Where it is not the data set's own network."""
+
+    def label(self, titles: dict[str, str]) -> str:
+        """As it stands in a figure."""
+        share = {"all": "all take part"}.get(self.participation, self.participation)
+        if share.startswith("poisson("):
+            share = f"{100 * float(share[8:-1]):g} % a round"
+        partition = self.partition.replace("-", " ", 1).replace("dirichlet", "Dirichlet")
+        count = "" if self.clients == "100" else f", {self.clients} clients"
+        network = f" ({self.model})" if self.model else ""
+        return f"{titles.get(self.dataset, self.dataset)}{network}, {partition}, {share}{count}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One seed's request: its rounds, whether it got there, and Scratch's rounds to the same accuracy."""
+
+    seed: int
+    rounds: int
+    reached: bool
+    scratch: int
+
+    @property
+    def ratio(self) -> float:
+        """Scratch's rounds over its own."""
+        return self.scratch / self.rounds if self.rounds else math.inf
+
+
+@dataclass(frozen=True)
+class Case:
+    """Groups of one count and length on one task, and one number of leavers; trainings were given `length` rounds."""
+
+    task: Task
+    groups: int
+    apart: int
+    stretch: float
+    leavers: int
+    length: int
+    merge: str
+    """How models were merged: by their mean, or in another way that was tried beside it."""
+    requests: tuple[Request, ...]
+
+    @property
+    def speed(self) -> SpeedUp:
+        """The speed-up over Scratch."""
+        ratios = tuple(request.ratio for request in self.requests if request.reached)
+        return SpeedUp(ratios, len(self.requests), len(self.requests) - len(ratios))
+
+    @property
+    def rounds(self) -> float | None:
+        """The median of the rounds of those that got there."""
+        rounds = [request.rounds for request in self.requests if request.reached]
+        return statistics.median(rounds) if rounds else None
+
+    @property
+    def scratch(self) -> float:
+        """The median of Scratch's rounds."""
+        return statistics.median(request.scratch for request in self.requests)
+
+
+@dataclass(frozen=True)
+class FirstTraining:
+    """Test accuracy of the first training with groups less that of plain training, seed by seed."""
+
+    task: Task
+    groups: int
+    apart: int
+    stretch: float
+    differences: tuple[float, ...]
+
+    @property
+    def difference(self) -> float:
+        """The median."""
+        return statistics.median(self.differences)
+
+
+@dataclass(frozen=True)
+class RequestSequence:
+    """A sequence of single requests: Scratch's client-rounds over its own, rebuilding counted, seed by seed."""
+
+    task: Task
+    groups: int
+    apart: int
+    stretch: float
+    rebuild: str
+    requests: int
+    ratios: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """The median."""
+        return statistics.median(self.ratios)
+
+
+def settings_of(row: Row) -> dict[str, str]:
+    """What a row's variant says."""
+    return dict(part.split("=", 1) for part in row["variant"].split())
+
+
+def task_of(row: Row) -> Task:
+    """The task of a row."""
+    settings = settings_of(row)
+    return Task(
+        row["dataset"], settings["partition"], settings["participation"], settings["clients"], settings.get("model", "")
+    )
+
+
+def _setting_of(task: Task, settings: dict[str, str]) -> tuple[Task, int, int, float]:
+    """A task with its groups: how many, how long apart, and how far their merge is moved on."""
+    return task, int(settings["groups"]), int(settings["apart"]), float(settings.get("stretch", 1))
+
+
+def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Case]:
+    """Single requests with groups, in the order of the table; those whose groups were all hit are left out."""
+    scratch = {(task_of(row), row["seed"], row["leavers"]): row["rounds"] for row in rows if row["method"] == "scratch"}
+    requests_of: dict[tuple[Task, int, int, float, int, int, str], list[Request]] = {}
+    for row in rows:
+        settings = settings_of(row)
+        if row["method"] != "groups" or row["request"] != 1 or "rebuild" in settings or not row["groups_left"]:
+            continue
+        task, merge = task_of(row), settings.get("merge", "mean")
+        if merge not in merges:
+            continue
+        key = (*_setting_of(task, settings), row["leavers"], row["length"], merge)
+        beside = scratch[task, row["seed"], row["leavers"]]
+        requests_of.setdefault(key, []).append(Request(row["seed"], row["rounds"], row["reached"], beside))
+    return [Case(*key, tuple(requests)) for key, requests in requests_of.items()]
+
+
+def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None:
+    """Groups as the rule makes them (`sifu.core.spec.group_rule`): of the rounds apart that were tried the nearest.
+
+    Merges are moved on by the usual stretch; where that was not tried yet, they are plain means.
+    """
+    rate = Participation.parse(task.participation).rate
+    groups = number_of_groups(int(task.clients), rate)
+    own = [case for case in cases if (case.task, case.leavers, case.groups) == (task, leavers, groups)]
+    stretch = USUAL_STRETCH if any(case.stretch == USUAL_STRETCH for case in own) else 1.0
+    own = [case for case in own if case.stretch == stretch]
+    return min(own, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)), default=None)
+
+
+def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
+    """First trainings with groups beside plain ones of the same length."""
+    plain = {(task_of(row), row["seed"], row["length"]): row["accuracy"] for row in rows if row["method"] == "plain"}
+    differences: dict[tuple[Task, int, int, float], list[float]] = {}
+    for row in rows:
+        if row["method"] == "groups" and row["request"] == 0:
+            settings, task = settings_of(row), task_of(row)
+            beside = plain[task, row["seed"], row["length"]]
+            differences.setdefault(_setting_of(task, settings), []).append(row["accuracy"] - beside)
+    return [FirstTraining(*key, tuple(values)) for key, values in differences.items()]
+
+
+def sequences_of(rows: Sequence[Row]) -> list[RequestSequence]:
+    """Sequences that are whole."""
+    rows_of: dict[tuple[Task, int, int, float, str], dict[int, list[Row]]] = {}
+    for row in rows:
+        settings = settings_of(row)
+        if row["method"] == "groups" and "rebuild" in settings:
+            key = (*_setting_of(task_of(row), settings), settings["rebuild"])
+            rows_of.setdefault(key, {}).setdefault(row["seed"], []).append(row)
+    longest = max((len(own) for seeds in rows_of.values() for own in seeds.values()), default=0)
+    result = []
+    for key, seeds in rows_of.items():
+        ratios = []
+        for own in seeds.values():
+            spent = sum(row["client_rounds"] + row["rebuild_client_rounds"] for row in own)
+            if len(own) == longest:
+                scratch = sum(row["scratch_client_rounds"] for row in own)
+                ratios.append(scratch / spent if spent else math.inf)
+        if ratios:
+            result.append(RequestSequence(*key, longest, tuple(ratios)))
+    return result

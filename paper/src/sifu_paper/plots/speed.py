@@ -1,0 +1,157 @@
+"""The one definition of speed-up: Scratch's rounds over a method's on the same seed, where both reached the target."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sifu_paper.plots.courses import Course, Line, scratch_beside
+
+FEWEST_SEEDS = 3
+"""A line with fewer seeds than this in common with the others is left out rather than take theirs away."""
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times fewer rounds than Scratch, seed by seed.
+
+    `ratios` are Scratch's rounds over the method's (all requests of a run together, calibration included), of the
+    seeds on which both reached the target at every request; infinite where the method took no round. `runs` counts the
+    method's runs that have a run of Scratch beside them, `missed` those of them that did not reach the target.
+    """
+
+    ratios: tuple[float, ...]
+    runs: int
+    missed: int
+
+    @property
+    def median(self) -> float | None:
+        """The median over seeds; None where no pair of runs reached the target."""
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run reached the target."""
+        return self.runs > 0 and self.missed == 0
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sorts the quickest first; what missed the target in half of its runs or more comes last."""
+        usable = self.median is not None and 2 * self.missed < self.runs
+        return not usable, -(self.median or 0.0)
+
+    def text(self) -> str:
+        """As it stands in a table.
+
+        >>> SpeedUp((2.0, 1.5, 3.0), 3, 0).text()
+        '2x (1.5 to 3)'
+        >>> SpeedUp((1.3, 0.95, math.inf), 3, 0).text()
+        '1.3x (0.95 to no rounds)'
+        >>> SpeedUp((2.0,), 3, 2).text()
+        '2x, did not reach the target (2 of 3)'
+        >>> SpeedUp((), 3, 3).text(), SpeedUp((math.inf, math.inf), 2, 0).text(), SpeedUp((), 0, 0).text()
+        ('did not reach the target (3 of 3)', 'no rounds', '-')
+        """
+        missed = f"did not reach the target ({self.missed} of {self.runs})" if self.missed else ""
+        if self.median is None:
+            return missed or "-"
+        shown = "no rounds" if math.isinf(self.median) else f"{times(self.median)}x"
+        if times(min(self.ratios)) != times(max(self.ratios)):
+            most = "no rounds" if math.isinf(max(self.ratios)) else times(max(self.ratios))
+            shown += f" ({times(min(self.ratios))} to {most})"
+        return f"{shown}, {missed}" if missed else shown
+
+    @property
+    def fewer(self) -> float | None:
+        """Rounds saved as a share of Scratch's: 1 - 1/median; negative where the method takes more.
+
+        >>> SpeedUp((2.0,), 1, 0).fewer
+        0.5
+        """
+        return None if self.median is None else 1.0 - 1.0 / self.median
+
+
+def times(ratio: float) -> str:
+    """A ratio as people write it.
+
+    >>> times(1572.3), times(30.25), times(1.234), times(0.07), times(2.0)
+    ('1,572', '30.2', '1.23', '0.07', '2')
+    """
+    if math.isinf(ratio):
+        return "infinitely many "
+    if ratio >= 100:
+        return f"{ratio:,.0f}"
+    return f"{ratio:.{1 if ratio >= 10 else 2}f}".rstrip("0").rstrip(".")
+
+
+def fewer_words(share: float) -> str:
+    """Rounds saved as a share of Scratch's, in words.
+
+    >>> fewer_words(0.52), fewer_words(-0.12), fewer_words(0.0)
+    ('52 % fewer rounds', '12 % more rounds', 'as many rounds')
+    """
+    percents = round(100 * share)
+    return "as many rounds" if percents == 0 else f"{abs(percents)} % {'fewer' if percents > 0 else 'more'} rounds"
+
+
+def speed_up(courses: Iterable[Course], everyone: Sequence[Course]) -> SpeedUp:
+    """The speed-up of some runs over Scratch's among `everyone`."""
+    beside = scratch_beside(everyone)
+    return speed_up_of((course, beside(course)) for course in courses)
+
+
+def speed_up_of(pairs: Iterable[tuple[Course, Course | None]]) -> SpeedUp:
+    """The speed-up of runs over the runs of Scratch beside them."""
+    compared = [(course, scratch) for course, scratch in pairs if scratch is not None]
+    ratios = [
+        scratch.total / course.total if course.total else math.inf
+        for course, scratch in compared
+        if course.reached and scratch.reached
+    ]
+    return SpeedUp(tuple(ratios), len(compared), sum(not course.reached for course, _ in compared))
+
+
+@dataclass(frozen=True)
+class SameSeeds:
+    """The runs of one table of one data set on seeds that all lines of a training have.
+
+    `seeds` are by training; `left_out` has the lines with too few.
+    """
+
+    courses: tuple[Course, ...]
+    seeds: dict[str, tuple[int, ...]]
+    left_out: tuple[Line, ...]
+
+
+def same_seeds(courses: Sequence[Course]) -> SameSeeds:
+    """Only the seeds on which every line was run; lines that would leave fewer than three are set aside and named.
+
+    Each way of training has its own Scratch, and so seeds of its own. Scratch, the yardstick, is never set aside.
+    """
+    kept: list[Course] = []
+    seeds: dict[str, tuple[int, ...]] = {}
+    left_out: list[Line] = []
+    for training in dict.fromkeys(course.training for course in courses):
+        here = [course for course in courses if course.training == training]
+        common, lacking = _common_seeds(here)
+        seeds[training] = tuple(sorted(common))
+        left_out += dict.fromkeys(run.line for run in here if run.line.label in lacking)
+        kept += [run for run in here if run.first["seed"] in common and run.line.label not in lacking]
+    return SameSeeds(tuple(kept), seeds, tuple(left_out))
+
+
+def _common_seeds(courses: Sequence[Course]) -> tuple[set[int], list[str]]:
+    seeds_of: dict[str, set[int]] = {}
+    for course in courses:
+        seeds_of.setdefault(course.line.label, set()).add(course.first["seed"])
+    of_scratch = {course.first["seed"] for course in courses if course.line.method == "scratch"}
+    common: set[int] = of_scratch or set().union(*seeds_of.values())
+    lacking = []
+    for label, seeds in sorted(seeds_of.items(), key=lambda item: -len(item[1])):
+        if len(common & seeds) >= min(FEWEST_SEEDS, len(common)):
+            common &= seeds
+        else:
+            lacking.append(label)
+    return common, lacking

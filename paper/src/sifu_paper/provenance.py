@@ -1,0 +1,106 @@
+"""Where a result came from: hardware, date, commit, command, versions. A table without these cannot be trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sifu
+from sifu import InputError, RunDamagedError
+from sifu.research.federations import write_atomically
+
+FILE = "bench.json"
+
+
+def provenance(device: str, command: Sequence[str]) -> dict[str, Any]:
+    """What is known about this machine and this code."""
+    import numpy
+    import torch
+
+    gpu = torch.cuda.get_device_name(0) if device == "cuda" else None
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(command),
+        "commit": commit(),
+        "hardware": gpu or f"{processor()}, {os.cpu_count()} cores",
+        "versions": {
+            "sifu": sifu.__version__,
+            "python": platform.python_version(),
+            "numpy": numpy.__version__,
+            "torch": torch.__version__,
+        },
+    }
+
+
+def commit() -> str:
+    """The commit of the code, with a + when it or the library was changed since; the version where there is none."""
+    here, library = Path(__file__).resolve(), Path(sifu.__file__).resolve().parent
+    try:
+        _git(here.parent, "ls-files", "--error-unmatch", str(here))  # a copy may lie inside another repository
+        head = _git(here.parent, "rev-parse", "--short=10", "HEAD")
+        changed = _git(here.parent, "status", "--porcelain", "--untracked-files=no", "--", ".", str(library))
+    except (OSError, subprocess.SubprocessError):
+        return f"version {sifu.__version__}"
+    return head + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20, check=True
+    )
+    return done.stdout.strip()
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def record(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Write down what is run and where, or check that a folder to be continued was made the same way."""
+    path = folder / FILE
+    sessions: list[Any] = []
+    if path.exists():
+        earlier = read_record(folder)
+        for key, value in settings.items():
+            if earlier["asked"].get(key) != value:
+                raise InputError(
+                    f"{folder} was made with {key} = {earlier['asked'].get(key)!r}, now it is {value!r}: "
+                    "use another --out, or the same settings to continue"
+                )
+        sessions = earlier["sessions"]
+    content = {"asked": dict(settings), "sessions": [*sessions, dict(origin)]}
+    write_atomically(path, json.dumps(content, indent=2).encode())
+    return content
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What was run into a folder."""
+    return read_record_file(folder / FILE)
+
+
+def read_record_file(path: Path) -> dict[str, Any]:
+    """What such a file says."""
+    folder = path.parent
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content["asked"]["experiment"], content["sessions"]
+    except OSError as error:
+        raise InputError(f"{folder} holds no results: make them with sifu-bench run NAME --out {folder}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunDamagedError(
+            f"{path} cannot be read ({error}): remove the folder and run the experiment again"
+        ) from error
+    return content

@@ -1,0 +1,68 @@
+"""Where results lie: folders of `sifu-bench run`, or the tables that a page keeps beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sifu_paper.provenance import FILE, read_record, read_record_file
+from sifu_paper.settings import Experiment, experiment_names, load_experiment
+from sifu_paper.table import Row, read_table
+
+TABLE = "results.csv"
+LETTERS = ("letter", "letter-watermark", "letter-time", "letter-sigma", "letter-sets")
+"""Trained as the authors' code trains."""
+PAPERS = ("sequential", *LETTERS, "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
+ORDER = (*PAPERS, "scale", "groups", "exact", "metrics")
+"""How a page orders experiments: the paper's, then ours; those that are not named here come last."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The table of one experiment and the file that says where it was made."""
+
+    table: Path
+    origin: Path
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What was run, where and when."""
+        return read_record_file(self.origin)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment as it was run."""
+        return load_experiment(self.record["asked"]["experiment"], self.record["asked"]["scale"])
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The table."""
+        return read_table(self.table)
+
+    @property
+    def smoke(self) -> bool:
+        """Whether everything was shrunk."""
+        return bool(self.record["asked"]["scale"] == "smoke")
+
+
+def sources_in(folders: Sequence[Path]) -> list[Source]:
+    """The results of folders, each experiment once (a later folder replaces an earlier one), in the page's order."""
+    by_name: dict[str, Source] = {}
+    for folder in folders:
+        for source in _of_folder(folder):
+            by_name[source.experiment.name] = source
+    order = {name: place for place, name in enumerate(ORDER)}
+    return sorted(by_name.values(), key=lambda source: order.get(source.experiment.name, len(order)))
+
+
+def _of_folder(folder: Path) -> list[Source]:
+    if not (folder / FILE).exists():
+        pairs = [(folder / f"{name}.csv", folder / f"{name}.json") for name in experiment_names()]
+        kept = [Source(table, origin) for table, origin in pairs if table.exists() and origin.exists()]
+        if kept:
+            return kept
+    read_record(folder)  # says what is missing
+    return [Source(folder / TABLE, folder / FILE)]

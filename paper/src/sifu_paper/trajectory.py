@@ -1,0 +1,258 @@
+"""Carrying out one task through the public API, and measuring the result.
+
+A trajectory's run folder is a copy of its training run. Each request has an id of its own and its row is written
+before the next one starts, so whatever an interruption leaves behind can be continued: the run finishes a request half
+done, and what had to be measured beforehand lies in a small file beside the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu import Outcome, RoundRejectedError, Run, open_run, train
+from sifu.core.engine import Engine
+from sifu.research.federations import ProgressCallback, write_atomically
+from sifu_paper.costs import request_cost, training_cost
+from sifu_paper.held_out import HeldOut
+from sifu_paper.table import Row, Table
+from sifu_paper.work import Training, Trajectory
+
+BEFOREHAND = "bench.json"
+DIVERGED = "diverged"
+"""The level of rows whose training ended in NaN or Inf: there is no model, and so no accuracy either."""
+TRAINING = "training"
+"""The method of the rows that say what training took."""
+
+MarkCheck = Callable[[np.ndarray, np.ndarray], float]
+"""(model, clients) -> accuracy on the clients' data with fresh marks instead of their own."""
+
+
+def train_run(training: Training, folder: Path, engine: Engine, progress: ProgressCallback, data: Path | None) -> Run:
+    """The training run, made or continued."""
+    return train(training.spec, run=folder, engine=engine, progress=progress, data_folder=data)
+
+
+def training_place(training: Training, experiment: str) -> dict[str, Any]:
+    """What names the row that says what training took: request 0 of the method `training`."""
+    return {
+        "experiment": experiment,
+        "dataset": training.dataset,
+        "seed": training.seed,
+        "preset": training.preset,
+        "method": TRAINING,
+        "variant": " ".join(part for part in (f"kind={training.kind}", training.variant) if part),
+        "request": 0,
+    }
+
+
+def training_row(
+    training: Training, run: Run, experiment: str, seconds: float, held_out: HeldOut, device: str = "cpu"
+) -> Row:
+    """What training took."""
+    with run.reader() as reader:
+        rounds = reader.path()[-1].node.position
+        accuracy = next(
+            (evaluation.accuracy for evaluation in reader.evaluations() if evaluation.node == reader.tip), None
+        )
+        cost = training_cost(reader)
+    target = training.spec.stop.target
+    return training_place(training, experiment) | {
+        "clients": 0,
+        "rounds": rounds,
+        "extra_rounds": 0,
+        "reached": _reaches(accuracy, target),
+        "training_rounds": rounds,
+        "target": target,
+        "accuracy_retain_after": accuracy,
+        "accuracy_test": held_out.accuracy(training.spec, current_model(run)),
+        "seconds": round(seconds, 3),
+        "device": device,
+        **cost,
+    }
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """A run folder's copy, whole or absent.
+
+    Models and statistics are linked where possible: a run never changes them in place, it makes new ones and removes
+    the names of old ones, for good as well. A request that removes them removes the copy's name only.
+    """
+    temporary = target.with_name(f".copying-{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary, copy_function=_link_or_copy)
+    os.replace(temporary, target)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if source.endswith((".safetensors", ".statistics")):
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+class TrajectoryRun:
+    """A trajectory on its own copy of the training run."""
+
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        folder: Path,
+        source: Path,
+        engine: Engine,
+        table: Table,
+        experiment: str,
+        progress: ProgressCallback,
+        held_out: HeldOut,
+        fresh_marks: MarkCheck | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.trajectory, self.folder, self.source = trajectory, folder, source
+        self.engine, self.table, self.experiment = engine, table, experiment
+        self.progress, self.held_out, self.fresh_marks = progress, held_out, fresh_marks
+        self.device = device
+
+    def carry_out(self, requests: Sequence[Sequence[str]]) -> None:
+        """The requests whose rows are missing, one after another."""
+        if not self.folder.exists():
+            copy_run(self.source, self.folder)
+        run = open_run(self.folder, engine=self.engine)
+        training_rounds = _training_rounds(run)
+        gone: list[str] = []
+        for number, clients in enumerate(requests, start=1):
+            gone += clients
+            place = self.trajectory.place(self.experiment, number)
+            if self.table.has(place):
+                continue
+            beforehand = self._look_beforehand(run, number, clients)
+            started = time.monotonic()
+            try:
+                outcome = run.forget(
+                    clients,
+                    f"request-{number}",
+                    min_level="none",
+                    progress=self.progress,
+                    **self.trajectory.terms,
+                    **self._limit(training_rounds),
+                )[-1]
+            except RoundRejectedError:
+                self._record_divergence(number, len(requests), training_rounds, beforehand)
+                return
+            finally:
+                beforehand["seconds"] = round(beforehand["seconds"] + time.monotonic() - started, 3)
+                self._remember(number, beforehand)
+            self.table.add(place | self._measure(run, outcome, gone, training_rounds) | beforehand)
+
+    def _record_divergence(self, first: int, last: int, training_rounds: int, beforehand: Mapping[str, Any]) -> None:
+        """Training ended in NaN or Inf (noise too large): this request and those behind it never reach the target.
+
+        They count with the largest number of rounds, as the paper counts methods that miss the target.
+        """
+        stop = self.trajectory.spec.stop
+        for number in range(first, last + 1):
+            self.table.add(
+                self.trajectory.place(self.experiment, number)
+                | {
+                    "clients": self.trajectory.requests.clients,
+                    "rounds": self._limit(training_rounds).get("max_rounds", stop.max_rounds),
+                    "extra_rounds": 0,
+                    "reached": False,
+                    "training_rounds": training_rounds,
+                    "target": stop.target,
+                    "level": DIVERGED,
+                    "device": self.device,
+                }
+                | (dict(beforehand) if number == first else {})
+            )
+
+    def _limit(self, training_rounds: int) -> dict[str, Any]:
+        limit = self.trajectory.limit
+        return {} if limit is None else {"max_rounds": max(1, round(limit * training_rounds))}
+
+    # -- what is measured --------------------------------------------------------------------------------
+
+    def _look_beforehand(self, run: Run, number: int, clients: Sequence[str]) -> dict[str, Any]:
+        """What can only be measured before the request is carried out; an interruption must not lose it."""
+        path = self.folder / BEFOREHAND
+        recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        if str(number) in recorded:
+            return dict(recorded[str(number)])
+        mark = self._mark(run, clients) if self.fresh_marks else None
+        beforehand = {"mark_before": mark, "seconds": 0.0}
+        self._remember(number, beforehand)
+        return beforehand
+
+    def _remember(self, number: int, beforehand: Mapping[str, Any]) -> None:
+        path = self.folder / BEFOREHAND
+        recorded = json.loads(path.read_text()) if path.exists() else {}
+        write_atomically(path, json.dumps(recorded | {str(number): dict(beforehand)}).encode())
+
+    def _mark(self, run: Run, clients: Sequence[str]) -> float:
+        """Accuracy with the clients' own marks minus accuracy on the same images with fresh ones."""
+        model, indices = current_model(run), _indices(run, clients)
+        assert self.fresh_marks is not None
+        return self.engine.evaluate(model, indices).accuracy - self.fresh_marks(model, indices)
+
+    def _measure(self, run: Run, outcome: Outcome, gone: Sequence[str], training_rounds: int) -> Row:
+        with run.reader() as reader:
+            before = {
+                evaluation.subset: evaluation.accuracy
+                for evaluation in reader.evaluations()
+                if evaluation.subset.startswith("remaining:")
+            }
+        everyone = self.engine.evaluate(current_model(run), _indices(run, gone)).accuracy
+        return {
+            "clients": len(outcome.clients),
+            "reached": _reaches(outcome.accuracy, outcome.target),
+            "training_rounds": training_rounds,
+            "target": outcome.target,
+            "accuracy_retain_before": before.get(f"remaining:{outcome.request}"),
+            "accuracy_retain_after": outcome.accuracy,
+            "accuracy_forget_before": outcome.accuracy_forgotten_before,
+            "accuracy_forget_after": outcome.accuracy_forgotten_after,
+            "accuracy_forgotten_after": everyone,
+            "accuracy_test": self.held_out.accuracy(self.trajectory.spec, current_model(run)),
+            "mark_after": self._mark(run, outcome.clients) if self.fresh_marks else None,
+            "psi": outcome.psi,
+            "psi_star": outcome.psi_star,
+            "sigma": outcome.sigma,
+            "epsilon": outcome.epsilon,
+            "delta": outcome.delta,
+            "delta_at_most": outcome.delta_at_most,
+            "node": outcome.rollback_to,
+            "level": outcome.level,
+            "device": self.device,
+            **request_cost(outcome),
+        }
+
+
+def _reaches(accuracy: float | None, target: float) -> bool:
+    """Whether an accuracy is that of the target; what has no target cannot miss it."""
+    return target <= 0 or bool(accuracy is not None and accuracy >= target)
+
+
+def _training_rounds(run: Run) -> int:
+    with run.reader() as reader:
+        return max((row.node.position for row in reader.node_rows() if row.node.branch == 0), default=0)
+
+
+def current_model(run: Run) -> np.ndarray:
+    """The model a run stands at."""
+    with run.reader() as reader:
+        return reader.load_model(reader.tip)
+
+
+def _indices(run: Run, names: Sequence[str]) -> np.ndarray:
+    with run.reader() as reader:
+        index_of = {client.name: index for index, client in enumerate(reader.clients())}
+    return np.array([index_of[name] for name in names], dtype=np.int64)

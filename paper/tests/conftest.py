@@ -1,0 +1,16 @@
+"""The command line of the experiments, for their tests."""
+
+from __future__ import annotations
+
+import pytest
+
+import suite_setup  # noqa: F401  before anything of ours is imported
+from run_tools import Command, called_in_process
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`sifu-bench ARGUMENTS` inside this process: its exit code and what it printed."""
+    from sifu_paper.command import main
+
+    return called_in_process(main, "sifu-bench", monkeypatch, capsys)

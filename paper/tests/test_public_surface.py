@@ -1,0 +1,58 @@
+"""The experiments build on what docs/api.md names, and on nothing else of the library."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "paper" / "src").rglob("*.py"))
+ENTRIES = re.findall(r"^::: (\S+)((?:\n    .*)*)", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+DOCUMENTED = {name for name, _ in ENTRIES}
+WITH_SUBMODULES = tuple(f"{name}." for name, options in ENTRIES if "show_submodules: true" in options)
+
+
+def private_imports(source: str) -> Iterator[str]:
+    """Imports from the library of a module that is not documented, or of a name that its `__all__` lacks."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("sifu."))
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] != "sifu":
+            continue
+        module = node.module or ""
+        if module not in DOCUMENTED and not module.startswith(WITH_SUBMODULES):
+            yield module
+            continue
+        if module == "sifu.research.virtual_nodes" and importlib.util.find_spec("flwr") is None:
+            continue
+        offered = getattr(importlib.import_module(module), "__all__", None)
+        for alias in node.names:
+            if (alias.name.startswith("_") and alias.name != "__version__") or (
+                offered is not None and alias.name not in offered
+            ):
+                yield f"{module}.{alias.name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_only_documented_names_of_the_library_are_imported_by(path: Path) -> None:
+    assert sorted(set(private_imports(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from sifu.store.files import write_atomically",
+        "from sifu.research.federations import Engine",
+        "from sifu.audit import lira",
+        "from sifu.plots.style import _styled",
+        "import sifu.store.reader",
+        "def f():\n    from sifu.cli.output import err",
+    ],
+)
+def test_control_an_import_past_the_surface_is_seen(source: str) -> None:
+    assert len(list(private_imports(source))) == 1

@@ -1,0 +1,60 @@
+"""Engines without a run folder, clients from a spec, and what a run's record says."""
+
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.method_info import METHOD_INFOS
+from sifu.core.randomness import keyed_generator
+from sifu.core.spec import RIDGE, ModelSpec, StopSpec
+from sifu.core.spec.group_rule import number_of_groups, rounds_apart
+from sifu.core.spec.sections import GroupsSpec
+from sifu.core.streaming import RoundsWanted, stream_group_rounds
+from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim.closed_form import ClosedFormFederation
+from sifu.engines.sim.lanes import lane_engines
+from sifu.launch.devices import check_choice, on_device, why_no_gpu
+from sifu.launch.federation import (
+    clients_from_spec,
+    engine_from_spec,
+    held_out_from_spec,
+    known_outputs,
+    preprocessing_of,
+    takes_rows,
+)
+from sifu.record.progress import Progress, ProgressCallback
+from sifu.requests.certification import solves
+from sifu.store.files import room_to_write, sync_folder, write_atomically
+from sifu.store.reader import RunReader
+
+__all__ = [
+    "METHOD_INFOS",
+    "RIDGE",
+    "ClosedFormFederation",
+    "GroupsSpec",
+    "LocalTraining",
+    "ModelLayout",
+    "ModelSpec",
+    "Progress",
+    "ProgressCallback",
+    "RoundsWanted",
+    "RunReader",
+    "SimulatedFederation",
+    "StopSpec",
+    "Vector",
+    "check_choice",
+    "clients_from_spec",
+    "engine_from_spec",
+    "held_out_from_spec",
+    "keyed_generator",
+    "known_outputs",
+    "lane_engines",
+    "number_of_groups",
+    "on_device",
+    "preprocessing_of",
+    "room_to_write",
+    "rounds_apart",
+    "solves",
+    "stream_group_rounds",
+    "sync_folder",
+    "takes_rows",
+    "why_no_gpu",
+    "write_atomically",
+]

@@ -1,0 +1,42 @@
+"""An engine over the nodes of a Flower grid that a program of one's own runs (needs `sifu[flower]`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sifu.core.engine import Engine
+from sifu.core.spec import Spec
+from sifu.engines.flower.blueprint import Patience
+from sifu.engines.flower.client import client_app
+from sifu.engines.flower.exchange import Exchange
+from sifu.engines.flower.make_engine import make_federation
+from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
+from sifu.engines.flower.roster import ClaimedRoster
+from sifu.engines.flower.wire import profile_message, read_profile
+from sifu.errors import NobodyAnsweredError
+from sifu.theory.facts import IN_PROCESS
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+__all__ = ["Patience", "ReadyClient", "client_app", "engine_of_nodes"]
+
+
+def engine_of_nodes(grid: Grid, spec: Spec, names: Sequence[str], preprocessing: str, patience: Patience) -> Engine:
+    """An engine of the nodes that hold the data of these clients, in this order.
+
+    Nodes are taken at their word for who they are, which is right only where this program started them all.
+    """
+    plan = plan_of(spec, spec.model.outputs).to_text()
+    exchange = Exchange(grid, patience.poll)
+    nodes = sorted(int(node) for node in grid.get_node_ids())
+    messages = {node: profile_message(node, plan, patience.timeout) for node in nodes}
+    profiles, _ = exchange.ask(messages, patience.timeout, read_profile)
+    by_name = {profile.name: profile for profile in profiles.values()}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise NobodyAnsweredError(f"{len(missing)} of {len(names)} virtual nodes did not answer ({missing[0]})")
+    training, _ = blueprint(spec, [by_name[name] for name in names], identity=IN_PROCESS, preprocessing=preprocessing)
+    roster = ClaimedRoster(grid, {node: profile.name for node, profile in profiles.items()})
+    return make_federation(grid, roster, training, patience)

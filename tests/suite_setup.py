@@ -1,0 +1,35 @@
+"""What every suite needs before its first test: Triton's interpreter, Ctrl-C, repeatable properties, room in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+if not Path("/dev/nvidia0").exists():
+    # Without a GPU its kernels run in Triton's interpreter, which has to be said before anything imports triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # `make test &` of a script starts us with Ctrl-C ignored, and children inherit that; some tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from hypothesis import HealthCheck, settings
+
+# Property tests see the same examples on every run, with no deadline on a shared machine.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=45,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
+
+MEMORY = Path("/dev/shm")
+ROOM = 1 << 30
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
+    # A run waits for the disk at every event, some fifty times a request; nothing here needs to outlive the machine.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
