@@ -28,7 +28,7 @@ def private_imports(source: str) -> Iterator[str]:
         if module not in DOCUMENTED and not module.startswith(WITH_SUBMODULES):
             yield module
             continue
-        if module == "sifu.research.virtual_nodes" and importlib.util.find_spec("flwr") is None:
+        if module == "sifu.engines.flower.virtual_nodes" and importlib.util.find_spec("flwr") is None:
             continue
         offered = getattr(importlib.import_module(module), "__all__", None)
         for alias in node.names:
