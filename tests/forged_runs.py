@@ -12,7 +12,7 @@ from typing import Any
 
 from run_tools import connect
 from sifu.core.certificate import auditor_form, public_form
-from sifu.core.ledger import GENESIS, Event, seal
+from sifu.core.ledger import GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
 from sifu.requests.certification import RecordedRequest
 from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Signer
@@ -44,6 +44,9 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
         "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq"
     ).fetchall():
         content = json.loads(payload)
+        sealed = connection.execute("SELECT salt, content FROM sealed WHERE seq = ?", (seq,)).fetchone()
+        if sealed is not None:
+            content |= json.loads(sealed[1])
         if "rows" in content:
             first, last = content["rows"]["first"], content["rows"]["last"]
             content["rows"]["digest"] = rows_digest(
@@ -58,6 +61,10 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
             )
         if edit is not None:
             edit(kind, content)
+        if sealed is not None:
+            private = canonical_json({key: content.pop(key) for key in SEALED_KEYS if key in content})
+            content[SEALED] = seal_commitment(sealed[0], private)
+            connection.execute("UPDATE sealed SET content = ? WHERE seq = ?", (private.decode(), seq))
         event = seal(previous, seq, time, kind, content, nonce)
         if with_key:
             signature = signature_over(folder, connection, event)

@@ -41,6 +41,7 @@ CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "no
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "closed_form": "noise", "groups": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
               "fed_accum": "nothing"}  # fmt: skip
+SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty"}
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
          "request refused": 6, "request withdrawn": 6}  # fmt: skip
@@ -164,7 +165,8 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
 def tensors_of(data: bytes, number: str) -> dict[str, Any]:
     """The flat tensors of a safetensors file, by name."""
     end = 8 + struct.unpack_from("<Q", data)[0]
-    places = {name: entry["data_offsets"] for name, entry in json.loads(data[8:end]).items() if name != "salts"}
+    places = {name: entry["data_offsets"] for name, entry in json.loads(data[8:end]).items()
+              if name not in ("salts", "__metadata__")}  # fmt: skip
     return {name: np.frombuffer(data[end + a : end + b], number).astype(float) for name, (a, b) in places.items()}
 
 
@@ -178,11 +180,12 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 7)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 8)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
         self.run = {row["key"]: row["value"] for row in self.tables["run"]}
+        self.sealed = {row["seq"]: row for row in self.tables["sealed"]}
         self.spec, self.facts = json.loads(self.run["spec"]), json.loads(self.run["facts"])
         self.nodes = {row["node"]: row for row in self.tables["nodes"]}
         self.clients = {row["client"]: row for row in self.tables["clients"]}
@@ -240,6 +243,7 @@ class Verifier:
             fields = [str(event["seq"]).encode(), event["time"].encode(), event["kind"].encode(), event["commitment"]]
             self.agree(f"{at}: hash", event["hash"].hex(), sha256(previous, b"\0".join(fields)))
             previous, models, name = event["hash"], replayed["models"], payload.get("request")
+            payload = payload | self.unsealed(event, payload)
             moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
             moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
             moment["clients"] = int(replayed["run"].get(("client_count",), {"value": 0})["value"])
@@ -298,7 +302,7 @@ class Verifier:
                 put("statistics", row | {"clients": canonical(row["clients"])})
             if "solve" in payload:
                 self.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
-                self.solves[recorded["last"]] = payload["solve"]
+                self.solves[recorded["last"]] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
                 asking = [row for row in replayed["requests"].values() if row["status"] not in ("refused", "withdrawn")]
                 left = {name for row in asking for name in json.loads(row["clients"])}
                 left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
@@ -338,7 +342,8 @@ class Verifier:
             elif event["kind"] in DECIDED:
                 put("requests", {"request": name, "status": event["kind"].split()[1]})
             elif event["kind"] == "comparison":
-                put("comparisons", payload.get("comparison", payload))
+                columns = ("request", "method", "rounds", "reached", "accuracy", "forgotten_accuracy")
+                put("comparisons", {key: payload[key] for key in columns if key in payload})
         put("run", {"key": "head", "value": f"{len(self.tables['events'])}:{previous.hex()}"})
         text = (self.folder / "head").read_bytes().decode() if (self.folder / "head").is_file() else ""
         here = f"{len(self.tables['events'])}:{previous.hex()}"
@@ -356,6 +361,24 @@ class Verifier:
         clients = [canonical([row[c] for c in columns]).encode() for row in self.tables["clients"]]
         self.agree("clients_digest", self.run["clients_digest"], sha256(*clients))
         self.agree("client_count", self.run["client_count"], str(len(self.clients)))
+
+    def unsealed(self, event: Row, payload: Row) -> Row:
+        """Section 6d: what an event measured, which a purge erases with its salt."""
+        at, part = f"event {event['seq']}", self.sealed.get(event["seq"])
+        kinds = [(other["seq"], other["kind"]) for other in self.tables["events"]]
+        purges = [seq for seq, kind in kinds if kind == "purged" and seq > event["seq"]]
+        rolled = max((s for s, kind in kinds if kind == "rolled back" and purges and s < purges[-1]), default=0)
+        gone = event["seq"] <= rolled or (rolled and event["kind"] in ("request done", "comparison"))
+        self.check(not SEALED & payload.keys(), f"{at}: what it measured lies in the open")
+        self.agree(f"{at}: sealed part", part is not None, "sealed" in payload and not gone)
+        if part is None:
+            return {}
+        self.agree(f"{at}: sealed", payload.get("sealed"), sha256(part["salt"], part["content"].encode()))
+        self.agree(f"{at}: length of the salt", len(part["salt"]), 32)
+        content = parsed(part["content"])
+        self.agree(f"{at}: sealed content", part["content"], canonical(content))
+        self.check(content.keys() <= SEALED, f"{at}: other things are sealed than what was measured")
+        return {key: content[key] for key in SEALED & content.keys()}
 
     def check_salts(self) -> None:
         """Section 4c: a digest for each founder, and no salt of anyone forgotten."""
@@ -722,7 +745,7 @@ class Verifier:
             self.agree(f"statistics/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
             self.check(data.startswith(heading), f"statistics/{file}: it is written otherwise than the spec says")
             self.check(not forgotten & set(clients), f"statistics/{file} holds a forgotten client")
-            numbers = np.frombuffer(data[len(heading) :], "<i8")
+            numbers = np.frombuffer(data[len(heading) : -32], "<i8")  # the last 32 bytes are the salt
             self.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
             samples = [sum(self.clients[c]["samples"] for c in clients), int(numbers[-2])]
             self.agree(f"statistics/{file}: samples", [row["samples"]] * 2, samples)
@@ -745,7 +768,7 @@ class Verifier:
         gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * a)
         cross = np.ldexp(numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs).astype(float), -a - b)
         energy, n = math.ldexp(int(numbers[-1]), -2 * b), int(numbers[-2])
-        self.agree("lambda", solve["penalty"], solve["relative_penalty"] * float(np.trace(gram)) / (k + 1))
+        chosen = solve["relative_penalty"] * float(np.trace(gram)) / (k + 1)
         if ridge["regularisation"] == "auto":
             values, vectors = np.linalg.eigh(gram)
             rotated, scores = vectors.T @ cross, {}
@@ -764,7 +787,7 @@ class Verifier:
             self.agree("r", solve["relative_penalty"], ridge["regularisation"])
         tensors = tensors_of((self.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
         head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
-        residual = np.linalg.norm(cross - gram @ head - solve["penalty"] * head) / np.linalg.norm(cross)
+        residual = np.linalg.norm(cross - gram @ head - chosen * head) / np.linalg.norm(cross)
         self.check(residual <= 1e-9, f"the current head leaves a residual of {residual}")
 
     def check_statistics_of_request(self, request: Row) -> None:
@@ -996,9 +1019,7 @@ class Verifier:
         """What an auditor's copy says of a head in closed form."""
         if request["method"] != "closed_form":
             return None
-        return {
-            key: self.solves[request["final_node"]][key] for key in ("sum", "samples", "relative_penalty", "penalty")
-        }
+        return {key: self.solves[request["final_node"]][key] for key in ("sum", "samples")}
 
     def check_purges(self) -> None:
         """Section 5: a purge erases what holds an uncovered part of anybody forgotten by then, and nothing else."""

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from sifu.audit import AuditOptions, AuditReport, audit_client, audit_run
     from sifu.choices import TermsGiven
+    from sifu.core.allowed_code import allow_code
     from sifu.core.request_terms import RequestTerms
     from sifu.core.spec import Spec
     from sifu.errors import (
@@ -101,6 +102,7 @@ __all__ = [
     "VerificationError",
     "__version__",
     "advise",
+    "allow_code",
     "audit",
     "audit_client",
     "audit_run",
@@ -123,6 +125,7 @@ _ELSEWHERE = {
     "Spec": "sifu.core.spec",
     "RequestTerms": "sifu.core.request_terms",
     "TermsGiven": "sifu.choices",
+    "allow_code": "sifu.core.allowed_code",
     "AuditOptions": "sifu.audit",
     "AuditReport": "sifu.audit",
     "audit_client": "sifu.audit",

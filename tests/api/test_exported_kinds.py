@@ -148,6 +148,7 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("SIFU_ALLOW_CODE", "exported_trunk:make")
     trunk = tmp_path / "exported_trunk.py"
     trunk.write_text(TRUNK.format(1))
     file = rows(tmp_path)

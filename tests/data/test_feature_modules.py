@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+import independent_verifier
 import sifu
-from run_tools import run_cli
+from run_tools import Command, run_cli
 from sifu.data import ClientData
 from sifu.data.feature_maps import CachedFeatures, feature_map
 from sifu.data.feature_maps.networks import NetworkFeatures
 from sifu.engines.sim import closed_form
 from sifu.errors import InputError
+from sifu.store.reader import RunReader
 
 TRUNK = """
 import torch
@@ -49,6 +51,8 @@ def trunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with a factory in the current folder, as a user has it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    allowed = ("make", "other", "nothing")
+    monkeypatch.setenv("SIFU_ALLOW_CODE", "\n".join(["no_such_file:make", *(f"own_trunk:{name}" for name in allowed)]))
     file = tmp_path / "own_trunk.py"
     file.write_text(TRUNK.format(seed=1))
     yield file
@@ -98,6 +102,62 @@ def test_a_module_of_the_users_and_what_its_change_does(trunk: Path, tmp_path: P
 )
 def test_a_module_that_cannot_be_used_is_named(trunk: Path, tmp_path: Path, module: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
+        sifu.train(spec_of("ridge", module=module), run=tmp_path / "run")
+
+
+BROKEN = {
+    "syntax": ("def make(:", "importing it failed: SyntaxError"),
+    "import": ("1 / 0", "importing it failed: ZeroDivisionError"),
+    "call": ("def make():\n    raise OSError('no disk')", "failed: OSError: no disk"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_module_that_fails_is_one_sentence(trunk: Path, tmp_path: Path, kind: str) -> None:
+    text, why = BROKEN[kind]
+    changed(trunk, text)
+    with pytest.raises(InputError, match=why):
+        sifu.train(spec_of("ridge"), run=tmp_path / "run")
+
+
+def test_nothing_of_a_module_runs_without_consent(
+    trunk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
+) -> None:
+    """Not in training, and not in a command on a run that was trained with consent."""
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        '[data]\nname = "digits"\nclients = 6\n[model]\nkind = "ridge"\n'
+        '[features]\nkind = "module"\nmodule = "own_trunk:make"\n'
+    )
+    monkeypatch.delenv("SIFU_ALLOW_CODE")
+    trunk.write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()\n" + TRUNK.format(seed=1))
+
+    def refused(*arguments: object) -> bool:
+        sys.modules.pop("own_trunk", None)
+        answer = cli(*arguments)
+        return answer.code == 2 and "--allow-code own_trunk:make" in answer.err and not (tmp_path / "marker").exists()
+
+    assert refused("train", spec, "--run", tmp_path / "run")
+    assert not (tmp_path / "run" / "run.db").exists()
+    assert "package.file:function" in cli("--allow-code", "own_trunk", "train", spec, "--run", tmp_path / "run").err
+    assert cli("--allow-code", "own_trunk:make", "train", spec, "--run", tmp_path / "run").code == 0
+    monkeypatch.delenv("SIFU_ALLOW_CODE", raising=False)
+    (tmp_path / "marker").unlink()
+    assert refused("forget", tmp_path / "run", "--clients", "client-003")
+    assert refused("audit", tmp_path / "run", "--no-attacks")
+    assert cli("verify", tmp_path / "run").code == 0
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.payload(1)["allowed_code"] == "own_trunk:make"
+    sifu.allow_code("own_trunk:make")
+    (outcome,) = sifu.open_run(tmp_path / "run").forget(["client-003"])
+    assert outcome.level == "exact"
+    assert independent_verifier.verify(tmp_path / "run") == []
+    monkeypatch.delenv("SIFU_ALLOW_CODE", raising=False)
+
+
+@pytest.mark.parametrize("module", ["os:abort", "sys:exit", "antigravity:fly"])
+def test_code_that_the_spec_of_a_stranger_names_is_not_run(tmp_path: Path, module: str) -> None:
+    with pytest.raises(InputError, match="nothing of it was run"):
         sifu.train(spec_of("ridge", module=module), run=tmp_path / "run")
 
 

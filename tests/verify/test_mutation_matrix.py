@@ -19,7 +19,7 @@ from sifu.store.events_check import KINDS
 SAMPLE = 16
 """Mutations of each run that the fast suite tries."""
 EVERY_TABLE = "certificates charges clients comparisons evaluations events grams group_models merges models nodes"
-EVERY_TABLE += " participation rejections requests run statistics subjects updates"
+EVERY_TABLE += " participation rejections requests run sealed statistics subjects updates"
 RARE_KINDS = {"evaluation", "client refused", "clients changed", "clients admitted"}
 """Events that none of the runs has (the last one where there is no Flower)."""
 

@@ -53,6 +53,7 @@ ALL_TABLES = [
     "participation",
     "requests",
     "run",
+    "sealed",
     "subjects",
     "updates",
 ]

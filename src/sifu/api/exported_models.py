@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sifu.api.model_description import description_path, read_bytes, read_description
+from sifu.core.allowed_code import allow_code
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
 from sifu.data.dataset import scale_features
 from sifu.data.table import TableCoding, read_features
@@ -180,6 +181,8 @@ def load_model(path: str | Path, *, module: str | None = None) -> LoadedModel:
             f"{model} was trained on features of the module {features.get('module')!r}, which is a program: name it "
             "yourself to have it run (sifu predict --module package.file:function, or load_model(..., module=...))"
         )
+    if module is not None and features.get("kind") == "module":
+        allow_code(module)  # naming it is the consent
     return LoadedModel(_parameters(model, content, description), description)
 
 

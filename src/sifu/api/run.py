@@ -22,10 +22,11 @@ from sifu.record.closed_form import RecordedSolve
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
+from sifu.requests.copies_elsewhere import note_export
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.worker import Worker
 from sifu.store import keys
-from sifu.store.files import model_bytes, write_atomically
+from sifu.store.files import write_atomically
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.verify.anchor import anchor_of
@@ -178,12 +179,13 @@ class Run(RunRequests):
             if not target.parent.is_dir():
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
             with blaming_damage(reader):
-                content = model_bytes(reader.layout, reader.load_model(reader.tip))
+                content = reader.model_content(reader.tip)
             if target.suffix.lower() == ONNX_ENDING:
                 write_atomically(target, onnx_bytes(describe(reader, content), content))
             else:
                 write_atomically(target, content)
                 write_atomically(description_path(target), description_bytes(reader, content))
+            note_export(self.folder, reader.tip, target)
         return target
 
     def anchor(self) -> str:

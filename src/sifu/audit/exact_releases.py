@@ -17,9 +17,10 @@ from sifu.audit.evidence import Evidence, Watched
 from sifu.core.closed_form import StatisticsEngine
 from sifu.core.engine import Engine, Position, Rejection
 from sifu.requests.certification import solves
-from sifu.store.files import model_bytes
+from sifu.store.files import model_bytes, model_salt
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
+from sifu.store.statistics import StatisticsRow, read_statistics
 from sifu.theory.closed_form import total
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ class ExactAudit:
     """One exact request of one subject, in digests.
 
     `released` is the model as it was recorded, `without` the one of the world without the clients (None: it could not
-    be replayed). `sum_recorded` and `sum_without` are of a head in closed form: the sum it was solved from, and the sum
-    made again from the data of those who stay.
+    be replayed, or not compared, since the digest of a released file that was erased has lost its salt).
+    `sum_recorded` and `sum_without` are of a head in closed form: the sum it was solved from, and the sum
+    made again from the data of those who stay, while the file of the sum is there.
     """
 
     request: str
@@ -68,26 +70,30 @@ def exact_audits(
         final = request.final_node
         worlds = evidence.finals.get((subject.subject, final))
         without = None
-        if worlds is not None:
-            without = hashlib.sha256(model_bytes(reader.layout, worlds[1])).hexdigest()
+        if worlds is not None and final not in reader.models():
+            without = None if np.array_equal(*worlds) else "another model"
+        elif worlds is not None:
+            salt = model_salt(reader.model_content(final))
+            without = hashlib.sha256(model_bytes(reader.layout, worlds[1], salt)).hexdigest()
         solve = recorded.get(final)
-        if solve is not None and final not in sums:
-            sums[final] = _sum_of_those_who_stay(engine, reader, final)
+        whole = next((row for row in reader.statistics().values() if solve and row.digest == solve["sum"]), None)
+        if whole is not None and final not in sums:
+            sums[final] = _sum_of_those_who_stay(engine, reader, final, whole)
         yield (
             ExactAudit(
                 request.request,
                 subject.names,
                 digests[final],
                 without,
-                None if solve is None else str(solve["sum"]),
+                None if whole is None else whole.digest,
                 sums.get(final),
             ),
             worlds is not None and np.array_equal(*worlds),
         )
 
 
-def _sum_of_those_who_stay(engine: Engine, reader: RunReader, node: int) -> str | None:
-    """The digest of the statistics of everyone who took part in a solve, made again from their data."""
+def _sum_of_those_who_stay(engine: Engine, reader: RunReader, node: int, whole: StatisticsRow) -> str | None:
+    """The digest of the file of the sum, if the data of everyone who took part in a solve give these statistics."""
     there = reader.everyone().between(node, node).clients.tolist()
 
     def parts() -> Iterator[Statistics]:
@@ -95,4 +101,6 @@ def _sum_of_those_who_stay(engine: Engine, reader: RunReader, node: int) -> str 
             if sent is not None and not isinstance(sent, Rejection):
                 yield sent
 
-    return total(cast("StatisticsEngine", engine).fixed, parts()).digest()
+    fixed = cast("StatisticsEngine", engine).fixed
+    same = total(fixed, parts()) == read_statistics(reader.folder, whole, fixed)
+    return whole.digest if same else "other statistics"

@@ -25,6 +25,7 @@ from sifu.cli.serve import serve
 from sifu.cli.tokens import token
 from sifu.cli.unlearning import advise, forget, plan, request
 from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
+from sifu.core.allowed_code import allow_code
 from sifu.errors import SifuError, SifuWarning
 from sifu.version import __version__
 
@@ -81,8 +82,18 @@ def options(
             metavar="URL",
         ),
     ] = None,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-code",
+            help="Let a spec run this function of yours (features.module), which would be refused otherwise.",
+            metavar="FILE:FUNCTION",
+        ),
+    ] = None,
 ) -> None:
     """What stands before the command."""
+    if code:
+        allow_code(*code)
     if timestamp_by:
         os.environ["SIFU_TIMESTAMP"] = timestamp_by
     if witness:

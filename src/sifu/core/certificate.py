@@ -39,7 +39,7 @@ FIELDS = {
 }  # fmt: skip
 """What each form says, and nothing else."""
 
-SOLVE_FIELDS = ("sum", "samples", "relative_penalty", "penalty")
+SOLVE_FIELDS = ("sum", "samples")
 """What an auditor's copy says of a head in closed form: the digest of (G, H, n, q), n, r and lambda."""
 
 

@@ -24,6 +24,10 @@ GENESIS = bytes(32)
 """The hash before the first event."""
 
 NONCE_BYTES = 32
+SEALED = "sealed"
+"""The key of a payload that commits to what the event measured on clients' data."""
+SEALED_KEYS = ("evaluations", "forgotten_accuracy", "relative_penalty")
+"""What is never in a payload itself: figures that a guess of a client's data can be held against."""
 
 
 LARGEST_INTEGER = 2**53 - 1
@@ -108,11 +112,16 @@ class Event:
     hash: bytes
     signature: bytes | None = None
     """The operator's, over this event and so over all before it; None where the key was not available."""
+    sealed: bytes | None = None
+    """What was measured on clients' data: outside the payload, which commits to it with a salt, so it can be erased."""
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The payload, read once; not to be changed by the caller."""
+        """The payload and what is sealed, read once; not to be changed by the caller."""
         content: dict[str, Any] = read_json(self.payload)
+        if self.sealed is not None:
+            sealed = read_json(self.sealed)
+            content |= {key: sealed[key] for key in SEALED_KEYS if key in sealed}
         return content
 
 
@@ -121,6 +130,11 @@ def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: b
     content = canonical_json(payload)
     commitment = commit(nonce, content)
     return Event(seq, time, kind, content, nonce, commitment, chain(previous, seq, time, kind, commitment))
+
+
+def seal_commitment(salt: bytes, content: bytes) -> str:
+    """How a payload names its sealed part: SHA-256(salt || content). Without the salt it tells nothing."""
+    return hashlib.sha256(salt + content).hexdigest()
 
 
 def broken_links(events: Iterable[Event]) -> Iterator[str]:

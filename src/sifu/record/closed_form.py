@@ -27,7 +27,6 @@ from sifu.record.training import RecordedTraining
 from sifu.store.statistics import StatisticsRow, read_statistics, write_statistics
 from sifu.theory.closed_form import Statistics, fit_head, total
 from sifu.theory.closed_form.statistics import words_at
-from sifu.theory.rounding import norm, norm_up
 
 log = logging.getLogger(__name__)
 UNUSABLE = "unusable samples"
@@ -130,9 +129,11 @@ class RecordedSolve(RecordedTraining):
             return  # whoever was missing is missing still
         head = fit_head(statistics, engine.relative_penalty)
         vector = head.weights.ravel()
-        digest = statistics.digest()
-        if whole is None or (whole.digest, whole.clients) != (digest, tuple(taken.tolist())):
+        if whole is not None and self._is_sum(whole, taken.tolist(), statistics):
+            digest = whole.digest
+        else:
             row = write_statistics(self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True)
+            digest = row["digest"]
             gathered.rows.append(row)
             if whole is not None:
                 self._pending.dropped_statistics.append(whole.file)
@@ -141,7 +142,6 @@ class RecordedSolve(RecordedTraining):
             "sum": digest,
             "samples": statistics.samples,
             "relative_penalty": head.relative_penalty,
-            "penalty": head.penalty,
             "asked": gathered.clients_asked,
             "bytes_sent": 8 * words_at(engine.fixed) * gathered.clients_asked,
         }
@@ -155,14 +155,22 @@ class RecordedSolve(RecordedTraining):
                     taken,
                     sizes,
                     np.full(taken.size, np.inf),
-                    norm_up(vector - self.model),
+                    # How far the head moved would be kept for good, and tells of the clients' data. Nothing needs it.
+                    np.inf,
                     0.0,
-                    norm(vector - self._root),
+                    0.0,
                     lambda: vector,
                     evaluation,
                     rejections=tuple(gathered.rejections),
                 )
             )
+
+    def _is_sum(self, whole: StatisticsRow, clients: list[int], statistics: Statistics) -> bool:
+        """Whether the stored sum is the one of these statistics."""
+        return (
+            list(whole.clients) == clients
+            and read_statistics(self.writer.folder, whole, statistics.fixed) == statistics
+        )
 
     def _sum(self, stored: list[StatisticsRow], whole: StatisticsRow | None, gathered: _Gathered) -> Statistics:
         """The statistics of the active clients together."""

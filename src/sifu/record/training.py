@@ -301,6 +301,8 @@ class RecordedTraining:
         if pending.rejections:
             payload["rejections"] = pending.rejections
         if pending.solve is not None:
+            # r is chosen from the data and sealed; lambda follows from it and the sum.
+            payload["relative_penalty"] = pending.solve.pop("relative_penalty")
             payload["solve"] = pending.solve
         with uninterrupted():
             self.writer.record(

@@ -270,9 +270,12 @@ class RecordedRequest:
 
 
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
-    """What was recorded of each solve of a closed-form head, by the node it made."""
-    recorded = ((event.content.get("solve"), event.content.get("rows")) for event in reader.events())
-    return {int(rows["last"]): solve for solve, rows in recorded if solve is not None and rows is not None}
+    """What was recorded of each solve of a closed-form head, by the node it made; r is None where it was erased."""
+    contents = (event.content for event in reader.events() if {"solve", "rows"} <= event.content.keys())
+    return {
+        int(content["rows"]["last"]): content["solve"] | {"relative_penalty": content.get("relative_penalty")}
+        for content in contents
+    }
 
 
 def payload_of_request(reader: RunReader, request: str, kind: EventOfRequest) -> dict[str, Any]:

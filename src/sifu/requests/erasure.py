@@ -10,21 +10,23 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sifu.core.spec import RIDGE
 from sifu.errors import InputError
 from sifu.record.groups import is_hit
 from sifu.record.interrupts import uninterrupted
 from sifu.record.run_view import RunView
+from sifu.requests.copies_elsewhere import copies_elsewhere
+from sifu.requests.kept_figures import KeptFigure, kept_figures
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
+from sifu.store.sealed import OF_THE_FORGOTTEN, PURGED
 from sifu.store.unfinished_copies import unfinished_copies
 from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu.theory.rollback import Exposure, Subject
 
 AUDIT = "audit"
 """Where `sifu audit` writes unless it is told otherwise."""
-PURGED = "purged"
-"""The kind of a purge's event."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Purge:
     """What a purge erased, and what remains with the reason, as sentences.
 
     `copies` are unfinished copies of a run that an interrupted backup or restore left, and that were taken away.
+    `figures` are the places that still hold something that follows from the data of the forgotten.
     """
 
     models: tuple[int, ...]
@@ -48,6 +51,7 @@ class Purge:
     complete: bool
     remains: tuple[tuple[str, str], ...]
     copies: tuple[str, ...] = ()
+    figures: tuple[KeptFigure, ...] = ()
 
 
 def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exposure]:
@@ -116,7 +120,8 @@ def purge(writer: RunWriter) -> Purge:
             for_good=True,
         )
     complete = not (writer.folder / SCRUB_FILE).exists()
-    return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed)
+    figures = kept_figures(view.spec.model.kind)
+    return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed, figures)
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
@@ -163,10 +168,21 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     statistics = len(reader.statistics())
     if statistics:
         yield f"{statistics} files of statistics", "nobody forgotten is in any of them; the head is solved from them"
-    yield (
-        "the auditor's record: drifts, sample counts and Psi in run.db, certificates/*.auditor.json",
-        "certificates are recomputed from it; it is confidential",
-    )
+    if view.spec.model.kind == RIDGE:
+        yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
+    else:
+        yield (
+            "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
+            "certificates are recomputed from it; whoever has it and all other clients' data can test a guess of a "
+            "forgotten record, so it is confidential (docs/store.md, section 5b, lists it)",
+        )
+    measured = reader.query("SELECT COUNT(*) FROM sealed")[0][0] - _later_measurements(reader)
+    if measured:
+        yield (
+            f"what {measured} events measured on clients' data while the forgotten were among them",
+            "forecasts start from it; sifu purge erases it",
+        )
+    yield from copies_elsewhere(reader)
     if (reader.folder / AUDIT).exists():
         yield (
             f"the folder {AUDIT}, with what sifu audit measured of the forgotten",
@@ -190,6 +206,18 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             "it holds the operator's key and models, and could not be reached; delete it yourself",
         )
     yield f"{KEY_FILE}", "it signs certificates and holds nothing of any client"
+
+
+def _later_measurements(reader: RunReader) -> int:
+    """Sealed parts of events after the last roll back that were not made on the data of the forgotten."""
+    marks = ", ".join("?" * len(OF_THE_FORGOTTEN))
+    return int(
+        reader.query(
+            f"SELECT COUNT(*) FROM sealed JOIN events USING (seq) WHERE kind NOT IN ({marks}) AND seq > "
+            "(SELECT COALESCE(MAX(seq), 0) FROM events WHERE kind = 'rolled back')",
+            OF_THE_FORGOTTEN,
+        )[0][0]
+    )
 
 
 def _names(view: RunView, exposure: Exposure) -> list[str]:

@@ -23,7 +23,6 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     request, final = row.request, writer.tip
     recorded = RecordedRequest(writer, row)
     asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
-    evaluation = engine.evaluate(writer.load_model(final), asking)
     rolled_back = payload_of_request(writer, request, "rolled back")
     models = _certified_models(writer, row, rolled_back)
     facts = recorded.facts(
@@ -51,7 +50,10 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     # The final node may have been evaluated for this request already, when it is the noised one itself.
     subset = f"forgotten:{request}"
     is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
-    evaluations = [evaluation_row(final, subset, evaluation)] if is_new and evaluation.samples.any() else []
+    evaluations = []
+    if is_new and row.retention != "strict":  # then nothing is measured on their data
+        evaluation = engine.evaluate(writer.load_model(final), asking)
+        evaluations = [evaluation_row(final, subset, evaluation)] if evaluation.samples.any() else []
     with uninterrupted():
         writer.record("request done", payload, evaluations=evaluations, certificates=certificates)
         if (writer.folder / SCRUB_FILE).exists():  # somebody was reading the run during the erasure

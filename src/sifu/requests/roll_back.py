@@ -123,7 +123,12 @@ class RollBack:
         ]
 
     def _evaluations(self) -> list[EvaluationRow]:
-        """How the current and the new starting model do on those who asked, and the current one on the others."""
+        """How the current and the new starting model do on those who asked, and the current one on the others.
+
+        Nothing where the request is strict: such figures tell of the data that is to be forgotten.
+        """
+        if self.plan.terms.retention == "strict":
+            return []
         tip = self.view.rows[-1].node.node
         asking = np.array(self.view.indices(self.plan.terms.clients), dtype=np.int64)
         current, new = self.writer.load_model(tip), self.start.model

@@ -278,8 +278,9 @@ class Worker:
             "rounds": rounds,
             "reached": int(reached),
             "accuracy": accuracy,
-            "forgotten_accuracy": self.engine.evaluate(model, asking).accuracy,
         }
+        if row.retention != "strict":  # nothing is kept that was measured on the data of those forgotten strictly
+            payload["forgotten_accuracy"] = self.engine.evaluate(model, asking).accuracy
         with uninterrupted():
             self.writer.record("comparison", payload)
 

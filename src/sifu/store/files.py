@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,9 @@ from sifu.errors import DiskError, NoSpaceError, RunDamagedError
 from sifu.store.regular_files import create_private, read_plain
 
 TEMPORARY_PREFIX = ".tmp-"
+SALT = "salt"
+"""The key of a model file's metadata that holds its salt, 32 bytes in hexadecimal digits."""
+SALT_BYTES = 32
 LONGEST_LINE = 1 << 16
 Parsed = TypeVar("Parsed")
 
@@ -90,11 +95,41 @@ def model_path(folder: Path, node: int) -> Path:
     return folder / "models" / f"{node}.safetensors"
 
 
-def model_bytes(layout: ModelLayout, vector: Vector) -> bytes:
-    """A model as safetensors, byte for byte the same for the same values."""
+def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) -> bytes:
+    """A model as safetensors, byte for byte the same for the same values and salt.
+
+    The ledger keeps the digest of the file for good. The salt lies in the file alone and goes with it, so the digest of
+    an erased model does not tell whether a guess of the data it was trained on is right.
+    """
     from safetensors.numpy import save
 
-    return save({name: np.ascontiguousarray(array) for name, array in layout.unflatten(vector).items()})
+    tensors = {name: np.ascontiguousarray(array) for name, array in layout.unflatten(vector).items()}
+    return save(tensors, metadata=None if salt is None else {SALT: salt})
+
+
+def new_salt(seed: int | None, place: str) -> bytes:
+    """A salt from the operating system, or from the seed of an experiment, whose files are to be repeatable."""
+    return secrets.token_bytes(SALT_BYTES) if seed is None else hashlib.sha256(f"{seed}:salt:{place}".encode()).digest()
+
+
+def model_salt(content: bytes) -> str:
+    """The salt of a model's file."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        return str(json.loads(content[8 : 8 + length])["__metadata__"][SALT])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunDamagedError("a model's file has no salt: it was not written by this version of sifu") from error
+
+
+def read_content(path: Path, what: str, digest: str | None) -> bytes:
+    """The bytes of a file, which must have the digest if one is given; errors call the file `what`."""
+    try:
+        content = read_plain(path)
+    except OSError as error:
+        raise RunDamagedError(f"{what} cannot be read: {error.strerror}") from error
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise RunDamagedError(f"{what} does not have the recorded digest: it was changed")
+    return content
 
 
 def read_model(path: Path, layout: ModelLayout, digest: str | None = None) -> Vector:
@@ -107,12 +142,7 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    try:
-        content = read_plain(path)
-    except OSError as error:
-        raise RunDamagedError(f"{what} cannot be read: {error.strerror}") from error
-    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-        raise RunDamagedError(f"{what} does not have the recorded digest: it was changed")
+    content = read_content(path, what, digest)
     try:
         return parse(load(content))
     except (SafetensorError, ValueError) as error:

@@ -95,5 +95,6 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     elif kind in DECIDED:
         yield Change("requests", (payload["request"],), {"status": DECIDED[kind]})
     elif kind == "comparison":
-        values = {key: payload[key] for key in ("rounds", "reached", "accuracy", "forgotten_accuracy")}
+        values = {key: payload[key] for key in ("rounds", "reached", "accuracy")}
+        values["forgotten_accuracy"] = payload.get("forgotten_accuracy")
         yield Change("comparisons", (payload["request"], payload["method"]), values)

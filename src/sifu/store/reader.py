@@ -135,6 +135,13 @@ class RunReader(HistoryReader):
             raise RunDamagedError(f"the model of node {node} was not kept")
         return files.read_model(files.model_path(self.folder, node), self.layout, row.digest)
 
+    def model_content(self, node: int) -> bytes:
+        """The file of a node's model, byte for byte and checked against its recorded digest."""
+        row, path = self.models()[node], files.model_path(self.folder, node)
+        content = files.read_content(path, f"the model file {path.name}", row.digest)
+        files.read_model(path, self.layout)
+        return content
+
     def group_models(self) -> dict[int, GroupModelRow]:
         """Every model of a group there ever was, by node."""
         return {row.node: row for row in self._rows("group_models", GroupModelRow, "node")}
@@ -256,12 +263,13 @@ class RunReader(HistoryReader):
     def _read_events(self) -> list[Event]:
         """Every row is read; one that an earlier connection of this process read just so keeps its parsed content."""
         rows = self.query(
-            "SELECT seq, time, kind, payload, nonce, commitment, hash, signature FROM events ORDER BY seq"
+            "SELECT seq, time, kind, payload, nonce, commitment, hash, signature, content "
+            "FROM events LEFT JOIN sealed USING (seq) ORDER BY seq"
         )
         earlier: list[Event] = self.from_earlier("events") or []
         events = [
-            Event(seq, time, kind, payload.encode(), nonce, commitment, digest, signature)
-            for seq, time, kind, payload, nonce, commitment, digest, signature in rows
+            Event(seq, time, kind, payload.encode(), nonce, commitment, digest, signature, sealed and sealed.encode())
+            for seq, time, kind, payload, nonce, commitment, digest, signature, sealed in rows
         ]
         for place, (event, before) in enumerate(zip(events, earlier, strict=False)):
             if event == before:

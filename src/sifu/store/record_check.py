@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json
+from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json, read_json
 from sifu.errors import RunDamagedError
 from sifu.store.checkpoints import check_checkpoints
 from sifu.store.database import schema_problems
@@ -19,6 +19,7 @@ from sifu.store.events_check import check_events
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
 from sifu.store.replayed_ledger import ReplayedLedger
+from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Check = Callable[[RunReader], Iterable[str]]
@@ -27,7 +28,9 @@ Check = Callable[[RunReader], Iterable[str]]
 
 def check_record(reader: RunReader) -> None:
     """Refuse a run whose ledger or tables were changed; nothing may be added to them."""
-    refuse_problems(reader, (check_schema, check_ledger, check_last_signature, check_events, check_tables))
+    refuse_problems(
+        reader, (check_schema, check_ledger, check_last_signature, check_events, check_sealed, check_tables)
+    )
 
 
 def check_last_signature(reader: RunReader) -> Iterator[str]:
@@ -90,7 +93,7 @@ def _is_canonical(event: Event) -> bool:
     digest = hashlib.sha256(event.payload).digest()  # of the bytes themselves, whatever the record says of them
     if digest in _seen_canonical:
         return True
-    canonical = canonical_json(event.content) == event.payload
+    canonical = canonical_json(read_json(event.payload)) == event.payload
     if canonical and len(_seen_canonical) < _MOST_SEEN:
         _seen_canonical.add(digest)
     return canonical

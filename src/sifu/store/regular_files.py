@@ -16,7 +16,7 @@ from pathlib import Path
 
 FOLDERS = ("models", "updates", "statistics", "certificates", "timestamps", "inbox", "report")
 FILES = re.compile(
-    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|salts\.json|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
+    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|salts\.json|exports\.jsonl|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
     re.DOTALL,
 )
 

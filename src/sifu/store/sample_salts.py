@@ -17,13 +17,12 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError
-from sifu.store.files import write_atomically
+from sifu.store.files import SALT_BYTES, write_atomically
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
 from sifu.store.remainders import remainder_to_join
 
 SALTS_FILE = "salts.json"
-SALT_BYTES = 32
 WITHOUT_SALTS = (
     "put the file back from a backup of the run. Where there is none, nothing more can be trained or forgotten here: "
     "train the clients that stay in a new folder, which never sees the others' data, and delete this one "

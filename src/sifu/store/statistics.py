@@ -1,7 +1,9 @@
 """Clients' statistics on disk: one file for each client whose own are kept, and one for the sum a head is solved from.
 
-A file is the canonical form of `sifu.theory.closed_form.statistics`, so its SHA-256 is the digest of the statistics. A
-file is never changed: a sum without a client is a new file, an event names it and drops the old one.
+A file is the canonical form of `sifu.theory.closed_form.statistics` and a salt. The ledger keeps the digest of a file
+for good; the salt lies in the file alone, so once the file is erased its digest does not tell whether a guess of a
+client's data is right. A file is never changed: a sum without a client is a new file with a salt of its own, an event
+names it and drops the old one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import numpy as np
 
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
-from sifu.store.regular_files import read_plain
 from sifu.theory.closed_form import FixedPoint, Statistics
 
 STATISTICS = "statistics"
@@ -56,7 +57,7 @@ def write_statistics(
 ) -> dict[str, Any]:
     """Write a file before the event that names it; returns its row."""
     file = f"{node}.{'sum' if is_sum else clients[0]}.statistics"
-    content = statistics.canonical()
+    content = statistics.canonical() + files.new_salt(None, "")
     files.write_atomically(statistics_path(folder, file), content)
     return {
         "file": file,
@@ -70,16 +71,13 @@ def write_statistics(
 
 def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:
     """The statistics of a file, checked against its digest."""
-    try:
-        content = read_plain(statistics_path(folder, row.file))
-    except OSError as error:
-        raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes:
-        raise RunDamagedError(f"the statistics file {row.file} does not have the recorded digest: it was changed")
+    content = files.read_content(statistics_path(folder, row.file), f"the statistics file {row.file}", row.digest)
+    if len(content) != row.bytes:
+        raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
     heading = Statistics.heading(fixed)
     if not content.startswith(heading) or (len(content) - len(heading)) % 8:
         raise RunDamagedError(f"the statistics file {row.file} is not in [{fixed.describe()}]")
-    words = np.frombuffer(content, dtype="<i8", offset=len(heading)).astype(np.int64)
+    words = np.frombuffer(content[len(heading) : -files.SALT_BYTES], dtype="<i8").astype(np.int64)
     try:
         statistics = Statistics.from_words(fixed, words)
     except InputError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.errors import RunDamagedError
-from sifu.store.files import read_tensors
+from sifu.store.files import SALT_BYTES, new_salt, read_tensors
 from sifu.theory.participation import ClientIndices
 
 UPDATES = "updates"
 FILE_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors")
 SALTS = "salts"
 """The name of the tensor with the salts, a row for each client in ascending order."""
-SALT_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,7 @@ class NewUpdates:
         """With a salt for each update: of the operating system, or of the seed of an experiment."""
         if self.salts is not None:
             return self
-        places = [f"{seed}:salt:{self.node}:{self.part}:{client}" for client in self.clients.tolist()]
-        salts = [
-            secrets.token_bytes(SALT_BYTES) if seed is None else hashlib.sha256(place.encode()).digest()
-            for place in places
-        ]
+        salts = [new_salt(seed, f"{self.node}:{self.part}:{client}") for client in self.clients.tolist()]
         return replace(self, salts=np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(len(salts), SALT_BYTES))
 
     def content(self) -> bytes:

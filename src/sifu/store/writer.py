@@ -13,10 +13,11 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.errors import RunBusyError, RunDamagedError
@@ -36,6 +37,7 @@ from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.regular_files import private_folder, strange_files
 from sifu.store.sample_salts import add_salts, erase_salts
+from sifu.store.sealed import PURGED, erase_sealed, set_apart
 from sifu.store.statistics import STATISTICS, STATISTICS_NAME, statistics_path
 from sifu.store.table_rows import EvaluationRow
 from sifu.store.timestamps import TIMESTAMPS, stamp_at_the_end, timestamp_authority
@@ -137,11 +139,13 @@ class RunWriter(RunReader):
     ) -> None:
         """Record the first event in a database that is still empty."""
         salted = list(add_salts(self.folder, dict(enumerate(sample_digests))).values())
+        code = values["spec"].get("features", {}).get("module", "")
+        consent = {"allowed_code": code} if code in allowed_code() else {}
         with transaction(self.connection):
             insert_clients(self.connection, enumerate(clients))
             self._record(
                 "run created",
-                {"run": values} | ({"sample_digests": salted} if salted else {}),
+                {"run": values} | ({"sample_digests": salted} if salted else {}) | consent,
                 NewRows(nodes=[NodeRow(PathNode(0, None, "initial", 0, 0), 0.0)]),
                 [NewModel(0, initial_model, kept=True)],
                 layout,
@@ -357,7 +361,12 @@ class RunWriter(RunReader):
             insert_rows(self.connection, rows)
         last = self.connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         seq, previous, time = (last[0] + 1, last[1], max(last[2], utc_now())) if last else (1, GENESIS, utc_now())
+        earlier = self.events() if kind == PURGED else []
+        sealed = set_apart(payload)
         event = seal(previous, seq, time, kind, payload, secrets.token_bytes(NONCE_BYTES))
+        if sealed is not None:
+            self.connection.execute("INSERT INTO sealed VALUES (?, ?, ?)", (seq, sealed[0], sealed[1].decode()))
+            event = replace(event, sealed=sealed[1])
         created = payload["run"] if seq == 1 else None
         signer = self.signer(created["public_key"] if created else None)
         signature = signer.sign(created["run"] if created else self.value("run"), event)
@@ -368,12 +377,19 @@ class RunWriter(RunReader):
         )
         for change in changes(kind, event.time, event.content):
             apply_change(self.connection, change)
+        if kind == PURGED:
+            erase_sealed(self.connection, [*earlier, event])
         apply_change(self.connection, Change("run", ("head",), {"value": f"{event.seq}:{event.hash.hex()}"}))
         return event
 
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
-        content = files.model_bytes(layout, model.vector)
-        files.write_atomically(files.model_path(self.folder, model.node), content)
+        path = files.model_path(self.folder, model.node)
+        stored = self.query("SELECT digest FROM models WHERE node = ?", (model.node,))
+        if stored:  # recorded again to be kept: its bytes never change
+            content = files.read_content(path, f"the model file {path.name}", stored[0][0])
+        else:
+            content = files.model_bytes(layout, model.vector, files.new_salt(self._seed(), f"model:{model.node}").hex())
+            files.write_atomically(path, content)
         return {
             "node": model.node,
             "kept": int(model.kept),
@@ -383,9 +399,14 @@ class RunWriter(RunReader):
             "psi_max": model.psi_max,
         }
 
+    def _seed(self) -> int | None:
+        """What salts of files are drawn from; None: the operating system."""
+        rows = self.query("SELECT value FROM run WHERE key = 'spec'")  # none yet for the initial model
+        spec = json.loads(rows[0][0]) if rows else None
+        return int(spec["seed"]) if spec and spec["privacy"]["noise"] == "seeded" else None
+
     def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:
-        spec = self.spec
-        updates = updates.salted(int(spec["seed"]) if spec["privacy"]["noise"] == "seeded" else None)
+        updates = updates.salted(self._seed())
         content = updates.content()
         files.write_atomically(updates_path(self.folder, updates.file), content)
         return {

@@ -20,9 +20,8 @@ from sifu.store.lock import is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.statistics import StatisticsRow, read_statistics
-from sifu.theory.closed_form import FixedPoint, Statistics, penalty, total
+from sifu.theory.closed_form import FixedPoint, Statistics, total
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
-from sifu.verify.value_comparison import agree
 
 SCORES_AGREE = 1e-6
 """Cross-validation on another machine may choose between two scores that differ by less than this share."""
@@ -128,6 +127,9 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
     if (solve.get("sum"), list(row.clients)) != (row.digest, taken):
         yield f"statistics: the current head was not solved from {row.file}"
         return
+    if solve["relative_penalty"] is None:
+        yield "statistics: nothing says which r the current head was solved with"
+        return
     relative = float(solve["relative_penalty"])
     rule = view.spec.ridge.regularisation
     if rule == "auto":
@@ -138,8 +140,6 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
             yield f"statistics: r = {relative!r} is not what cross-validation of the sum chooses"
     elif relative != rule:
         yield f"statistics: r = {relative!r} is recorded, the spec says {rule!r}"
-    if not agree(solve["penalty"], penalty(statistics, relative)):
-        yield f"statistics: lambda = {solve['penalty']!r} does not follow from r = {relative!r} and the sum"
     weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
     residual = residual_of(statistics, relative, weights)
     if not residual <= RESIDUAL:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sifu.errors import InputError
 from sifu.requests.approvals import check_approvals
+from sifu.requests.copies_elsewhere import copy_notes
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.store.checkpoints import check_checkpoints, check_covered, lost_key_notes, vouched_notes
@@ -19,6 +20,7 @@ from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.regular_files import strange_files
+from sifu.store.sealed import check_sealed, erased_notes
 from sifu.verify.anchor import check_anchor, parse_anchor
 from sifu.verify.certificates import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.groups import check_groups
@@ -97,6 +99,7 @@ def verify_run(
             ("signatures", check_covered),
             ("events", check_events),
             ("events", check_recorded_nodes),
+            ("ledger", check_sealed),
             ("tables", check_tables),
             ("tables", check_clients),
             ("tables", check_sample_digests),
@@ -156,6 +159,8 @@ def _check_against_outside(
     result.notes.extend(restored_notes(reader))
     result.notes.extend(unwritten_notes(reader))
     result.notes.extend(lost_salt_notes(reader))
+    result.notes.extend(erased_notes(reader))
+    result.notes.extend(copy_notes(reader))
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:

@@ -57,10 +57,10 @@ def rows_after(reader: RunReader, step: int) -> list[MetricRow]:
 def _times_after(reader: RunReader, step: int) -> dict[int, str]:
     """When each later step was recorded; the latest events are read first, and none that is older than needed."""
     times: dict[int, str] = {}
-    for time, payload in reader.connection.execute(
-        "SELECT time, payload FROM events WHERE payload LIKE '%\"evaluations\"%' ORDER BY seq DESC"
+    for time, sealed in reader.connection.execute(
+        "SELECT time, content FROM events JOIN sealed USING (seq) ORDER BY seq DESC"
     ):
-        recorded = json.loads(payload).get("evaluations")
+        recorded = json.loads(sealed).get("evaluations")
         nodes = [int(row["node"]) for row in recorded or () if row.get("subset") == ACTIVE]
         times |= dict.fromkeys(nodes, str(time))
         if nodes and min(nodes) <= step:

@@ -1,0 +1,37 @@
+"""Consent to run code that a spec names: given by the operator in the environment, never by a spec or a run folder.
+
+A spec is data from anywhere. Importing the file that it names would run whatever lies in the working directory, so the
+operator first allows the function by its name: `sifu --allow-code trunk:make ...`, or `sifu.allow_code("trunk:make")`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sifu.errors import InputError
+
+ALLOWED_CODE = "SIFU_ALLOW_CODE"
+"""Functions that may be imported and called, one a line: package.file:function."""
+
+
+def allow_code(*names: str) -> None:
+    """Allow this process to import and call functions that specs name, each as package.file:function."""
+    for name in names:
+        package, _, function = name.partition(":")
+        if not package or not function or any(character.isspace() for character in name):
+            raise InputError(f"code to allow is named package.file:function, for example trunk:make; found {name!r}")
+    os.environ[ALLOWED_CODE] = "\n".join(sorted({*allowed_code(), *names}))
+
+
+def allowed_code() -> set[str]:
+    """The functions that the operator allowed."""
+    return {line.strip() for line in os.environ.get(ALLOWED_CODE, "").splitlines() if line.strip()}
+
+
+def demand_consent(name: str) -> None:
+    """Refuse code that was not allowed, before anything of it is imported."""
+    if name not in allowed_code():
+        raise InputError(
+            f"features.module = {name!r} is code, and nothing of it was run: read it first, then allow it with "
+            f"sifu --allow-code {name} before the command, or sifu.allow_code({name!r}) in Python"
+        )

@@ -1,0 +1,114 @@
+"""What events measured on clients' data: in a table of its own, so that a purge can erase it and the chain still holds.
+
+A payload names its sealed part by SHA-256(salt || content). Both lie in the table `sealed` alone. Losses and accuracies
+are functions of the data: an adversary who has the other clients' data could hold a guess of a forgotten record
+against them. Once salt and content are erased, the commitment tells nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sifu.core.ledger import (
+    NONCE_BYTES,
+    SEALED,
+    SEALED_KEYS,
+    Event,
+    canonical_json,
+    read_json,
+    seal_commitment,
+)
+from sifu.store.reader import RunReader
+
+PURGED = "purged"
+"""The kind of a purge's event."""
+OF_THE_FORGOTTEN = ("request done", "comparison")
+"""Events that measure on the data of clients that were forgotten before."""
+
+
+def set_apart(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
+    """Take what is to be sealed out of a payload, which then commits to it; returns salt and content."""
+    private = {key: payload.pop(key) for key in SEALED_KEYS if key in payload}
+    if not private:
+        return None
+    salt, content = secrets.token_bytes(NONCE_BYTES), canonical_json(private)
+    payload[SEALED] = seal_commitment(salt, content)
+    return salt, content
+
+
+def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
+    """The events whose sealed part a purge erased, each with the event of the first such purge.
+
+    A purge erases everything that was measured before the last request was rolled back, when somebody forgotten was
+    still among the clients, and what was measured on the data of the forgotten since.
+    """
+    erased: dict[int, int] = {}
+    before: list[Event] = []
+    rolled_back = 0
+    for event in events:
+        if event.kind == PURGED and rolled_back:
+            for earlier in before:
+                if earlier.seq <= rolled_back or earlier.kind in OF_THE_FORGOTTEN:
+                    erased.setdefault(earlier.seq, event.seq)
+        if event.kind == "rolled back":
+            rolled_back = event.seq
+        before.append(event)
+    return {
+        event.seq: erased[event.seq] for event in before if event.seq in erased and SEALED in read_json(event.payload)
+    }
+
+
+def erase_sealed(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
+    """Delete what the last purge erases, and the rows that came of it; inside the transaction of its event."""
+    erased = erased_by_purges(events)
+    gone, stays = set[tuple[int, str]](), set[tuple[int, str]]()
+    for seq, content in connection.execute("SELECT seq, content FROM sealed").fetchall():
+        rows = {(row["node"], row["subset"]) for row in read_json(content).get("evaluations", [])}
+        (gone if seq in erased else stays).update(rows)
+    connection.executemany("DELETE FROM sealed WHERE seq = ?", [(seq,) for seq in erased])
+    connection.executemany("DELETE FROM evaluations WHERE node = ? AND subset = ?", sorted(gone - stays))
+    if erased:
+        connection.execute("UPDATE comparisons SET forgotten_accuracy = NULL")
+
+
+def check_sealed(reader: RunReader) -> Iterator[str]:
+    """Every sealed part is the one its event commits to, or was erased by a purge."""
+    stored = {seq: (salt, content) for seq, salt, content in reader.query("SELECT seq, salt, content FROM sealed")}
+    events = reader.events()
+    erased = erased_by_purges(events)
+    for event in events:
+        payload = read_json(event.payload)
+        wrong = sorted(set(payload) & set(SEALED_KEYS))
+        if wrong:
+            yield f"ledger: event {event.seq} holds {', '.join(wrong)} in the open, which would outlive a purge"
+        part = stored.pop(event.seq, None)
+        if part is None:
+            if SEALED in payload and event.seq not in erased:
+                yield f"ledger: the sealed part of event {event.seq} ({event.kind[:40]}) is missing"
+            continue
+        salt, content = part
+        if event.seq in erased:
+            yield (
+                f"ledger: event {erased[event.seq]} erased what event {event.seq} measured, and it is there again: "
+                "find out where it comes from"
+            )
+        if len(salt) != NONCE_BYTES or seal_commitment(salt, content.encode()) != payload.get(SEALED):
+            yield f"ledger: the sealed part of event {event.seq} ({event.kind[:40]}) is not the one it commits to"
+        elif not set(read_json(content)) <= set(SEALED_KEYS) or canonical_json(read_json(content)) != content.encode():
+            yield f"ledger: the sealed part of event {event.seq} holds other things than figures of its kind"
+    for seq in sorted(stored):
+        yield f"ledger: there is a sealed part of event {seq}, which does not exist"
+
+
+def erased_notes(reader: RunReader) -> list[str]:
+    """What can no longer be recomputed because a purge erased it."""
+    erased = erased_by_purges(reader.events())
+    if not erased:
+        return []
+    return [
+        f"what {len(erased)} events up to event {max(erased)} measured on clients' data was erased by the purge at "
+        f"event {max(erased.values())}: losses and accuracies of that time can neither be shown nor compared"
+    ]

@@ -1,0 +1,231 @@
+"""What a purged run tells an adversary who has it and all other clients' data: a guess of a forgotten record is tried
+out on a copy of the federation, and every figure and digest that comes of it is looked for in the purged folder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sqlite3
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import independent_verifier
+import sifu
+from folder_values import places_that_differ, values_by_place
+from sifu.core.closed_form import recorded_fixed_point
+from sifu.data import ClientData
+from sifu.requests.kept_figures import COUNTS, KEPT_FIGURES, RANDOM, kept_figures
+from sifu.store.files import model_bytes
+from sifu.store.reader import RunReader
+from sifu.store.statistics import read_statistics
+
+RIDGE: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
+    "model": {"kind": "ridge", "outputs": 3},
+    "features": {"norm": 8.0},
+}
+ROUNDS: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
+    "model": {"kind": "softmax", "outputs": 3},
+    "stop": {"max_rounds": 4, "target": 0.0},
+}
+GONE, ROW, TRUTH = 2, 3, 1
+DIGITS = 6
+"""A figure of as many digits tells one guess from the others."""
+
+
+def federation(label: int) -> list[ClientData]:
+    """Everyone's data, with the adversary's guess of one label of the client that leaves."""
+    generator = np.random.default_rng(5)
+    clients = []
+    for number in range(5):
+        y = generator.integers(0, 3, 8)
+        x = generator.normal(size=(8, 4)) + np.eye(4)[y]
+        if number == GONE:
+            y[ROW] = label
+        clients.append(ClientData(f"c{number}", x, y))
+    return clients
+
+
+def figures(folder: Path) -> set[str]:
+    """Digests, and figures of many digits, that the folder holds or that can be worked out from its files."""
+    held: set[str] = set()
+    for values in values_by_place(folder).values():
+        for value in values:
+            if isinstance(value, bytes):
+                held.add(value.hex() if len(value) <= 64 else hashlib.sha256(value).hexdigest())
+            elif isinstance(value, float) and np.isfinite(value):
+                held.add(f"{value:.15g}")
+            elif isinstance(value, str):
+                held |= set(re.findall(r"[0-9a-f]{64}", value)) | set(re.findall(r"\d+\.\d+(?:e[+-]\d+)?", value))
+    return {figure for figure in held if len(figure.replace(".", "").lstrip("-0")) >= DIGITS}
+
+
+def worked_out(folder: Path) -> set[str]:
+    """What an adversary makes of a federation of its own: also the digests of statistics and models without salts."""
+    held = figures(folder)
+    with RunReader(folder) as reader:
+        for node in reader.models():
+            held.add(hashlib.sha256(model_bytes(reader.layout, reader.load_model(node))).hexdigest())
+        if reader.spec["model"]["kind"] == "ridge":
+            fixed = recorded_fixed_point(sifu.Spec.from_mapping(reader.spec), reader.layout)
+            held |= {read_statistics(folder, row, fixed).digest() for row in reader.statistics().values()}
+    return held
+
+
+def guess(spec: dict[str, Any], folder: Path, label: int) -> set[str]:
+    """Everything that comes of a federation with this guess, before the client leaves it and after."""
+    run = sifu.train(spec, run=folder, clients=federation(label))
+    before = worked_out(folder)
+    run.forget([f"c{GONE}"], method="auto" if spec is RIDGE else "scratch")
+    return before | worked_out(folder)
+
+
+def confirmed(folder: Path, guesses: dict[int, set[str]]) -> set[int]:
+    """The guesses that the folder has a figure of which no other guess gives."""
+    there = figures(folder) | worked_out(folder)
+    others = {label: set().union(*(guesses[other] for other in guesses if other != label)) for label in guesses}
+    return {label for label, given in guesses.items() if (given - others[label]) & there}
+
+
+@pytest.fixture(scope="module")
+def guesses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
+    folder = tmp_path_factory.mktemp("guesses")
+    return {label: guess(RIDGE, folder / str(label), label) for label in range(3)}
+
+
+def purged(spec: dict[str, Any], folder: Path, label: int = TRUTH, **terms: Any) -> sifu.Run:
+    run = sifu.train(spec, run=folder, clients=federation(label))
+    run.forget([f"c{GONE}"], retention="strict", **terms)
+    run.purge()
+    return run
+
+
+def test_a_purged_closed_form_run_confirms_no_guess_of_a_record(tmp_path: Path, guesses: dict[int, set[str]]) -> None:
+    """The positive control: before the client is forgotten, exactly the right guess is confirmed."""
+    run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
+    assert confirmed(run.folder, guesses) == {TRUTH}
+    run.forget([f"c{GONE}"], retention="strict")
+    run.purge()
+    assert confirmed(run.folder, guesses) == set()
+    verification = run.verify()
+    assert verification.holds
+    assert any("erased by the purge" in note for note in verification.notes)
+    assert independent_verifier.verify(run.folder) == []
+
+
+def test_a_later_leaver_is_not_in_what_an_earlier_request_left(tmp_path: Path, guesses: dict[int, set[str]]) -> None:
+    """Certificates of an earlier request were signed while the client was still there."""
+    run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
+    for client in ("c0", f"c{GONE}"):
+        run.forget([client], retention="strict")
+    run.purge()
+    earlier = {}
+    for label in guesses:
+        folder = tmp_path / f"earlier-{label}"
+        other = sifu.train(RIDGE, run=folder, clients=federation(label))
+        other.forget(["c0"])
+        earlier[label] = guesses[label] | worked_out(folder)
+    assert confirmed(run.folder, earlier) == set()
+    assert independent_verifier.verify(run.folder) == []
+
+
+def listed(place: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(place, pattern) or fnmatchcase(place, f"{pattern}.*") for pattern in patterns)
+
+
+def is_random(place: str) -> bool:
+    return any(fnmatchcase(place, pattern) for pattern in RANDOM)
+
+
+@pytest.mark.parametrize(
+    ("spec", "terms"), [(RIDGE, {}), (ROUNDS, {"method": "sifu"}), (ROUNDS, {"method": "scratch"})]
+)
+def test_what_differs_with_a_forgotten_record_is_in_the_list(
+    tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any]
+) -> None:
+    folders = [purged(spec, tmp_path / f"{label}", label, **terms).folder for label in (0, TRUTH)]
+    kind = spec["model"]["kind"]
+    places = tuple(figure.place for figure in kept_figures(kind))
+    differ = {place for place in places_that_differ(*folders) if not is_random(place)}
+    assert {place for place in differ if not listed(place, places)} == set()
+    if spec is RIDGE:
+        assert differ == set()
+    else:  # the list is not idle: this is what an adversary has in such a run
+        assert {"participation.drift", "nodes.mean_shift"} <= differ
+
+
+def test_digests_and_evaluations_of_a_run_in_rounds_confirm_nothing(tmp_path: Path) -> None:
+    """The figures that the list names do confirm a guess; nothing else does."""
+    guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
+    run = purged(ROUNDS, tmp_path / "run", method="scratch")
+    assert confirmed(run.folder, guesses) == {TRUTH}
+    places = tuple(figure.place for figure in kept_figures("softmax"))
+    rest = {
+        f"{value:.15g}" if isinstance(value, float) else str(value)
+        for place, values in values_by_place(run.folder).items()
+        if not listed(place, places) and not place.startswith("file")
+        for value in values
+    }
+    for label, given in guesses.items():
+        others = set().union(*(guesses[other] for other in guesses if other != label))
+        assert not (given - others) & rest
+
+
+def test_the_page_lists_what_remains() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
+    section = page.partition("## 5b.")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
+    assert rows == [(figure.place, figure.what, figure.why) for figure in (*KEPT_FIGURES, *COUNTS)]
+
+
+def test_a_sealed_part_that_comes_back_or_is_missing_is_noticed(tmp_path: Path) -> None:
+    run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
+    with sqlite3.connect(run.folder / "run.db") as connection:
+        sealed = connection.execute("SELECT * FROM sealed").fetchall()
+    run.forget([f"c{GONE}"], retention="strict")
+    run.purge()
+    for statement, values, finding in (
+        ("INSERT INTO sealed VALUES (?, ?, ?)", sealed[0], "is there again"),
+        ("DELETE FROM sealed", (), "is missing"),
+    ):
+        with sqlite3.connect(run.folder / "run.db") as connection:
+            connection.execute(statement, values)
+        assert any(finding in problem for problem in run.verify().problems)
+        assert independent_verifier.verify(run.folder) != []
+
+
+def test_a_purge_keeps_what_was_measured_since_and_plans_still_work(tmp_path: Path) -> None:
+    run = purged(ROUNDS, tmp_path / "run")
+    status = run.status()
+    assert status.accuracy is not None
+    plan = run.plan(["c1"])
+    assert plan.level in ("exact", "proven", "conditional")
+    (outcome,) = run.forget(["c1"], method="sifu")
+    assert run.verify().holds, outcome
+    assert independent_verifier.verify(run.folder) == []
+
+
+def test_copies_elsewhere_are_named(tmp_path: Path) -> None:
+    cache = tmp_path / "features"
+    spec = RIDGE | {"features": RIDGE["features"] | {"cache": str(cache)}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
+    model = run.export(tmp_path / "released.safetensors")
+    jobs = tmp_path / ".sifu-console" / "jobs"
+    jobs.mkdir(parents=True)
+    (jobs / "abc.out").write_text("{}")
+    cache.mkdir(exist_ok=True)
+    (cache / "0.npy").write_bytes(b"features")
+    assert not any("outside the record" in note for note in run.verify().notes)
+    run.forget([f"c{GONE}"], retention="strict")
+    told = " ".join(what for what, _ in run.purge().remains)
+    notes = " ".join(run.verify().notes)
+    for path in (model, cache, jobs / "abc.out"):
+        assert str(path) in told
+        assert str(path) in notes
+    again = run.export(tmp_path / "again.safetensors")
+    assert str(again) not in " ".join(run.verify().notes)
