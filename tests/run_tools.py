@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import sifu
+from sifu.store.files import SALT_BYTES
+from sifu.store.reader import RunReader
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 12, "samples_per_client": 10},
@@ -143,6 +145,12 @@ def query(folder: Path, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any,
         connection.close()
 
 
+def vectors(folder: Path) -> dict[int, str]:
+    """Digests of the models at hand by node, of their numbers alone: files have salts, so two runs differ in them."""
+    with RunReader(folder) as reader:
+        return {node: hashlib.sha256(reader.load_model(node).tobytes()).hexdigest() for node in reader.models()}
+
+
 def scalars(folder: Path) -> dict[str, Any]:
     """What must not depend on interruptions: everything recorded but times, nonces, hashes and the key."""
     return {
@@ -150,9 +158,14 @@ def scalars(folder: Path) -> dict[str, Any]:
         "participation": query(folder, "SELECT * FROM participation ORDER BY node, client"),
         "grams": query(folder, "SELECT * FROM grams ORDER BY node"),
         "evaluations": query(folder, "SELECT * FROM evaluations ORDER BY node, subset"),
-        "models": query(folder, "SELECT node, kept, bytes, digest, psi_max FROM models ORDER BY node"),
+        "models": query(folder, "SELECT node, kept, bytes, psi_max FROM models ORDER BY node"),
+        "vectors": vectors(folder),
         "updates": query(folder, "SELECT * FROM updates ORDER BY file"),
-        "statistics": query(folder, "SELECT * FROM statistics ORDER BY file"),
+        "statistics": query(folder, "SELECT file, node, clients, samples, bytes FROM statistics ORDER BY file"),
+        "words": {
+            path.name: hashlib.sha256(path.read_bytes()[:-SALT_BYTES]).hexdigest()
+            for path in sorted((folder / "statistics").glob("*.statistics"))
+        },
         "requests": query(
             folder,
             "SELECT request, status, clients, method, epsilon, delta, sigma, unit, scope, max_rounds, target, "

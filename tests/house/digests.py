@@ -36,6 +36,7 @@ from run_tools import query, small_spec
 from sifu.core.engine import Position
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel
 from sifu.launch.federation import engine_from_spec
+from sifu.store.files import model_bytes
 
 RECORDED = Path(__file__).resolve().with_name("digests.json")
 ROUNDS = 4
@@ -164,6 +165,12 @@ def flower(*, masked: bool, **sections: dict[str, Any]) -> Callable[[], Digest]:
     return case
 
 
+def _released(run: sifu.Run) -> np.ndarray[Any, Any]:
+    """The released model as safetensors, without the salt of its file."""
+    with run.reader() as reader:
+        return np.frombuffer(model_bytes(reader.layout, reader.load_model(reader.tip)), np.uint8)
+
+
 def request() -> Digest:
     """A recorded linear run with a request to the middle, its noise seeded: released models and recorded rounds."""
     spec = small_spec(
@@ -172,13 +179,12 @@ def request() -> Digest:
     models, scalars = Hasher(), Hasher()
     with tempfile.TemporaryDirectory() as folder:
         run = sifu.train(spec, run=Path(folder) / "run", device="cpu")
-        exported = Path(folder) / "model.safetensors"
-        models.add(np.frombuffer(run.export(exported).read_bytes(), np.uint8))
+        models.add(_released(run))
         plan = run.plan(["client-003"], sigma=0.1)
         scalars.add(plan.source_depth, plan.noise_std)
         (outcome,) = run.forget(["client-003"], "the-request", sigma=0.1, min_level="none")
         scalars.add(outcome.psi, outcome.psi_star, outcome.rollback_to, outcome.rounds, outcome.delta_at_most)
-        models.add(np.frombuffer(run.export(exported).read_bytes(), np.uint8))
+        models.add(_released(run))
         for row in query(
             run.folder,
             "SELECT branch, position, samples, factor_sum, factor_max, averagedness_sum, averagedness_max, mean_shift, "
