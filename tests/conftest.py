@@ -46,7 +46,11 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """`sifu ARGUMENTS` inside this process: its exit code and what it printed."""
     from sifu.cli.main import main
 
-    for variable in ("SIFU_TIMESTAMP", "SIFU_WITNESS"):  # options set them for the rest of the process
+    for variable in (
+        "SIFU_TIMESTAMP",
+        "SIFU_WITNESS",
+        "SIFU_ALLOW_CODE",
+    ):  # options set them for the rest of the process
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
         if not os.environ[variable]:
             monkeypatch.delenv(variable)

@@ -84,12 +84,14 @@ class LoadedModel:
             coding = TableCoding(self.description["label"] or "", self.description["client"] or "", (), words)
             features: Array = read_features(path, coding, self.description["columns"])
             return features
-        from sifu.data.npz import read_arrays
+        from sifu.data.npz import REAL_KINDS, read_arrays
 
         arrays = read_arrays(path)
         if "x" not in arrays:
             raise InputError(f"{path} has no array x; it has {', '.join(sorted(arrays)) or 'none'}")
         x, dtype = arrays["x"], self.description["dtype"]
+        if x.dtype.kind not in REAL_KINDS or x.ndim == 0:
+            raise InputError(f"array x of {path} holds {x.dtype} of shape {x.shape}; store rows of real numbers")
         if x.dtype != np.uint8:  # scaled already
             return scale_features("", x, dtype=dtype, flat=self.takes_rows)
         data, normalise = self.description["data"], self.description["normalise"]

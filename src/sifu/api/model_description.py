@@ -15,6 +15,7 @@ from typing import Any
 from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import AUTHORS_SCALES, SCALES
+from sifu.data.npz import MOST_CLASSES
 from sifu.data.table import TableCoding, feature_names, parse_categories, parse_words
 from sifu.errors import InputError
 from sifu.launch.federation import NPZ, TABLE, takes_rows
@@ -83,18 +84,39 @@ def read_description(path: Path) -> dict[str, Any]:
     """A description that `sifu export` wrote, with the fields that using the model needs."""
     try:
         content = read_json(read_bytes(path, LARGEST_DESCRIPTION))
-        texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
-        objects = ("parameters", "features", "categories")
-        if (
-            content["format"] != FORMAT
-            or not all(isinstance(content[key], str) for key in texts)
-            or not all(isinstance(content[key], dict) for key in objects)
-        ):
+        if content["format"] != FORMAT or not _is_whole(content):
             raise ValueError(content["format"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} does not describe a model of sifu: export it again") from error
     described: dict[str, Any] = content
     return described
+
+
+def _is_whole(content: dict[str, Any]) -> bool:
+    """Whether every field that using a model needs has the form that an export gives it."""
+    texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
+    objects = ("parameters", "features", "categories")
+    lists = {"classes": str, "columns": str, "input_shape": int}
+    outputs, classes, task = content["outputs"], content["classes"], content["task"]
+    return (
+        all(isinstance(content[key], str) for key in texts)
+        and all(isinstance(content[key], dict) for key in objects)
+        and all(content[key] is None or _is_list_of(content[key], kind) for key, kind in lists.items())
+        and all(_is_list_of(words, str) for words in content["categories"].values())
+        and all(content[key] is None or isinstance(content[key], str) for key in ("label", "client"))
+        and content["dtype"] in ("float32", "float64")
+        and isinstance(content["features"].get("kind"), str)
+        and type(outputs) is int
+        and 0 < outputs <= MOST_CLASSES
+        and (not classes or len(classes) >= max(outputs, 2))
+        and (content["model"] == RIDGE) == (task is not None)
+        and (task is None or isinstance(task["task"], str))
+        and (task is None or {type(task["shift"]), type(task["scale"])} <= {int, float})
+    )
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -20,6 +20,7 @@ from sifu.audit.scoring import Samples, Scorer
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.wording import attacker_words, exact_words, record_words
 from sifu.errors import InputError
+from sifu.store.regular_files import read_plain
 from sifu.verify.certificate_file import verify_certificate
 from sifu.verify.witnessed import check_heads, read_witness
 
@@ -183,7 +184,7 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load
 
     try:
-        return dict(load(Path(path).read_bytes()))
+        return dict(load(read_plain(Path(path), links=True)))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (SafetensorError, ValueError) as error:

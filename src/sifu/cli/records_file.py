@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sifu.errors import InputError
+from sifu.store.regular_files import read_plain
 
 RecordsOption = Annotated[
     Path | None,
@@ -23,7 +24,7 @@ RecordsOption = Annotated[
 def read_records(path: Path) -> list[int]:
     """The row numbers in a file; which of them the client has is checked against the run."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_plain(path, links=True).decode().splitlines()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -28,6 +28,8 @@ ALWAYS_UNPACKED = 256 << 20
 """Bytes that are unpacked whatever the ratio."""
 
 MOST_CLASSES = 100_000
+REAL_KINDS = "biuf"
+"""Kinds of arrays that hold real numbers: booleans, integers, floats."""
 LARGEST_MOSAIC = 160_000_000
 """Pixels of one mosaic: 10,000 faces of 64x64 are 41 million. Stays below Pillow's own alarm."""
 
@@ -35,6 +37,7 @@ LARGEST_MOSAIC = 160_000_000
 def read_npz(path: Path, name: str | None = None) -> Dataset:
     """A data set from `path`; `name` says which public set a subset belongs to, None that it is a user's own."""
     arrays = read_arrays(path)
+    _check_samples(arrays, path)
     own = f"npz:{path.stem}" if name is None else name
     if "x" in arrays:
         return _own_dataset(own, arrays, path)
@@ -74,6 +77,8 @@ def _own_dataset(name: str, arrays: dict[str, Array], path: Path) -> Dataset:
 
 def read_arrays(path: Path) -> dict[str, Array]:
     """All arrays of an npz file, after their announced sizes were compared with what the file holds."""
+    if path.exists() and not path.is_file():  # reading from a pipe would wait for good
+        raise InputError(f"{path} is not a regular file: give an npz file, written with np.savez")
     try:
         _check_members(path)
         with np.load(path, allow_pickle=False) as stored:
@@ -115,6 +120,16 @@ def _check_members(path: Path) -> None:
                         f"array {member.filename} of {path} claims {size} bytes, but "
                         f"{member.file_size - stream.tell()} are there; write the file again"
                     )
+
+
+def _check_samples(arrays: dict[str, Array], path: Path) -> None:
+    """Refuse arrays of data that are one number each, or no real numbers."""
+    for name in ("x", "y", "client", *(f"{part}_{split}" for part in "xy" for split in ("train", "test"))):
+        if name in arrays and arrays[name].ndim == 0:
+            raise InputError(f"array {name} of {path} is one number without a dimension; store a row for each sample")
+    for name in ("x", "x_train", "x_test"):
+        if name in arrays and arrays[name].dtype.kind not in REAL_KINDS:
+            raise InputError(f"array {name} of {path} holds {arrays[name].dtype}; store real numbers")
 
 
 def _labels(y: Array) -> Array:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sifu.data.dataset import Dataset
+from sifu.data.npz import MOST_CLASSES
 from sifu.errors import InputError
 
 ENDINGS = (".csv", ".parquet")
@@ -176,6 +177,12 @@ def _labels(file: Path, values: Sequence[Any], classes: tuple[str, ...]) -> Any:
         )
     numbers = np.array([_number(file, "label", row, value) for row, value in enumerate(values, 1)])
     whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
+    if whole and numbers.max() >= MOST_CLASSES:
+        row = int(numbers.argmax())
+        raise InputError(
+            f"{file}, row {row + 1}: the label is {str(values[row])[:40]}. Whole numbers are classes: number them from "
+            f"0, {MOST_CLASSES} at most; targets of a regression have a fraction somewhere"
+        )
     return numbers.astype(np.int64) if whole else numbers
 
 

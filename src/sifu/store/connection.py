@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sifu.errors import RunDamagedError
-from sifu.store.database import UNUSABLE, open_database, transaction
+from sifu.store.database import DATABASE, UNUSABLE, open_database, transaction, unusable
 
 Version = tuple[int, int]
 """Changes whenever something is written: the first when another connection does, the second when this one."""
@@ -54,7 +54,7 @@ class RunConnection:
         try:
             return self.connection.execute(sql, values).fetchall()
         except UNUSABLE as error:
-            raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
+            raise unusable(self.folder / DATABASE, error) from error
 
     def value(self, key: str, default: str | None = None) -> str:
         """A value of the `run` table."""

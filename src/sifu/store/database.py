@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import urllib.parse
@@ -10,7 +11,7 @@ from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError
+from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
 
 DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"
@@ -78,9 +79,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
     except UNUSABLE as error:
-        if "I/O" in str(error):
-            raise DiskError(FAILED_DISK) from error
-        raise RunDamagedError(f"{path} is damaged: {error}. Restore the folder from a backup.") from error
+        raise unusable(path, error) from error
     if application != APPLICATION_ID:
         connection.close()
         raise InputError(f"{path} is not a sifu run (application id {application}, expected {APPLICATION_ID})")
@@ -95,6 +94,32 @@ def open_database(folder: Path) -> sqlite3.Connection:
             )
         )
     return connection
+
+
+def unusable(path: Path, error: Exception) -> SifuError:
+    """What to say of a database that cannot be used: a disk that fails is not a run that was damaged.
+
+    SQLite calls a page that it could not read malformed in places, so the file is read once more.
+    """
+    if is_disk_error(error) or not _is_readable(path):
+        return DiskError(FAILED_DISK)
+    return RunDamagedError(f"{path.parent} is damaged: {error}. Restore it from a backup.")
+
+
+def is_disk_error(error: Exception) -> bool:
+    """Whether SQLite says that the disk failed."""
+    return "I/O" in str(error) or getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether the disk gives every byte of a file."""
+    try:
+        with path.open("rb") as stream:
+            while stream.read(1 << 20):
+                pass
+    except OSError as error:
+        return error.errno != errno.EIO
+    return True
 
 
 def schema_problems(connection: sqlite3.Connection) -> list[str]:
@@ -178,7 +203,7 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
             raise NoSpaceError(
                 "no space left to write the run's database: free some and run the command again; nothing was lost"
             ) from error
-        if isinstance(error, sqlite3.OperationalError) and "I/O" in str(error):
+        if isinstance(error, sqlite3.Error) and is_disk_error(error):
             raise DiskError(FAILED_DISK) from error
         if isinstance(error, UNUSABLE) and not isinstance(error, sqlite3.IntegrityError):
             raise RunDamagedError(f"the run's database cannot be used: {error}") from error

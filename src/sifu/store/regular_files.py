@@ -44,9 +44,12 @@ def _is_harmless(entry: os.DirEntry[str]) -> bool:
     return entry.is_file(follow_symlinks=False) or (entry.is_dir(follow_symlinks=False) and not named)
 
 
-def read_plain(path: Path) -> bytes:
-    """The content of a regular file; anything else is an error at once, never a wait."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+def read_plain(path: Path, *, links: bool = False) -> bytes:
+    """The content of a regular file; anything else is an error at once, never a wait.
+
+    In a run folder nothing is a link; a file that a person names may be one (`links`).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -34,7 +34,7 @@ class Authority:
 
         protocol()
         try:
-            return Authority(tuple(load_pem_x509_certificates(Path(path).read_bytes())))
+            return Authority(tuple(load_pem_x509_certificates(read_plain(Path(path), links=True))))
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
