@@ -11,6 +11,14 @@ import suite_setup  # noqa: F401  before anything of ours is imported
 from run_tools import Command, build_run_with_requests, called_in_process, copy_run, small_spec
 
 
+@pytest.fixture(autouse=True)
+def known_keys(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of known keys that this test has to itself: nothing is known yet."""
+    path = tmp_path_factory.mktemp("known-keys") / "known_keys"
+    monkeypatch.setenv("SIFU_KNOWN_KEYS", str(path))
+    return path
+
+
 @pytest.fixture(scope="session")
 def run_with_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Read only: a run with a request to the middle, scratch, joint, strict, and one that waits."""
@@ -47,6 +55,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     from sifu.cli.main import main
 
     for variable in (
+        "SIFU_KNOWN_KEYS",
         "SIFU_TIMESTAMP",
         "SIFU_WITNESS",
         "SIFU_ALLOW_CODE",

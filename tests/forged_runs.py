@@ -17,7 +17,7 @@ from sifu.requests.certification import RecordedRequest
 from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Signer
 from sifu.store.history_rows import clients_digest, rows_digest
-from sifu.store.keys import sign
+from sifu.store.keys import KEY_FILE, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
 
@@ -136,6 +136,23 @@ def resign_everything(folder: Path) -> None:
         for form, build in (("auditor", auditor_form), ("public", public_form)):
             text = json.dumps(sign(folder, build(facts), public), indent=1, sort_keys=True)
             replace_certificate(folder, request.request, form, text)
+
+
+def sign_anew(folder: Path, *, run: str | None = None) -> str:
+    """All drifts divided by a hundred and the whole chain signed by another key, under another id if one is given."""
+    execute(folder, "UPDATE participation SET drift = drift / 100")
+    (folder / KEY_FILE).unlink()
+    public = create_key(folder)
+    execute(folder, f"UPDATE run SET value = '{public}' WHERE key = 'public_key'")
+    if run is not None:
+        execute(folder, f"UPDATE run SET value = '{run}' WHERE key = 'run'")
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "run created":
+            content["run"] |= {"public_key": public} | ({} if run is None else {"run": run})
+
+    rebuild_chain(folder, edit)
+    return public
 
 
 def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:

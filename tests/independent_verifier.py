@@ -16,6 +16,7 @@ import sqlite3
 import struct
 import sys
 import unicodedata
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -462,7 +463,12 @@ class Verifier:
         """Section 6a: every event is signed, or vouched for by the first signed event after it."""
         at, events = f"event {event['seq']}", self.tables["events"]
         before = events[event["seq"] - 2] if event["seq"] > 1 else event
-        self.check(event["time"] >= before["time"], f"{at}: its time runs backwards")
+        if event["kind"] == "clock set":
+            self.check(payload.get("before") == before["time"], f"{at}: it sets the clock from another time")
+        else:
+            self.check(event["time"] >= before["time"], f"{at}: its time runs backwards")
+            rest = datetime.fromisoformat(event["time"]) - datetime.fromisoformat(before["time"])
+            self.check(rest <= timedelta(days=366), f"{at}: its time jumps without the operator's word")
         first = event["seq"]
         while first > 1 and events[first - 2]["signature"] is None:
             first -= 1

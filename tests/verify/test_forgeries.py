@@ -199,7 +199,8 @@ def test_limit_whoever_holds_the_key_can_rewrite_the_scalars(own_run: Path) -> N
     assert verify_run(own_run).problems == []
 
 
-def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(own_run: Path) -> None:
+def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(own_run: Path, known_keys: Path) -> None:
+    verify_run(own_run)
     real_key = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
     (own_run / "operator.key").unlink()
     forged = create_key(own_run)
@@ -213,8 +214,11 @@ def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(ow
     connection.close()
     rebuild_chain(own_run, edit)
     resign_everything(own_run)
-    assert verify_run(own_run).problems == []
+    (problem,) = verify_run(own_run).problems
+    assert problem.startswith("key: ")
+    known_keys.unlink()
     assert verify_run(own_run, real_key).problems != []
+    assert verify_run(own_run).problems == []
 
 
 def test_limit_events_after_the_last_certificate_are_not_signed(own_run: Path) -> None:

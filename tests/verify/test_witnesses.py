@@ -19,7 +19,7 @@ from sifu.errors import InputError
 from sifu.store import witnesses
 from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Checkpoint
-from sifu.verify.witnessed import check_heads, read_witness
+from sifu.store.witnessed import check_heads, read_witness
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from sifu.store import keys
 from sifu.store.actor import actor_name
 from sifu.store.backup import read_backup, write_backup
 from sifu.store.database import transaction
+from sifu.store.known_keys import key_problem, known_key_problem, remember_key
+from sifu.store.operator_keys import keys_of
 from sifu.store.reader import RunReader
 from sifu.store.remainders import SEPARATOR
 from sifu.store.sample_salts import erase_salts
@@ -25,7 +27,6 @@ from sifu.store.table_rows import RequestRow
 from sifu.store.updates import only_clients
 from sifu.store.writer import RunWriter
 from sifu.verify.anchor import anchor_of, check_anchor, holds_anchor, parse_anchor
-from sifu.verify.operator_keys import keys_of
 from sifu.verify.restorations import RESTORED
 from sifu.verify.verification import verify_run
 
@@ -98,6 +99,8 @@ def restore(
         parse_anchor(anchor)
     given = [_read_certificate(path) for path in certificates]
     with read_backup(file, folder) as staged:
+        if accept_older:
+            _accept_earlier_key(staged)
         check_whole(staged, file)
         with RunReader(staged) as reader:
             key_values = {key for _, key in keys_of(reader)}
@@ -120,7 +123,17 @@ def restore(
         late, dropped, complete = _record_restoration(
             staged, file, head, anchor, held, [certificate["body"] for certificate in given]
         )
+    with RunReader(folder) as reader:
+        remember_key(reader)
     return Restoration(str(folder), head, complete, tuple(late), dropped)
+
+
+def _accept_earlier_key(staged: Path) -> None:
+    """A backup from before a change of keys is signed with an earlier key of the run, which is known here."""
+    with RunReader(staged) as reader:
+        run, key = reader.value("run"), reader.value("public_key")
+        if known_key_problem(run, key) is None and key_problem(reader):
+            remember_key(reader, accepted=True)
 
 
 def check_whole(staged: Path, file: Path) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from sifu.errors import InputError, SifuError
 from sifu.requests.deadlines import PendingRequest
 from sifu.requests.deadlines import pending_requests as pending_in
+from sifu.store.clock import clock_problem, utc_now
 from sifu.store.database import DATABASE
+from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
 
 DEEPEST = 4
@@ -59,7 +61,19 @@ def in_order_of_deadlines(requests: Iterable[PendingRequest]) -> list[PendingReq
 def pending_of(run: str | Path) -> list[PendingRequest]:
     """The requests that wait in one run."""
     with RunReader(Path(run)) as reader:
+        check_known_key(reader)
         return pending_in(reader, datetime.datetime.now(datetime.UTC))
+
+
+def clock_problem_of(run: str | Path) -> str | None:
+    """A sentence if the clock contradicts the run's last event; none where the run cannot be read."""
+    try:
+        with RunReader(Path(run)) as reader:
+            return clock_problem(
+                str(reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")[0][0]), utc_now()
+            )
+    except (SifuError, OSError, ValueError, IndexError):
+        return None
 
 
 def overdue_of(run: str | Path) -> list[PendingRequest]:

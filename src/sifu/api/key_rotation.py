@@ -8,10 +8,15 @@ from sifu.core.ledger import canonical_json
 from sifu.errors import InputError
 from sifu.record.interrupts import uninterrupted
 from sifu.store import keys
-from sifu.store.checkpoints import ROTATED, VOUCHED, unsigned_tail
+from sifu.store.checkpoints import ROTATED, VOUCHED, check_checkpoints, unsigned_tail
+from sifu.store.clock import CLOCK_SET
 from sifu.store.head_file import write_head
+from sifu.store.known_keys import remember_key
+from sifu.store.operator_keys import check_keys, keys_of
+from sifu.store.reader import RunReader
+from sifu.store.record_check import check_ledger, check_tables, refuse_problems
 from sifu.store.writer import RunWriter
-from sifu.verify.operator_keys import keys_of
+from sifu.verify.verification import check_public_key
 
 
 def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
@@ -29,7 +34,7 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
     if new_hex in [key for _, key in keys_of(writer)]:
         raise InputError("the run has already used this key: make a new one")
     statement = canonical_json(keys.rotation_statement(writer.value("run"), old_hex, new_hex))
-    keys.write_key(writer.folder / (keys.PENDING + new_hex), key)
+    keys.write_key(writer.folder / (keys.PENDING + new_hex), key, like_the_old=keys.is_encrypted(writer.folder))
     with uninterrupted():
         writer.record(
             ROTATED,
@@ -44,16 +49,30 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
     return new_hex
 
 
-def vouch(writer: RunWriter) -> tuple[int, int] | None:
+def accept_key(folder: Path, public_key: str) -> None:
+    """Take a run's key for the operator's although another one is known here; the caller has compared it."""
+    check_public_key(public_key)
+    with RunReader(folder) as reader:
+        present = reader.value("public_key")
+        if public_key.lower() != present:
+            raise InputError(f"{folder} is signed with the key {present}, not with the one given: nothing was accepted")
+        refuse_problems(reader, (check_ledger, check_checkpoints, check_tables, check_keys))
+        remember_key(reader, accepted=True)
+
+
+def vouch(writer: RunWriter, *, clock: bool = False) -> tuple[int, int] | None:
     """Sign for events that were written without the key; returns the first and the last, None if all had a signature.
 
-    The writer was opened `vouching`. The event says permanently that these were signed only now.
+    The writer was opened `vouching`. The event says permanently that these were signed only now. With `clock` another
+    event says before that the clock is right now, whatever the last event was dated.
     """
     keys.load_key(writer.folder, writer.value("public_key"))  # says what is missing, if it is
     events = writer.events()
     tail = unsigned_tail(events)
     with uninterrupted():
-        if tail is not None:
+        if clock and tail is None:
+            writer.record(CLOCK_SET, {"before": events[-1].time})
+        elif tail is not None:
             writer.record(VOUCHED, {"unsigned": list(tail)})
         else:
             write_head(writer.folder, events[-1])

@@ -27,11 +27,11 @@ from sifu.requests.erasure import Purge, purge
 from sifu.requests.worker import Worker
 from sifu.store import keys
 from sifu.store.files import write_atomically
+from sifu.store.operator_keys import keys_of
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.verify.anchor import anchor_of
 from sifu.verify.integrity import blaming_damage, check_integrity
-from sifu.verify.operator_keys import keys_of
 from sifu.verify.verification import Verification, verify_run
 
 
@@ -204,11 +204,14 @@ class Run(RunRequests):
         with self.writer() as writer:
             return rotate_key(writer, None if brought is None else Path(brought))
 
-    def sign(self) -> tuple[int, int] | None:
-        """Vouch for events that were written without the operator's key, and for a run whose file `head` is gone."""
+    def sign(self, *, clock: bool = False) -> tuple[int, int] | None:
+        """Vouch for events that were written without the operator's key, and for a run whose file `head` is gone.
+
+        With `clock`, say that the clock is right now although it contradicts the last event.
+        """
         with self.writer(vouching=True) as writer:
             check_integrity(writer)
-            return vouch(writer)
+            return vouch(writer, clock=clock)
 
     def backup(self, file: str | Path) -> str:
         """Write the whole run into one file; returns the anchor of that state, to be kept elsewhere."""

@@ -19,6 +19,7 @@ from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.run_view import RunView
 from sifu.store.database import DATABASE
+from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.remainders import Remainder, remainder_after, remainder_to_join
 from sifu.store.writer import RunWriter
@@ -35,7 +36,8 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, make_engine: Callable[[Spec, Arrange], Engine] | None = None) -> None:
         self.folder = Path(folder)
-        RunReader(self.folder).close()  # refuses at once what is not a run
+        with RunReader(self.folder) as reader:  # refuses at once what is not a run
+            check_known_key(reader)
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._sample_digests: Digests = None

@@ -21,8 +21,8 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.wording import attacker_words, exact_words, record_words
 from sifu.errors import InputError
 from sifu.store.regular_files import read_plain
+from sifu.store.witnessed import check_heads, read_witness
 from sifu.verify.certificate_file import verify_certificate
-from sifu.verify.witnessed import check_heads, read_witness
 
 CANNOT_SHOW = (
     "Accuracy on your data says little: a model that never saw you may be as good on it, and forgetting does not "
@@ -110,6 +110,12 @@ def audit_client(
         heads = [(Path(path), checkpoint) for path in witnesses for checkpoint in read_witness(Path(path))]
         own = read_witness(Path(certificate)) if checked.holds else []
         problems.extend(check_heads([(Path(certificate), checkpoint) for checkpoint in own] + heads))
+        kept_keys = {checkpoint.public_key for _, checkpoint in heads if checkpoint.run == body.get("run")}
+        if public_key is None and kept_keys and checked.public_key not in kept_keys:
+            problems.append(
+                f"key: the certificate is signed with {checked.public_key}, and the heads that were kept with "
+                f"{', '.join(sorted(kept_keys))}: ask for the signed change of keys, and give the published key"
+            )
         statements.append(
             f"{len(heads)} signed heads of the ledger that were kept elsewhere were compared with the certificate."
         )

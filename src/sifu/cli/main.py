@@ -74,6 +74,15 @@ def options(
             metavar="TARGET",
         ),
     ] = None,
+    known_keys: Annotated[
+        str | None,
+        typer.Option(
+            "--known-keys",
+            help="The file in which the operators' keys are remembered (or set SIFU_KNOWN_KEYS).",
+            metavar="FILE",
+            show_default="known_keys in ~/.config/sifu",
+        ),
+    ] = None,
     timestamp_by: Annotated[
         str | None,
         typer.Option(
@@ -94,6 +103,8 @@ def options(
     """What stands before the command."""
     if code:
         allow_code(*code)
+    if known_keys:
+        os.environ["SIFU_KNOWN_KEYS"] = known_keys
     if timestamp_by:
         os.environ["SIFU_TIMESTAMP"] = timestamp_by
     if witness:
@@ -181,10 +192,13 @@ def _say_what_is_overdue() -> None:
     """A line on stderr for each run that this command worked on and that somebody waits for too long."""
     if not runs_at_work:
         return
-    from sifu.api.finding_runs import overdue_of
+    from sifu.api.finding_runs import clock_problem_of, overdue_of
     from sifu.cli.output import harmless
 
     for run in dict.fromkeys(runs_at_work):
+        clock = clock_problem_of(run)
+        if clock:
+            sys.stderr.write(harmless(f"sifu: {run}: {clock}\n"))
         late = overdue_of(run)
         if late:
             named = ", ".join(f"{request.request} (since {request.deadline[:10]})" for request in late[:3])

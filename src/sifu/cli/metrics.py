@@ -37,6 +37,7 @@ def metrics(
     from sifu.cli.output import print_json, tell
     from sifu.errors import InputError
     from sifu.report.metrics import COLUMNS, rows_after, write_metrics
+    from sifu.store.known_keys import check_known_key
     from sifu.store.reader import RunReader
 
     if output is not None:
@@ -46,6 +47,7 @@ def metrics(
     if follow:
         raise InputError("--follow needs --out: where the metrics are to go")
     with RunReader(run) as reader:
+        check_known_key(reader)
         rows = rows_after(reader, -1)
     if format is Format.json:
         print_json({"metrics": [asdict(row) for row in rows]})

@@ -48,7 +48,13 @@ def anchor(run: RunArgument, format: FormatOption = Format.text) -> None:
     tell(format, {"anchor": head}, head)
 
 
-def sign(run: RunArgument, format: FormatOption = Format.text) -> None:
+def sign(
+    run: RunArgument,
+    clock: Annotated[
+        bool, typer.Option("--clock", help="Say that the clock is right now although it contradicts the last event.")
+    ] = False,
+    format: FormatOption = Format.text,
+) -> None:
     """Vouch for events that were written without the operator's key, or for a run whose file head is gone.
 
     Every event is signed when it is written, if the key and its passphrase are at hand. Where they were not, nothing
@@ -58,7 +64,7 @@ def sign(run: RunArgument, format: FormatOption = Format.text) -> None:
     from sifu.api import Run
     from sifu.cli.output import tell
 
-    tail = Run(run).sign()
+    tail = Run(run).sign(clock=clock)
     if tail is None:
         tell(format, {"signed": None}, "Every event has a signature.")
     else:
@@ -155,6 +161,24 @@ def rotate(
 
     public = Run(run).rotate_key(brought)
     tell(format, {"public_key": public}, f"The run is signed with the key {public} from now on. Publish it.")
+
+
+@key.command("accept")
+def accept(
+    run: RunArgument,
+    public_key: Annotated[str, typer.Argument(metavar="KEY", help="The run's public key (hex), as published.")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Take this key for the operator's although another one is known here for the run or the folder.
+
+    The key of every run is remembered when it is first used (SIFU_KNOWN_KEYS), and a change of it that the old key did
+    not sign stops every command. Compare the key with the one that the operator published before you accept it.
+    """
+    from sifu.api.key_rotation import accept_key
+    from sifu.cli.output import tell
+
+    accept_key(run, public_key)
+    tell(format, {"accepted": public_key}, f"From now on {run} must be signed with the key {public_key}.")
 
 
 @key.command("show")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import logging
 import secrets
 import threading
 import time
@@ -35,6 +36,7 @@ FOUND_AGAIN_EVERY = 3.0
 """Seconds between two looks for new run folders."""
 KEPT_LONGER = 20.0
 VERIFICATIONS = "verifications.json"
+log = logging.getLogger(__name__)
 
 
 class NotAllowedError(SifuError):
@@ -138,6 +140,7 @@ class Desk:
         """Requests whose carrying out failed, for the webhooks."""
         self._runs: dict[str, RunAtDesk] = {}
         self._looked = -FOUND_AGAIN_EVERY
+        self._told: set[str] = set()
         self._lock = threading.Lock()
 
     def every_run(self) -> dict[str, RunAtDesk]:
@@ -150,8 +153,10 @@ class Desk:
                 for folder in find_runs(*self.folders):
                     try:
                         runs.append(here.get(folder) or RunAtDesk(folder))
-                    except SifuError:
-                        continue  # a run of another version, or one that is just being made
+                    except SifuError as error:  # a run of another version, one being made, or one with another key
+                        if str(error) not in self._told:
+                            log.warning("%s is not shown: %s", folder, error)
+                        self._told.add(str(error))
                 self._runs = {run.key: run for run in runs}
             return dict(self._runs)
 

@@ -13,6 +13,7 @@ from sifu.core.spec import Spec, StopSpec
 from sifu.record.evaluations import ACTIVE
 from sifu.record.progress import expected_rounds
 from sifu.requests.deadlines import pending_requests
+from sifu.store.known_keys import check_known_key
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 
@@ -94,6 +95,7 @@ class LiveView:
         if self._state is not None and self._state[0] == around and at_work and now - self._looked < FRESH_FOR:
             return self._state[2]
         with RunReader(self.folder) as reader, reader.snapshot():
+            check_known_key(reader)
             head = reader.value("head")
             if self._state is None or self._state[:2] != (around, head):
                 self._state = (around, head, self._read(reader, at_work))

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sifu.console.desk import Desk, RunAtDesk
-from sifu.requests.deadlines import pending_requests, time_of
+from sifu.requests.deadlines import pending_requests
+from sifu.store.clock import time_of
 
 STATES = ("received", "verified", "planned", "running", "done", "refused", "withdrawn", "posted")
 METRICS = {

@@ -15,6 +15,7 @@ from sifu.record.groups import has_groups, models_at_hand, parts_without
 from sifu.record.run_view import RunView
 from sifu.report.psi import psi_panel
 from sifu.store.history_rows import ParticipationRows
+from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import EvaluationRow, RequestRow
 from sifu.theory.calibration import noise_multiplier, true_positive_rate
@@ -28,6 +29,7 @@ Evaluations = Mapping[tuple[int, str], EvaluationRow]
 def collect(run_folder: str | Path) -> ReportData:
     """Everything a report shows, as the run is at this instant."""
     with _RememberingReader(Path(run_folder)) as reader, reader.snapshot():
+        check_known_key(reader)
         return _collect(reader)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sifu.errors import InputError
+from sifu.store.clock import BEHIND, TIME_FORMAT, time_of
 from sifu.store.inbox import Letter, letters
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
@@ -15,7 +16,6 @@ DEADLINE_DAYS = 30
 """A month from the request, unless it says otherwise."""
 POSTED = "posted"
 """The status of a request that waits in the inbox of a run; the ledger does not have it yet."""
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def is_overdue(row: RequestRow, now: datetime.datetime) -> bool:
     """Whether the day of its deadline is over and a request is not settled, or was carried out after that day."""
     if row.status in ("refused", "withdrawn"):
         return False
-    return _days_left(deadline_of(row), time_of(row.finished) if row.finished else now) < 0
+    return _left(row, time_of(row.finished) if row.finished else now) < 0
 
 
 def pending_requests(reader: RunReader, now: datetime.datetime) -> list[PendingRequest]:
@@ -67,7 +67,7 @@ def pending_requests(reader: RunReader, now: datetime.datetime) -> list[PendingR
             row.clients,
             row.received,
             deadline_of(row).strftime(TIME_FORMAT),
-            _days_left(deadline_of(row), now),
+            _left(row, now),
         )
         for row in rows
         if row.waits or row.status == "running"
@@ -100,6 +100,11 @@ def _posted(run: str, letter: Letter, now: datetime.datetime) -> PendingRequest:
     )
 
 
+def _left(row: RequestRow, now: datetime.datetime) -> int:
+    """Days left by the clock; a request that is dated ahead of it counts as overdue, since its true date is unknown."""
+    return -1 if time_of(row.received) - now > BEHIND else _days_left(deadline_of(row), now)
+
+
 def check_deadline(deadline_days: int) -> None:
     """Refuse a number of days that is no deadline."""
     if not 0 <= deadline_days <= 36500:
@@ -108,8 +113,3 @@ def check_deadline(deadline_days: int) -> None:
 
 def _days_left(deadline: datetime.datetime, now: datetime.datetime) -> int:
     return (deadline.date() - now.astimezone(datetime.UTC).date()).days
-
-
-def time_of(text: str) -> datetime.datetime:
-    """A time as the ledger writes it."""
-    return datetime.datetime.strptime(text, TIME_FORMAT).replace(tzinfo=datetime.UTC)

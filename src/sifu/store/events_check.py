@@ -106,6 +106,7 @@ KINDS: Mapping[str, May] = {
     "backup made": May(),
     "checkpoint": May(),
     "key lost": May(),
+    "clock set": May(),
     "timestamp missing": May(),
     "restored": May((), ("dropped_models", "updates", "dropped_updates", "dropped_statistics")),
     "purged": May((), ("dropped_models", "dropped_updates")),

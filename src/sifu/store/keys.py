@@ -65,8 +65,11 @@ def read_key(path: Path) -> Any:
     return key
 
 
-def write_key(path: Path, key: Any) -> str:
-    """Write a private key, encrypted if there is a passphrase; returns the public key as hex."""
+def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
+    """Write a private key, encrypted if there is a passphrase; returns the public key as hex.
+
+    In the place of an encrypted one (`like_the_old`) it is encrypted, too: with the passphrase that was typed for it.
+    """
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,
         Encoding,
@@ -75,7 +78,9 @@ def write_key(path: Path, key: Any) -> str:
         PrivateFormat,
     )
 
-    secret = passphrase(ask=False)
+    secret = passphrase(ask=like_the_old)
+    if like_the_old and not secret:
+        raise InputError(f"the old key is encrypted, so the new one must be, too: set {PASSPHRASE}")
     how: KeySerializationEncryption = BestAvailableEncryption(secret) if secret else NoEncryption()
     write_atomically(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
     return public_hex(key)

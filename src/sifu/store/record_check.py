@@ -7,15 +7,16 @@ Clients and rounds are not looked at, of which there can be a million; code that
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
 from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json, read_json
 from sifu.errors import RunDamagedError
 from sifu.store.checkpoints import check_checkpoints
+from sifu.store.clock import check_order_of_times
 from sifu.store.database import schema_problems
 from sifu.store.events_check import check_events
+from sifu.store.operator_keys import check_keys
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
 from sifu.store.replayed_ledger import ReplayedLedger
@@ -29,7 +30,7 @@ Check = Callable[[RunReader], Iterable[str]]
 def check_record(reader: RunReader) -> None:
     """Refuse a run whose ledger or tables were changed; nothing may be added to them."""
     refuse_problems(
-        reader, (check_schema, check_ledger, check_last_signature, check_events, check_sealed, check_tables)
+        reader, (check_schema, check_ledger, check_last_signature, check_events, check_sealed, check_tables, check_keys)
     )
 
 
@@ -76,9 +77,8 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
             yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
         if not TIME.fullmatch(event.time):
             yield f"ledger: the time of event {event.seq} is {event.time[:40]!r}, not YYYY-MM-DDTHH:MM:SSZ"
-    for before, after in itertools.pairwise(events):
-        if after.time < before.time:
-            yield f"ledger: event {after.seq} is dated before event {before.seq}: {after.time[:20]}, {before.time[:20]}"
+            return
+    yield from check_order_of_times(events)
     last = events[-1]
     if reader.value("head") != f"{last.seq}:{last.hash.hex()}":
         yield f"ledger: it ends at event {last.seq}, but the run table's head is {reader.value('head')[:24]}..."

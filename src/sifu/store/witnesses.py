@@ -2,7 +2,8 @@
 
 They are named in the environment or on the command line, never in the run: opening a stranger's folder must not run a
 command or speak to an address that the folder chose. A witness that fails is reported and loses nothing; the next
-checkpoint covers the one it missed.
+checkpoint covers the one it missed. A file is read before anything is added to it: if it holds a head that the run does
+not have, the command stops.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import urllib.request
 from pathlib import Path
 
 from sifu.core.ledger import canonical_json
-from sifu.errors import InputError
+from sifu.errors import InputError, RunDamagedError
 from sifu.store.checkpoints import Checkpoint, latest_checkpoint
 from sifu.store.files import append_line
 from sifu.store.reader import RunReader
+from sifu.store.witnessed import contradictions
 
 WITNESSES = "SIFU_WITNESS"
 """Targets, one a line: `file:PATH`, `command:PROGRAM ARGUMENTS`, or an http or https URL."""
@@ -37,6 +39,18 @@ def witness_targets() -> tuple[str, ...]:
         if kind not in ("file", "command", "http", "https") or not rest.strip():
             raise InputError(f"a witness is file:PATH, command:PROGRAM or a URL, found {target[:80]!r}")
     return targets
+
+
+def check_files_of_witnesses(reader: RunReader) -> None:
+    """Stop if the file of a witness holds what this run does not: a fork, or an older state that was put back."""
+    for target in witness_targets():
+        kind, _, path = target.partition(":")
+        problem = next(contradictions(reader, Path(path)), None) if kind == "file" else None
+        if problem:
+            raise RunDamagedError(
+                f"{reader.folder}: {problem}. Nothing was done. If a backup was restored deliberately, keep this file "
+                "and name another witness"
+            )
 
 
 def tell(target: str, checkpoint: Checkpoint) -> None:
@@ -75,6 +89,7 @@ class WitnessPost:
         checkpoint = latest_checkpoint(reader)
         if checkpoint is None or checkpoint.seq == self._told:
             return
+        check_files_of_witnesses(reader)
         for target in self.targets:
             try:
                 tell(target, checkpoint)

@@ -6,7 +6,6 @@ drops them; a kill in between leaves a stray file that the next opening removes,
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import secrets
@@ -25,11 +24,13 @@ from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
 from sifu.store.checkpoints import KEY_LOST, Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
+from sifu.store.clock import CLOCK_SET, time_after, utc_now
 from sifu.store.creation import CREATING, FOLDERS, STAGING, check_free, clear_unfinished, finish_creation, first_values
 from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
 from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
 from sifu.store.history_rows import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
+from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.lock import LOCK_FILE, WriterLock
 from sifu.store.new_rows import NewModel, NewRows, apply_change, insert_clients, insert_rows
 from sifu.store.projection import Change, changes
@@ -43,18 +44,13 @@ from sifu.store.table_rows import EvaluationRow
 from sifu.store.timestamps import TIMESTAMPS, stamp_at_the_end, timestamp_authority
 from sifu.store.unfinished_copies import remove_unfinished_copies
 from sifu.store.updates import FILE_NAME, UPDATES, NewUpdates, updates_path
-from sifu.store.witnesses import WitnessPost, witness_targets
+from sifu.store.witnesses import WitnessPost, check_files_of_witnesses, witness_targets
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
 """Exists from before a permanent erasure until no page and no log of the database holds what was erased."""
 REPORT = "report"
-
-
-def utc_now() -> str:
-    """The time of an event, to the second and in UTC."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class RunWriter(RunReader):
@@ -118,6 +114,7 @@ class RunWriter(RunReader):
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
+            remember_key(writer)  # before anybody can open it: another run may have been known in this place
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
             finish_creation(folder)
@@ -178,6 +175,10 @@ class RunWriter(RunReader):
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
             check_record(writer)
+            check_known_key(writer)
+            check_files_of_witnesses(writer)
+            if not vouching:
+                time_after(writer.events()[-1].time, utc_now())
             tail = unsigned_tail(writer.events())
             if tail and not vouching and writer.signer().key is not None:
                 raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")
@@ -203,13 +204,15 @@ class RunWriter(RunReader):
 
     def close(self) -> None:
         """Close the database and let go of the lock; an authority and witnesses hear of the last event first."""
-        if self._recorded:
-            authority = timestamp_authority()
-            if authority is not None:
-                stamp_at_the_end(self, authority)
-            self._witnesses.tell_all(self)
-        super().close()
-        self._lock.release()
+        try:
+            if self._recorded:
+                authority = timestamp_authority()
+                if authority is not None:
+                    stamp_at_the_end(self, authority)
+                self._witnesses.tell_all(self)
+        finally:
+            super().close()
+            self._lock.release()
 
     def record(
         self,
@@ -290,6 +293,7 @@ class RunWriter(RunReader):
         self._witnesses.recorded(self, event.seq)
         if "public_key" in payload.get("run", {}):
             self._signer = None  # the next event is signed with the new key
+            remember_key(self)
         files.remove_files([files.model_path(self.folder, node) for node in dropped_models])
         files.remove_files([updates_path(self.folder, file) for file in dropped_updates])
         files.remove_files([statistics_path(self.folder, file) for file in dropped_statistics])
@@ -360,7 +364,8 @@ class RunWriter(RunReader):
             }
             insert_rows(self.connection, rows)
         last = self.connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-        seq, previous, time = (last[0] + 1, last[1], max(last[2], utc_now())) if last else (1, GENESIS, utc_now())
+        seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
+        time = time_after(last[2], utc_now()) if last and kind != CLOCK_SET else utc_now()
         earlier = self.events() if kind == PURGED else []
         sealed = set_apart(payload)
         event = seal(previous, seq, time, kind, payload, secrets.token_bytes(NONCE_BYTES))

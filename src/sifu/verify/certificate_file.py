@@ -24,6 +24,7 @@ from sifu.core.premises import (
 from sifu.core.protection import attacker_rate, delta_of_budget, delta_of_charges
 from sifu.errors import InputError
 from sifu.store.keys import signature_holds
+from sifu.store.known_keys import known_key_problem
 from sifu.store.remainders import may_be_all_names
 from sifu.theory.calibration import (
     LARGEST_EPSILON,
@@ -85,6 +86,9 @@ def verify_certificate(
         result.notes.extend(notes)
     elif not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
+    if public_key is None:
+        changed = known_key_problem(str(body.get("run")), result.public_key)
+        result.problems.extend([changed] if changed else [])
     result.checked.append("signature")
     problems, notes = timestamp_beside(path, signers)
     result.problems.extend(problems)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.core.ledger import canonical_json
+from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError
 from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Checkpoint, signed_events
+from sifu.store.clock import BEHIND, CLOCK_SET, time_of
 from sifu.store.files import TEMPORARY_PREFIX
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
@@ -88,6 +89,21 @@ def _note(name: str, time: str, authority: Authority | None) -> str:
     return f"{name} was there at {time}, says its timestamp{signed}"
 
 
+def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
+    """The clock of the ledger, held against the authority's when it stamped a head.
+
+    The head was there by then, so it is not dated later; what follows it was not there yet, so it is not dated before.
+    """
+    moment = time_of(stamped)
+    head, corrected = events[seq - 1], any(event.kind == CLOCK_SET for event in events[seq:])
+    if time_of(head.time) - moment > BEHIND and not corrected:
+        yield f"clock: event {seq} is dated {head.time}, and its timestamp says that it was there at {stamped}"
+    for event in events[seq:]:
+        if moment - time_of(event.time) > BEHIND:
+            yield f"clock: event {event.seq} is dated {event.time}, after event {seq} was stamped at {stamped}"
+            return
+
+
 def check_timestamps(reader: RunReader, authority: Authority | None, notes: list[str]) -> Iterator[str]:
     """Every timestamp in the run is of a head or certificate that the run has; what is missing is noted."""
     checkpoints = {
@@ -115,6 +131,8 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
         yield from problems
         if not problems:
             latest.append((time, name))
+        if time and name.endswith(".checkpoint.json"):
+            yield from _check_dates(reader.events(), int(name.partition(".")[0]), time)
     notes.extend(_note(name, time, authority) for time, name in sorted(latest)[-3:])
     wanted = [name for event in reader.events() if event.kind == MISSING for name in event.content["missing"]]
     # A later head covers an earlier one; a certificate has a timestamp of its own.

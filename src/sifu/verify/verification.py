@@ -14,20 +14,23 @@ from sifu.requests.copies_elsewhere import copy_notes
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.store.checkpoints import check_checkpoints, check_covered, lost_key_notes, vouched_notes
+from sifu.store.clock import check_not_ahead, clock_notes
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.head_file import signs_of_an_older_database
+from sifu.store.known_keys import key_problem, remember_key
 from sifu.store.lock import is_locked
+from sifu.store.operator_keys import check_keys, keys_of
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.regular_files import strange_files
 from sifu.store.sealed import check_sealed, erased_notes
+from sifu.store.witnessed import check_witnesses
 from sifu.verify.anchor import check_anchor, parse_anchor
 from sifu.verify.certificates import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.groups import check_groups
 from sifu.verify.history import check_history
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.models import check_models, check_moved
-from sifu.verify.operator_keys import check_keys, keys_of
 from sifu.verify.remainders import check_remainders
 from sifu.verify.requests import check_requests
 from sifu.verify.restorations import check_restored, restored_notes
@@ -36,7 +39,6 @@ from sifu.verify.statistics import check_kept_statistics
 from sifu.verify.timestamped import Authority, check_timestamps
 from sifu.verify.unrecorded_files import Leftover, Stray, files_of_no_row
 from sifu.verify.updates import check_updates
-from sifu.verify.witnessed import check_witnesses
 
 
 @dataclass
@@ -100,6 +102,7 @@ def verify_run(
             ("events", check_events),
             ("events", check_recorded_nodes),
             ("ledger", check_sealed),
+            ("clock", check_not_ahead),
             ("tables", check_tables),
             ("tables", check_clients),
             ("tables", check_sample_digests),
@@ -146,6 +149,11 @@ def _check_against_outside(
 ) -> None:
     """What is known from elsewhere: the operator's key, a head of the chain; and what the reader should know."""
     named = [key for _, key in keys_of(reader)]
+    changed = key_problem(reader)
+    if changed:
+        result.problems.append(changed)
+    elif result.holds:
+        remember_key(reader)
     if public_key is not None and public_key.lower() not in named:
         result.problems.append("key: the run was signed with another key than the one given")
     if anchor is not None:
@@ -154,6 +162,7 @@ def _check_against_outside(
     if witnesses:
         result.problems.extend(check_witnesses(reader, witnesses))
         result.checked.append("witnesses")
+    result.notes.extend(clock_notes(reader))
     result.notes.extend(vouched_notes(reader))
     result.notes.extend(lost_key_notes(reader))
     result.notes.extend(restored_notes(reader))

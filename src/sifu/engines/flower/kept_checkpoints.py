@@ -25,6 +25,7 @@ from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROF
 from sifu.errors import InputError
 from sifu.store import keys
 from sifu.store.checkpoints import Checkpoint
+from sifu.store.clock import CLOCK_SET
 from sifu.store.files import append_line
 
 FILE_OPTION = "checkpoints"
@@ -112,7 +113,7 @@ def follow(
             "state of the run was put back. This node takes no part. If the operator restored a backup and you accept "
             "that, remove what this node kept"
         )
-    if shown.time < kept.time:
+    if shown.time < kept.time and not any(kind == CLOCK_SET for _, kind, _ in links[1]):
         raise InputError(f"the checkpoint of event {shown.seq} is dated before that of event {kept.seq}")
     if shown.seq == kept.seq:
         return

@@ -25,12 +25,12 @@ from sifu.requests.deadlines import deadline_of
 from sifu.store.certificate_path import certificate_path
 from sifu.store.checkpoints import Checkpoint, signed_events
 from sifu.store.files import write_atomically
+from sifu.store.operator_keys import keys_of
 from sifu.store.reader import RunReader
 from sifu.store.regular_files import read_plain
 from sifu.store.table_rows import RequestRow
 from sifu.store.timestamps import timestamp_path
 from sifu.verify.certificate_file import verify_certificate
-from sifu.verify.operator_keys import keys_of
 from sifu.verify.verification import verify_run
 from sifu.version import __version__
 

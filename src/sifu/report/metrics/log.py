@@ -11,6 +11,7 @@ from sifu.errors import InputError, SifuError
 from sifu.report.metrics.files import CsvFile, JsonLinesFile, MetricsFile, TensorBoardFile
 from sifu.report.metrics.mlflow_log import MlflowLog
 from sifu.report.metrics.rows import MetricRow, rows_after
+from sifu.store.known_keys import check_known_key
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
 
@@ -55,6 +56,7 @@ def _open(target: str, reader: RunReader) -> Target:
 def add_new_rows(folder: Path, target: str, opened: Target | None = None) -> tuple[Target, int]:
     """Add to a target what it lacks of a run's metrics; returns the target as it is now, and how many rows came."""
     with RunReader(folder) as reader, reader.snapshot():
+        check_known_key(reader)
         opened = opened or _open(target, reader)
         ((last,),) = reader.query("SELECT MAX(node) FROM nodes")
         if opened.last_step > int(last):

@@ -9,9 +9,10 @@ from pathlib import Path
 from sifu.core.ledger import read_json
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint
+from sifu.store.clock import utc_now
 from sifu.store.keys import signature_holds
+from sifu.store.operator_keys import keys_of
 from sifu.store.reader import RunReader
-from sifu.verify.operator_keys import keys_of
 
 LARGEST_WITNESS_BYTES = 256 << 20
 
@@ -88,6 +89,33 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
                 )
 
 
+def contradictions(reader: RunReader, path: Path) -> Iterator[str]:
+    """What a file that several runs may write to holds of this run and the run does not; half a line is passed over."""
+    try:
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+    except OSError as error:
+        raise InputError(f"cannot read the witness's file {path}: {error.strerror}") from error
+    run, keys = reader.value("run"), {key for _, key in keys_of(reader)}
+    heads = {int(seq): bytes(digest).hex() for seq, digest in reader.query("SELECT seq, hash FROM events")}
+    for line in lines:
+        try:
+            checkpoint = Checkpoint.from_json(line)
+        except InputError:
+            continue
+        if checkpoint.run != run or heads.get(checkpoint.seq) == checkpoint.head or not checkpoint.holds:
+            continue
+        seq = checkpoint.seq
+        if checkpoint.public_key not in keys:
+            yield f"fork: {path} has event {seq}, signed with the key {checkpoint.public_key}, which the run never had"
+        elif seq > max(heads):
+            yield (
+                f"witness: {path} has event {seq} of {checkpoint.time}, the run ends at event {max(heads)}: an older "
+                "state was put back, or its end was taken away"
+            )
+        else:
+            yield f"fork: {path} has another event {seq} than the run: the history was rewritten after it was shown"
+
+
 def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
     """Heads that several parties kept, without the run: signed, of one run, and one head for each event."""
     first: tuple[Path, Checkpoint] | None = None
@@ -108,5 +136,5 @@ def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
             )
     ordered = [by_number[number] for number in sorted(by_number)]
     for (_, earlier), (path, later) in itertools.pairwise(ordered):
-        if later.time < earlier.time:
+        if later.time < earlier.time <= utc_now():  # a date ahead of us is of a clock that was wrong
             yield f"witness: event {later.seq} in {path} is dated before event {earlier.seq}: they are of two histories"

@@ -1,0 +1,85 @@
+"""The time of events: by this machine's clock, held against the ledger: one jump must not date all that follows.
+
+An event is dated by the clock and never before the one it follows. A clock that is far behind the ledger, or further
+ahead of it than a run rests, was or is wrong: nothing is written until the operator has looked (`sifu sign --clock`),
+which an event of its own says permanently. Deadlines go by the clock of whoever asks, never by the ledger.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Iterator, Sequence
+
+from sifu.core.ledger import Event
+from sifu.errors import RunDamagedError
+from sifu.store.reader import RunReader
+
+CLOCK_SET = "clock set"
+"""The event by which the operator says that the clock is right now, whatever the event before it was dated."""
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+BEHIND = datetime.timedelta(hours=1)
+"""How far clocks may differ, of several machines for example, before one of them is called wrong."""
+AHEAD = datetime.timedelta(days=366)
+"""How long a run may rest before its clock has to be confirmed."""
+WAY_OUT = "If the clock is right now, sifu sign DIR --clock says so permanently; otherwise set it first"
+
+
+def utc_now() -> str:
+    """The clock of this machine, to the second and in UTC."""
+    return datetime.datetime.now(datetime.UTC).strftime(TIME_FORMAT)
+
+
+def clock_problem(last: str, now: str) -> str | None:
+    """A sentence if the clock and the time of the last event cannot both be right."""
+    gap = time_of(now) - time_of(last)
+    if gap < -BEHIND:
+        return f"clock: the last event is dated {last}, and the clock says {now}: one of them is wrong"
+    if gap > AHEAD:
+        return f"clock: the clock says {now}, {gap.days} days after the last event ({last}): did it jump?"
+    return None
+
+
+def time_after(last: str, now: str) -> str:
+    """The time of the event after one of the time `last`."""
+    problem = clock_problem(last, now)
+    if problem:
+        raise RunDamagedError(f"{problem} Nothing was done. {WAY_OUT}")
+    return max(last, now)
+
+
+def check_order_of_times(events: Sequence[Event]) -> Iterator[str]:
+    """Times neither run backwards nor jump, unless the operator said so in an event of its own."""
+    for before, after in itertools.pairwise(events):
+        if after.kind == CLOCK_SET:
+            if after.content.get("before") != before.time:
+                yield f"clock: event {after.seq} sets the clock and names another time than that of event {before.seq}"
+        elif after.time < before.time:
+            yield f"ledger: event {after.seq} is dated before event {before.seq}: {after.time[:20]}, {before.time[:20]}"
+        elif time_of(after.time) - time_of(before.time) > AHEAD:
+            yield (
+                f"clock: event {after.seq} is dated {after.time}, over a year after event {before.seq} "
+                f"({before.time}), and the operator did not confirm the clock"
+            )
+
+
+def check_not_ahead(reader: RunReader) -> Iterator[str]:
+    """No event is dated after the moment at which it is read, unless the clock was set since."""
+    last, now = reader.events()[-1], utc_now()
+    if time_of(last.time) - time_of(now) > BEHIND:
+        yield f"clock: event {last.seq} is dated {last.time}, and the clock here says {now}: one of them is wrong"
+
+
+def clock_notes(reader: RunReader) -> list[str]:
+    """When the operator confirmed or corrected the clock."""
+    return [
+        f"the operator set the clock from {event.content['before']} to {event.time} (event {event.seq}): what is dated "
+        "before that event may have happened at another time"
+        for event in reader.events()
+        if event.kind == CLOCK_SET
+    ]
+
+
+def time_of(text: str) -> datetime.datetime:
+    """A time as the ledger writes it."""
+    return datetime.datetime.strptime(text, TIME_FORMAT).replace(tzinfo=datetime.UTC)

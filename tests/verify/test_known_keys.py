@@ -1,0 +1,195 @@
+"""The operator's key is remembered outside the run: a folder that was signed anew as a whole stops every command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+import sifu
+from forged_runs import add_event, sign_anew
+from run_tools import Command, copy_run, query, small_spec, state
+from sifu.api import verify_certificate, verify_run
+from sifu.audit.client import audit_client
+from sifu.errors import RunDamagedError
+from sifu.store import keys, witnesses
+from sifu.store.certificate_path import certificate_path
+
+
+@pytest.fixture
+def used(own_trained: Path) -> Path:
+    """A run that was used here before."""
+    assert verify_run(own_trained).problems == []
+    return own_trained
+
+
+COMMANDS = (
+    ("status",),
+    ("plan", "--clients", "client-000"),
+    ("forget", "--clients", "client-000"),
+    ("request", "--clients", "client-000"),
+    ("requests", "list"),
+    ("key", "show"),
+    ("report",),
+    ("purge",),
+)
+
+
+@pytest.mark.parametrize("run", [None, "0123456789abcdef"])
+def test_a_folder_that_was_signed_anew_stops_every_command(used: Path, run: str | None, cli: Command) -> None:
+    public = sign_anew(used, run=run)
+    answer = cli("verify", used)
+    assert answer.code == 3
+    assert "key: " in answer.err
+    before = state(used)
+    for command, *options in COMMANDS:
+        parts = [command, options.pop(0)] if command in ("requests", "key") else [command]
+        answer = cli(*parts, used, *options)
+        assert answer.code == 5, (parts, answer.out)
+        assert "key: " in answer.err
+        assert "sifu key accept" in " ".join(answer.err.split())
+    assert state(used) == before
+    # Negative control: who never used the run cannot know, and who accepts it deliberately goes on.
+    assert cli("key", "accept", used, "00" * 32).code == 2
+    assert cli("key", "accept", used, public).code == 0
+    assert verify_run(used).problems == []
+    assert cli("status", used).code == 0
+
+
+def test_without_a_first_use_nothing_is_known(own_trained: Path) -> None:
+    """The control: nothing but the remembered key stops it."""
+    sign_anew(own_trained)
+    assert verify_run(own_trained).problems == []
+
+
+def test_copies_moves_and_a_new_run_in_the_same_place_are_no_alarm(tmp_path: Path, cli: Command) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    first = sifu.train(small_spec(), run=folder)
+    copied = sifu.open_run(copy_run(folder, tmp_path / "copied"))
+    copied.request(["client-000"], "mine")
+    folder.rename(tmp_path / "moved")
+    assert cli("status", tmp_path / "moved").code == 0
+    sifu.train(small_spec(seed=7), run=folder)  # made here, in the place of the first
+    assert verify_run(folder).problems == []
+    assert cli("backup", folder, tmp_path / "b.zip").code == 0
+    shutil.rmtree(folder)
+    assert cli("restore", tmp_path / "b.zip", folder).code == 0
+    sifu.train(small_spec(seed=8), run=other)
+    shutil.rmtree(folder)
+    other.rename(folder)  # a run that is known here under another name
+    assert verify_run(folder).problems == []
+    assert first.folder == folder
+
+
+def test_a_signed_rotation_is_followed_and_an_invented_one_is_not(used: Path, tmp_path: Path, cli: Command) -> None:
+    older = copy_run(used, tmp_path / "older")
+    sifu.open_run(used).rotate_key()
+    assert verify_run(used).problems == []
+    # An older state, signed with the key that was replaced, perhaps because it was stolen.
+    (problem,) = verify_run(older).problems
+    assert problem.startswith("key: ")
+    assert cli("request", older, "--clients", "client-000").code == 5
+    # A ledger of a stranger's that claims, without the operator's signature, to have been handed over to the operator.
+    genuine = (used / keys.KEY_FILE).read_bytes()
+    operator = sifu.open_run(used).keys().public_keys[-1].key
+    forged = copy_run(older, tmp_path / "forged")
+    stranger = sign_anew(forged)
+    add_event(
+        forged,
+        "key rotated",
+        {
+            "run": {"public_key": operator},
+            "old_key": stranger,
+            "signature_by_old": "00" * 64,
+            "signature_by_new": "00" * 64,
+        },
+    )
+    (forged / keys.KEY_FILE).write_bytes(genuine)
+    assert cli("forget", forged, "--clients", "client-000").code == 5
+
+
+def test_a_certificate_of_a_known_run_must_be_signed_with_its_key(run_with_requests: Path, tmp_path: Path) -> None:
+    path = tmp_path / "certificate.json"
+    certificate = json.loads(certificate_path(run_with_requests, "strictly", "public").read_bytes())
+    keys.create_key(tmp_path)
+    stranger = keys.public_hex(keys.read_key(tmp_path / keys.KEY_FILE))
+    path.write_text(json.dumps(keys.sign(tmp_path, certificate["body"], stranger)))
+    assert verify_certificate(path).problems == []
+    # A leaving client holds it against a head that it kept.
+    genuine = certificate_path(run_with_requests, "strictly", "public")
+    assert any(
+        problem.startswith("key: ") for problem in audit_client("client-004", path, witnesses=[genuine]).problems
+    )
+    assert audit_client("client-004", genuine, witnesses=[genuine]).holds
+    sifu.open_run(run_with_requests)
+    (problem,) = verify_certificate(path).problems
+    assert problem.startswith("key: ")
+    assert verify_certificate(certificate_path(run_with_requests, "strictly", "public")).problems == []
+
+
+def test_a_plain_key_where_an_encrypted_one_was_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
+) -> None:
+    monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    key = keys.read_key(run.folder / keys.KEY_FILE)
+    monkeypatch.delenv(keys.PASSPHRASE)
+    keys.write_key(run.folder / keys.KEY_FILE, key)  # the very key, without its passphrase
+    assert any(problem.startswith("key: operator.key") for problem in verify_run(run.folder).problems)
+    assert cli("forget", run.folder, "--clients", "client-000").code == 5
+    assert cli("key", "accept", run.folder, keys.public_hex(key)).code == 0
+    assert verify_run(run.folder).problems == []
+
+
+def test_a_new_key_is_encrypted_where_the_old_one_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    monkeypatch.delenv(keys.PASSPHRASE)
+    monkeypatch.setattr(keys, "_typed", [b"open sesame"])  # as on a terminal
+    run.rotate_key()
+    assert keys.is_encrypted(run.folder)
+    assert run.verify().problems == []
+
+
+def test_a_file_of_known_keys_that_cannot_be_used_is_a_sentence(
+    used: Path, known_keys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cli: Command
+) -> None:
+    known_keys.write_text("nothing\n")
+    answer = cli("status", used)
+    assert answer.code == 2
+    assert "line 1" in answer.err
+    monkeypatch.setenv("SIFU_KNOWN_KEYS", str(used / "run.db" / "nowhere"))  # as in a home that is read only
+    with caplog.at_level(logging.WARNING):
+        assert verify_run(used).problems == []
+    assert "cannot be remembered" in caplog.text
+    elsewhere = known_keys.with_name("elsewhere")
+    assert cli("--known-keys", elsewhere, "status", used).code == 0
+    assert query(used, "SELECT value FROM run WHERE key = 'run'")[0][0] in elsewhere.read_text()
+
+
+def test_a_witness_is_read_before_anything_is_added(
+    own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{kept}")
+    older, other = copy_run(own_trained, tmp_path / "older"), copy_run(own_trained, tmp_path / "other")
+    sifu.open_run(own_trained).request(["client-000"], "mine")
+    content = kept.read_bytes()
+    answer = cli("forget", older, "--clients", "client-001")
+    assert answer.code == 5
+    assert "an older state was put back" in " ".join(answer.err.split())
+    # The other copy went on in another way while nobody was told.
+    monkeypatch.delenv(witnesses.WITNESSES)
+    sifu.open_run(other).request(["client-002"], "theirs")
+    sifu.open_run(other).request(["client-003"], "theirs-too")
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{kept}")
+    with pytest.raises(RunDamagedError, match="fork: "):
+        sifu.open_run(other).request(["client-004"], "more")
+    assert kept.read_bytes() == content
+    # Another run may use the same file, and half a line that a kill left is no fault.
+    kept.write_bytes(content + content[:40])
+    sifu.train(small_spec(), run=tmp_path / "another")
+    sifu.open_run(own_trained).request(["client-005"], "goes-on")
