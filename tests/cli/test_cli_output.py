@@ -241,6 +241,22 @@ def test_text_output_of_a_whole_story(cli: Command, own_trained: Path, tmp_path:
         assert answer.code == 0, answer.err
 
 
+def test_the_status_says_when_psi_rests_on_an_assumption(cli: Command, own_trained: Path, tmp_path: Path) -> None:
+    """B of a network is assumed; the authors' accounting bounds nothing."""
+    proven = " ".join(cli("status", own_trained).out.split())
+    assert "Psi bounds how far a client can have moved the current model." in proven
+    assert "whatever its data" not in proven
+    told = {}
+    for name, more in (
+        ("assumed", {"regularity": {"kind": "assumed", "factor": 1.0}}),
+        ("population", {"privacy": {"accounting": "population"}}),
+    ):
+        sifu.train(small_spec(stop={"max_rounds": 1}, **more), run=tmp_path / name)
+        told[name] = " ".join(cli("status", tmp_path / name).out.split())
+    assert "If what the certificates of this run name as assumed holds, Psi bounds" in told["assumed"]
+    assert "it bounds nothing" in told["population"]
+
+
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", "null", '{"body": {}}', '{"body": {"format": "x"}}', "\0", "{" * 99999]
 )

@@ -19,9 +19,10 @@ from sifu.core.certificate import (
     auditor_form,
     public_form,
 )
-from sifu.core.guarantee import not_covered_by, what_was_erased
+from sifu.core.guarantee import guarantee_of, not_covered_by, what_was_erased
 from sifu.core.ledger import canonical_json
 from sifu.core.premises import Premise
+from sifu.core.wording import exact_words, psi_words
 
 FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "detail")
 
@@ -237,6 +238,37 @@ def test_records_are_compared_with_a_client_that_was_not_there(level: Level, sol
 
 def test_what_stays_may_have_been_released() -> None:
     """A request may go on from the current model, which was released, and training may have had noise of its own."""
-    _, remains = what_was_erased("paper", fresh=False, replayed=False, keeps_updates=False)
+    _, remains = what_was_erased("paper", protection="noise", fresh=False, replayed=False, keeps_updates=False)
     assert "unreleased" not in remains
     assert "without the noise of this one" in remains
+
+
+def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client() -> None:
+    """Training goes on from the current model, whatever was erased before it."""
+    _, remains = what_was_erased("strict", protection="nothing", fresh=False, replayed=False, keeps_updates=False)
+    assert "may hold the client's part" in remains
+    _, noised = what_was_erased("strict", protection="noise", fresh=False, replayed=False, keeps_updates=False)
+    assert noised.startswith("No model that holds the client's part")
+
+
+@pytest.mark.parametrize("method", ["scratch", "sifu", "groups", "closed_form"])
+def test_an_exact_promise_about_records_says_what_it_is_compared_with(method: str) -> None:
+    """Only a head in closed form is that of a client that never had the records."""
+    solved = method == "closed_form"
+    words = exact_words("the client", method, 1)
+    assert ("without this record" in words) == solved
+    assert ("contributed nothing before this request" in words) != solved
+    guarantee = guarantee_of("exact", "noise", "all", solved=solved, records=1)
+    assert "training without the client" not in guarantee
+    denied = any(
+        "took part without these records" in sentence
+        for sentence in not_covered_by("client", 1, "all", "exact", solved=solved, records=1)
+    )
+    assert denied != solved
+    assert "without the client under the same plan" in exact_words("the client", method, None)
+
+
+def test_words_on_psi_promise_no_more_than_what_it_rests_on() -> None:
+    assert psi_words("met").startswith("Psi bounds")
+    assert psi_words("assumed").startswith("If what")
+    assert "bounds nothing" in psi_words("failed")

@@ -298,7 +298,11 @@ def test_specs_that_cannot_be_are_refused(groups: dict[str, Any], more: dict[str
 
 def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: Path) -> None:
     """Groups begin with it, and merges are moved on from it, also after the history began anew."""
-    own.forget(["client-002"], method="scratch")
+    own.forget(["client-002"], "from-scratch", method="scratch")
+    said = json.loads((own.folder / "certificates" / "from-scratch.public.json").read_text())["body"]["remains"]
+    assert len(own.status().models) > 1, "models of groups that never held the client lie on disk"
+    assert "models of groups that never held it do" in said
+    assert "No model from before" not in said
     own.purge()
     assert 0 in [model.node for model in own.status().models]
     plan = own.plan(["client-004"], method="groups")

@@ -166,6 +166,11 @@ def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
     assert "at most 70.2 %" in attacker_words(request)
     assert "weak promise" in attacker_words(request)
     assert promise(replace(request, level="none")).startswith("Nothing is promised")
+    assert promise(replace(request, level="conditional")).startswith("If all that is marked as assumed holds, to ")
+    assert promise(replace(request, level="proven")).startswith("To ")
+    of_records = replace(request, level="exact", method="scratch", certificate={"records": 1})
+    assert "contributed nothing before this request" in promise(of_records)
+    assert "without this record" in promise(replace(of_records, method="closed_form"))
     assert attacker_words(replace(request, level="none")) == ""
     assert "group as a whole" in promise(busy.requests[1]) or busy.requests[1].level == "exact"
     nothing = replace(busy, requests=(replace(request, level="none"),))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sifu.core.ledger import finite_or_text
+from sifu.core.premises import Status, psi_status
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE
 from sifu.core.waiting import LATE
@@ -141,8 +142,9 @@ class RunStatus:
     """Everything `sifu status` shows.
 
     `rounds` are those on the active history, `rounds_run` all that were ever run. `psi_star` is the influence that
-    noise of `sigma` hides. `bytes_kept` says by method what a request needs on disk. A run that predicts real numbers
-    has no `accuracy`; `loss` is the mean over the active clients' samples.
+    noise of `sigma` hides, `psi_status` whether what Psi rests on is met, assumed or failed. `bytes_kept` says by
+    method what a request needs on disk. A run that predicts real numbers has no `accuracy`; `loss` is the mean over the
+    active clients' samples.
     """
 
     run: str
@@ -162,6 +164,7 @@ class RunStatus:
     delta: float
     sigma: float | None
     psi_star: float | None
+    psi_status: Status
     clients: tuple[ClientStatus, ...]
     bytes_kept: dict[str, int]
     models: tuple[ModelStatus, ...]
@@ -224,6 +227,7 @@ def status_of(view: RunView) -> RunStatus:
         delta=privacy.delta,
         sigma=sigma,
         psi_star=sigma / multiplier if sigma else None,
+        psi_status=psi_status(view.facts, measured, privacy.accounting, max(filter(math.isfinite, psi), default=0.0)),
         clients=tuple(
             ClientStatus(client.name, client.samples, _state(view, k), psi[k], psi[k] * multiplier)
             for k, client in enumerate(view.clients)

@@ -18,7 +18,7 @@ import numpy as np
 from sifu.api.model_description import description_path, read_description
 from sifu.audit.scoring import Samples, Scorer
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.wording import attacker_words, exact_words, record_words
+from sifu.core.wording import attacker_words, exact_words
 from sifu.errors import InputError
 from sifu.store.regular_files import read_plain
 from sifu.store.witnessed import check_heads, read_witness
@@ -180,8 +180,7 @@ def _promise(body: dict[str, Any]) -> str:
         return "The certificate promises nothing (level none)."
     words = attacker_words(body["level"], rate, body["scope"])
     if body["level"] == "exact":
-        whom = record_words(body["records"]) if body.get("records") else "you"
-        return f"The certificate says: {exact_words(whom)}. {words}"
+        return f"The certificate says: {exact_words('you', body['method'], body.get('records'))}. {words}"
     return f"The certificate promises ({body['epsilon']:g}, {body['delta']:g}). {words}"
 
 

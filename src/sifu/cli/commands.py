@@ -18,7 +18,7 @@ from sifu.cli.output import err, level_text, names_text, number, out, percent, p
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import METHOD_INFOS
 from sifu.core.request_terms import AUTO
-from sifu.core.wording import forgotten_words
+from sifu.core.wording import forgotten_words, psi_words
 from sifu.launch.federation import way_to_go_on
 from sifu.store.inbox import INBOX
 
@@ -107,9 +107,8 @@ def _print_clients(status: RunStatus) -> None:
         shown.add_row(escape(client.name), str(client.samples), number(client.psi), number(client.sigma_needed_now))
     out.print(shown)
     out.print(
-        "Psi bounds how far a client can have moved the current model, whatever its data. Sigma needed now is the "
-        f"noise that hides it for ({status.epsilon:g}, {status.delta:g}) without undoing a round; less noise means "
-        "going back."
+        f"{psi_words(status.psi_status)}. Sigma needed now is the noise that hides it for ({status.epsilon:g}, "
+        f"{status.delta:g}) without undoing a round; less noise means going back."
     )
 
 

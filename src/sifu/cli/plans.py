@@ -339,7 +339,7 @@ def print_plan(plan: Plan) -> None:
         meaning = attacker_words(plan.level, rate, terms.scope)
     facts.add_row("what it means", meaning)
     if terms.retention == "strict":
-        facts.add_row("erased", "every model that holds their part, also from before that round")
+        facts.add_row("erased", "every model until now that holds their part, also from before that round")
     out.print(facts)
     for premise in premises_that_count(plan.premises, exact=plan.untouched, fresh=plan.source_node is None):
         if premise.status in ("assumed", "failed"):

@@ -145,8 +145,9 @@ def join(
 def status(run: RunArgument, format: FormatOption = Format.text) -> None:
     """Clients, rounds, Psi against Psi*, kept models, requests.
 
-    Psi bounds how far a client can have moved the current model. Noise of size sigma hides Psi up to Psi*; "sigma
-    needed now" is the noise that would hide a client at the current model, without going back.
+    Psi bounds how far a client can have moved the current model, if what the run assumes holds. Noise of size sigma
+    hides Psi up to Psi*; "sigma needed now" is the noise that would hide a client at the current model, without going
+    back.
     """
     from sifu.api import Run
     from sifu.cli.commands import show_status

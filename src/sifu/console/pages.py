@@ -28,6 +28,7 @@ from sifu.console.rendering import render
 from sifu.console.sessions import COOKIE, LONGEST_SECONDS, Visitor
 from sifu.console.tokens import Token
 from sifu.core.request_terms import AUTO
+from sifu.core.wording import psi_words
 from sifu.errors import InputError, SifuError
 from sifu.launch.federation import carried_out_elsewhere
 from sifu.report.words import LEVEL_WORDS
@@ -187,6 +188,7 @@ async def show_clients(request: Request) -> Response:
         page=number,
         pages=-(-len(clients) // CLIENTS_PER_PAGE),
         closed_form=status.closed_form,
+        psi_words=psi_words(status.psi_status).replace("Psi", "Ψ"),
     )
 
 

@@ -181,6 +181,7 @@ def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
     erased, remains = what_was_erased(
         facts.retention,
+        protection=facts.protection,
         fresh=facts.fresh,
         replayed=facts.replayed,
         keeps_updates=facts.keeps_updates,

@@ -66,6 +66,10 @@ RECORDS_GUARANTEE = (
     "This is about records of a client that stays: all that it had contributed was forgotten, and it joined again with "
     "the records it has left."
 )
+EXACT_RECORDS_GUARANTEE = (
+    "What it had contributed has no part in the model training went on from, so the models released from it are those "
+    "of training to which the client had contributed nothing before this request, under the same plan."
+)
 CLOSED_FORM_RECORDS_GUARANTEE = (
     "This is about records of a client that stays. The model was solved from a sum of whole numbers over the clients, "
     "which is bit for bit the sum of a federation whose client never had these records."
@@ -92,7 +96,7 @@ def guarantee_of(
     if solved:
         guarantee = CLOSED_FORM_GUARANTEE if records is None else CLOSED_FORM_RECORDS_GUARANTEE
     elif records is not None:
-        guarantee = f"{RECORDS_GUARANTEE} {guarantee}"
+        guarantee = f"{RECORDS_GUARANTEE} {EXACT_RECORDS_GUARANTEE if level == 'exact' else guarantee}"
     if level == "conditional":
         return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
     return guarantee
@@ -115,6 +119,7 @@ def not_covered_by(
 def what_was_erased(
     retention: Retention,
     *,
+    protection: Protection,
     fresh: bool,
     replayed: bool,
     keeps_updates: bool,
@@ -130,10 +135,18 @@ def what_was_erased(
         erased = "Every model after the initial one was erased, and the model of every group that held the client."
         remains = "The initial model and the models of groups that never held the client remain."
     elif fresh:
-        erased, remains = "Every model of the history was erased.", "No model from before this request remains."
+        erased = "Every model on the way to the current one was erased."
+        remains = (
+            "No model that the client had a part in remains. Where clients trained in groups, the models of groups "
+            "that never held it do, and the model that groups start from may."
+        )
     elif retention == "strict":
         erased = "Any kept model that held the client's part was erased."
-        remains = "No model that holds the client's part without noise remains."
+        remains = (
+            "The model that training went on from, and every later one, may hold the client's part; nothing hides it."
+            if protection == "nothing"
+            else "No model that holds the client's part without noise remains."
+        )
     else:
         erased = "Any kept model after the one training went on from was erased."
         remains = (

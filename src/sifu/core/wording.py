@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from sifu.core.method_info import CLOSED_FORM
+
 Start = Literal["fresh", "untouched", "noised", "training noise", "nothing"]
 """What training went on from: a new model, one the clients have no part in, one that noise was added to, one that was
 trained with noise, or one of which nothing is known."""
@@ -85,9 +87,32 @@ def what_was_done(start: Start, sigma: float, whom: str) -> str:
     return f"Training went on without {whom}."
 
 
-def exact_words(whom: str) -> str:
-    """What level `exact` means."""
-    return f"The models released from this request on are those of training without {whom} under the same plan"
+def exact_words(whom: str, method: str, records: int | None) -> str:
+    """What level `exact` means for `whom`, or for records of one client.
+
+    Only a head in closed form is that of a federation whose client never had the records: elsewhere all that the client
+    had contributed before is gone, too.
+    """
+    released = "The models released from this request on are those of training"
+    if records is None or method == CLOSED_FORM:
+        return f"{released} without {whom if records is None else record_words(records)} under the same plan"
+    return (
+        f"{released} to which the client had contributed nothing before this request, and which it joined then with "
+        "the records it has left, under the same plan"
+    )
+
+
+def psi_words(status: str) -> str:
+    """What Psi is worth, by the status of what it rests on.
+
+    >>> psi_words("met")
+    'Psi bounds how far a client can have moved the current model'
+    """
+    bounds = "Psi bounds how far a client can have moved the current model"
+    return {
+        "assumed": f"If what the certificates of this run name as assumed holds, {bounds}",
+        "failed": "Psi is what the authors' code counts (accounting population); it bounds nothing",
+    }.get(status, bounds)
 
 
 def attacker_words(level: str, rate: float | None, scope: str) -> str:

@@ -133,6 +133,7 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
     """What stays with the operator afterwards, as a certificate would say it."""
     _, remains = what_was_erased(
         plan.terms.retention,
+        protection=info.protection,
         fresh=plan.source_node is None,
         replayed=info.starts_from == "initial",
         keeps_updates=view.spec.keep.updates_every > 0,

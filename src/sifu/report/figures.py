@@ -52,8 +52,9 @@ FIGURES: tuple[FigureKind, ...] = (
         "psi",
         draw_psi,
         psi_message,
-        "Ψ bounds how far a client can have moved the model. Noise of size σ hides it up to the line Ψ*, so a request "
-        "goes back to the latest kept model at which every client concerned is below that line.",
+        "Ψ bounds how far a client can have moved the model, if what the certificates name as assumed holds. Noise of "
+        "size σ hides it up to the line Ψ*, so a request goes back to the latest kept model at which every client "
+        "concerned is below that line.",
     ),
     FigureKind(
         "rounds",

@@ -6,13 +6,13 @@ import math
 from collections import Counter
 
 from sifu.core import wording
-from sifu.core.wording import EXACT_LIMIT, exact_words, record_words
+from sifu.core.wording import EXACT_LIMIT, exact_words
 from sifu.plots.rounds import fewer
 from sifu.plots.run_data import ReportData, Request
 from sifu.plots.style import counted
 
 LEVEL_WORDS = {
-    "exact": "Exact: these clients' data has no part in the model training went on from.",
+    "exact": "Exact: what was to be forgotten has no part in the model training went on from.",
     "proven": "Proven: every premise of the theorem is met; what clients report about themselves is trusted.",
     "conditional": "Conditional: the guarantee holds if what is marked as assumed is true.",
     "none": "No guarantee: at least one premise does not hold.",
@@ -90,13 +90,14 @@ def promise(request: Request) -> str:
     if request.level == "exact":
         whom = "the clients" if len(request.clients) > 1 else "the client"
         records = (request.certificate or {}).get("records")
-        return f"{exact_words(whom if records is None else record_words(records))}; {EXACT_LIMIT}."
+        return f"{exact_words(whom, request.method, records)}; {EXACT_LIMIT}."
     seen = "every model released after this request" if request.scope == "all" else "the latest released model"
     whom = "the group as a whole" if request.unit == "joint" else "each of these clients by itself"
     if len(request.clients) == 1:
         whom = "the client"
+    to_whom = f"If all that is marked as assumed holds, to {whom}" if request.level == "conditional" else f"To {whom}"
     return (
-        f"To {whom}: whoever sees {seen}, but not what came before, learns no more about whether the data was ever "
+        f"{to_whom}: whoever sees {seen}, but not what came before, learns no more about whether the data was ever "
         f"there than the budget ε = {request.epsilon:g}, δ = {request.delta:g} allows."
     )
 

@@ -198,7 +198,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
             "name, with the records it has left."
         )
     if level == "exact":
-        lines.append(f"{exact_words(whom_words(len(body['clients']), records))}.")
+        lines.append(f"{exact_words(whom_words(len(body['clients']), None), body['method'], records)}.")
     if level == "none":
         whose = "these participants'" if many else "this participant's"
         lines.append(
@@ -223,8 +223,9 @@ def auditor_lines(body: dict[str, Any]) -> list[str]:
     psi, limit = body.get("psi"), body.get("psi_star")
     if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
         lines.append(
-            f"Psi, the most that they can have moved the model that training went on from, is {psi:.4g}; noise of "
-            f"standard deviation {float(body['sigma']):.4g} hides up to Psi* = {limit:.4g}."
+            "Psi, the most that they can have moved the model that training went on from if what is assumed below "
+            f"holds, is {psi:.4g}; noise of standard deviation {float(body['sigma']):.4g} hides up to Psi* = "
+            f"{limit:.4g}."
         )
     if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve from kept statistics takes none
         lines.append(f"Rounds of retraining: {body['rounds']}.")

@@ -210,6 +210,7 @@ def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     possible = [
         what_was_erased(
             body["retention"],
+            protection=body["protection"],
             fresh=start in ("fresh", "merge"),
             replayed=start == "initial",
             keeps_updates=keeps_updates,

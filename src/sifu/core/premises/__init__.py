@@ -20,7 +20,7 @@ from sifu.core.premises.history import (
 )
 from sifu.core.premises.level import level_of, premises_that_count
 from sifu.core.premises.noise import chosen_noise_premise, noise_premise
-from sifu.core.premises.noised_release import calibration_premise, collect_premises
+from sifu.core.premises.noised_release import calibration_premise, collect_premises, psi_status
 from sifu.core.premises.premise import Premise, Status
 from sifu.core.premises.regularity import MeasuredRegularity, regularity_premise
 from sifu.core.premises.training_noise import training_noise_premises
@@ -46,6 +46,7 @@ __all__ = [
     "noise_premise",
     "premises_that_count",
     "preprocessing_premise",
+    "psi_status",
     "record_premises",
     "regularity_premise",
     "training_noise_premises",

@@ -15,7 +15,7 @@ from sifu.core.premises.history import (
     replies_premise,
 )
 from sifu.core.premises.noise import noise_premise
-from sifu.core.premises.premise import Premise
+from sifu.core.premises.premise import Premise, Status
 from sifu.core.premises.regularity import MeasuredRegularity, regularity_premise
 from sifu.theory.facts import IN_PROCESS, ROUNDING_HOLDS_UP_TO, TrainingFacts
 from sifu.theory.history import Accounting
@@ -57,6 +57,20 @@ def collect_premises(
             "they are trusted.",
         ),
     )
+
+
+def psi_status(
+    facts: TrainingFacts, measured: MeasuredRegularity, accounting: Accounting, largest_psi: float
+) -> Status:
+    """Whether Psi bounds what a client did: met, only if something assumed holds, or not at all (failed)."""
+    premises = (
+        regularity_premise(facts, measured),
+        *outside_premises(facts),
+        accounting_premise(accounting),
+        _arithmetic_premise(facts, largest_psi),
+    )
+    statuses = {premise.status for premise in premises}
+    return "failed" if "failed" in statuses else "assumed" if "assumed" in statuses else "met"
 
 
 def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:

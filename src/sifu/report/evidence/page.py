@@ -63,5 +63,6 @@ def _promise(body: Mapping[str, Any]) -> str:
         return "Nothing is guaranteed: nobody can say how much of the data is still in the model."
     words = attacker_words(body["level"], body["attacker_true_positive_rate_at_1_percent"], body["scope"])
     if body["level"] == "exact":
-        return f"{exact_words(whom_words(len(body['clients']), body['records']))}. {words}"
+        whom = whom_words(len(body["clients"]), None)
+        return f"{exact_words(whom, body['method'], body['records'])}. {words}"
     return words
