@@ -7,15 +7,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from sifu.engines.sim.averaging import average_models
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import LocalRegularity, RoundRegularity, contraction, local_regularity, step_factor
 from sifu.theory.rounding import down, norm, norm_up, up
-from sifu.theory.sensitivity import client_increments, set_increment_bound, set_increment_exact
+from sifu.theory.sensitivity import client_increments, gram_up, set_increment_bound, set_increment_exact
 
 
 def is_upper_bound_of_norm(bound: float, vector: np.ndarray) -> bool:
@@ -121,6 +123,43 @@ def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
     assert Fraction(increment) ** 2 >= truth_squared
     bound = set_increment_bound(samples, np.array([norm_up(row) for row in apart]), total, 1.0, 1.3)
     assert min(increment, bound) <= bound
+
+
+def _many_leavers(value: float, apart: float, leavers: int = 4096) -> tuple[Fraction, np.ndarray, np.ndarray]:
+    """Delta of all but the last client, who stands apart, squared; and the Gram matrix of the leavers with its errors.
+
+    Leavers have all the same model, so nothing of their differences to the mean cancels, and nothing but the rounding
+    of the mean is left to go wrong.
+    """
+    models = np.full((leavers + 1, 1), value)
+    models[-1] += apart
+    averaged = average_models(
+        lambda: iter([(slice(None), torch.from_numpy(models.copy()))]),
+        np.zeros(1),
+        np.ones(leavers + 1, dtype=np.int64),
+        8,
+        want_gram=True,
+    )
+    assert averaged.gram is not None
+    assert averaged.gram_errors is not None
+    exact = [Fraction(float(model[0])) for model in models]
+    mean = sum(exact) / len(exact)
+    truth = sum((model - mean for model in exact[:-1]), Fraction(0))
+    return truth**2, averaged.gram[:-1, :-1], averaged.gram_errors[:-1]
+
+
+def test_the_gram_form_covers_the_rounding_of_the_mean() -> None:
+    """4,096 leavers near each other: each difference to the mean is off the same way, and all of them add up."""
+    samples, bare_is_too_small = np.ones(4096, dtype=np.int64), 0
+    for seed in range(4):
+        value = float(np.random.default_rng(seed).uniform(0.5, 1.0))
+        for apart in (2.0**-38, 2.0**-37, -(2.0**-37)):
+            truth_squared, gram, errors = _many_leavers(value, apart)
+            bound = set_increment_exact(samples, gram_up(gram, errors), 4097, 1.0, 1.0, 1)
+            assert Fraction(bound) ** 2 >= truth_squared
+            bare = set_increment_exact(samples, gram, 4097, 1.0, 1.0, 1)
+            bare_is_too_small += Fraction(bare) ** 2 < truth_squared
+    assert bare_is_too_small, "negative control: without the errors the form falls below the truth"
 
 
 def test_control_the_bare_quadratic_form_is_caught() -> None:

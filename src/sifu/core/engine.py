@@ -76,7 +76,8 @@ class RoundResult:
     rounded up, in float64. `mean_shift` is ||mean - theta^n||, rounded up. `rounding` bounds how far
     floating point may have moved the result from exact arithmetic (0.0 where nothing is proven, see
     `TrainingFacts.rounding_bounded`). `gram` holds <theta_i - mean, theta_j - mean> and `updates` the rows
-    theta_i - theta^n of the participants, when asked for. An empty round has no participants, leaves the model
+    theta_i - theta^n of the participants, when asked for; `gram_errors` bounds how far each theta_i - mean in `gram` is
+    off, and without it the matrix is not recorded. An empty round has no participants, leaves the model
     as it was, and has zeros everywhere. `rejections` are replies that were refused; nothing of them is in the model.
     """
 
@@ -89,6 +90,7 @@ class RoundResult:
     gram: Floats | None = None
     updates: NDArray[np.floating] | None = None
     rejections: tuple[Rejection, ...] = ()
+    gram_errors: Floats | None = None
 
 
 @dataclass(frozen=True)

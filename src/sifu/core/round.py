@@ -57,7 +57,8 @@ class RoundSetup:
 class Average:
     """The mean of a round minus the model it started from, and every participant's distance to it, rounded up.
 
-    `rounding` bounds floating point (see `RoundResult`), `updates` are those that were averaged, where known.
+    `rounding` bounds floating point (see `RoundResult`), `updates` are those that were averaged, where known, and
+    `gram_errors` how far off the differences are that `gram` is made of, one bound a participant.
     `not_finite` lists the places of participants whose model has a NaN or an Inf; if it is not empty, or if the
     mean overflowed, nothing else means anything.
     """
@@ -69,6 +70,7 @@ class Average:
     not_finite: tuple[int, ...]
     rounding: float = 0.0
     updates: NDArray[np.floating] | None = None
+    gram_errors: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ def run_round(
         average.gram,
         None if updates is None else updates.astype(steps.layout.dtype, copy=False),
         rejections,
+        average.gram_errors,
     )
 
 

@@ -21,6 +21,7 @@ from sifu.errors import RoundRejectedError
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm
+from sifu.theory.sensitivity import gram_up
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
@@ -203,7 +204,7 @@ def _streamed(
         norm(result.model.astype(np.float64) - wanted.origin),
         lambda: result.model,
         evaluation,
-        result.gram,
+        None if result.gram is None or result.gram_errors is None else gram_up(result.gram, result.gram_errors),
         result.updates,
         result.rejections,
         lost,

@@ -71,12 +71,28 @@ def set_increment_bound(
     return float(server_rate * np.dot(samples, drifts) / max(rest, 1)) * slack(samples.size + 16)
 
 
+GRAM_SPREAD = 2.0**-24
+"""t in `gram_up`: what the square of a length grows by, relatively, to make room for the errors of its parts."""
+
+
+def gram_up(gram: Floats, errors: Floats) -> Floats:
+    """A matrix whose form n' G n is at least || sum_c n_c (theta_c - mean) ||^2 for all n >= 0 (section 3.2).
+
+    `gram` is that of computed differences v_c, to the mean as it was computed, and `errors` bounds ||v_c - (theta_c -
+    mean)|| from above. As (a + b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, (1 + t) G + (1 + 1/t) e e' will do.
+
+    >>> gram_up(np.array([[4.0]]), np.array([1e-6]))[0, 0] >= (2.0 + 1e-6) ** 2
+    True
+    """
+    return (1.0 + GRAM_SPREAD) * gram + (1.0 + 1.0 / GRAM_SPREAD) * np.outer(errors, errors)
+
+
 def set_increment_exact(
     samples: Integers, gram: Floats, total_samples: int, mean_shift: float, server_rate: float, parameters: int
 ) -> float:
-    """Delta_W from the Gram matrix of W∩S, <theta_i - mean, theta_j - mean>.
+    """Delta_W from the Gram matrix of W∩S, as `gram_up` makes it.
 
-    || sum_c n_c v_c ||^2 = n' G n. A float64 inner product of `parameters` terms is off by at most that many
+    || sum_c n_c v_c ||^2 <= n' G n. A float64 inner product of `parameters` terms is off by at most that many
     times 2**-52 ||v_i|| ||v_j||, and so cancellation can make the quadratic form too small by no more than
     (sum_c n_c ||v_c||)^2 times that, which is added before the square root.
     """

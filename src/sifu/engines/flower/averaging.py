@@ -68,11 +68,13 @@ def average_replies(
             norms[place] = norm_up(np.asarray(rows[place], dtype=np.float64) - mean)
         mean_norm, step_norm = norm_up(mean), norm_up(step)
     if count == 1:  # a single model is its own mean, exactly
-        return Average(step, np.zeros(1), step_norm, np.zeros((1, 1)) if want_gram else None, ())
+        return Average(
+            step, np.zeros(1), step_norm, np.zeros((1, 1)) if want_gram else None, (), gram_errors=np.zeros(1)
+        )
     # A float64 sum of M weighted rows is off by at most (M + 2) u max ||row||.
     error = (count + 2) * UNIT_ROUNDOFF * (mean_norm + float(norms.max())) * 1.001
     drifts = np.where(norms + error > 0.0, np.nextafter(norms + error, np.inf), 0.0)
-    return Average(step, drifts, up(step_norm + error), gram, ())
+    return Average(step, drifts, up(step_norm + error), gram, (), gram_errors=np.full(count, error))
 
 
 def _in_threads(

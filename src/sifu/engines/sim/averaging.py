@@ -74,6 +74,10 @@ class LocalUpdates(Protocol):
         """How far `weighted_sum`, added up with all others, can be from exact; asked for after `distances`."""
         ...
 
+    def add_row_errors(self, errors: Floats) -> None:
+        """Add to each place of `errors` how far its row of `differences` can be from u_i - mean."""
+        ...
+
     def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
         """The u_i themselves: (places, rows); not asked for after `distances`."""
         ...
@@ -134,6 +138,9 @@ class RowUpdates:
             return 0.0
         return (weights.size + 2) * UNIT_ROUNDOFF * (mean_norm + self._largest) * 1.001
 
+    def add_row_errors(self, errors: Floats) -> None:
+        """Rows are the u_i themselves; the one rounding of a difference is within what a Gram form adds."""
+
 
 class DualUpdates:
     """Updates u_i = X_i' V_i of clients of a linear model, by V_i' (clients, outputs, rows) in float64."""
@@ -186,6 +193,10 @@ class DualUpdates:
         roundings = self._dual.shape[0] * self._dual.shape[2] + weights.size + 4
         return float(weights[self._part.places] @ self._sizes) * roundings * UNIT_ROUNDOFF * 1.001
 
+    def add_row_errors(self, errors: Floats) -> None:
+        """X_i' V_i is built by inner products of as many terms as a client has rows."""
+        errors[self._part.places] += (self._dual.shape[2] + 2) * UNIT_ROUNDOFF * self._sizes * 1.01
+
 
 def average(
     updates: Sequence[LocalUpdates],
@@ -198,7 +209,8 @@ def average(
 
     None is an offset of zero.
 
-    Gram entries are plain float64 inner products, off by at most (d + M + 8) u drift_i drift_j or so.
+    Gram entries are plain float64 inner products of differences to the mean as it was computed: `gram_errors` says how
+    far these are off.
     """
     count = samples.size
     weights = samples / samples.sum()
@@ -221,7 +233,12 @@ def average(
     shift = mean_norm if offset is None else norm_up(step)
     if mean_error or offset_error:
         shift = up(shift + mean_error + offset_error)
-    return Average(step, drifts, shift, _gram(updates, mean, count) if want_gram else None, ())
+    if not want_gram:
+        return Average(step, drifts, shift, None, ())
+    errors = np.full(count, mean_error if count > 1 else 0.0)
+    for some in updates if count > 1 else ():
+        some.add_row_errors(errors)
+    return Average(step, drifts, shift, _gram(updates, mean, count), (), gram_errors=errors)
 
 
 def worth_keeping(count: int, size: int, item_bytes: int) -> bool:

@@ -76,7 +76,9 @@ class Clipping:
         error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # of the two weighted sums and what joins them
         gram = differences @ differences.T if want_gram else None
         drifts = (drifts + error) * ROUNDED_UP
-        return Average(step, drifts, norm_up(step) + error, gram, (), updates=sent)
+        # Twice: an update with its noise was rounded, too.
+        errors = np.full(count, 2.0 * error)
+        return Average(step, drifts, norm_up(step) + error, gram, (), updates=sent, gram_errors=errors)
 
     def _draw(self, position: Position, client: int, size: int) -> Floats:
         normals: NormalSource = SystemNormals()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -134,7 +135,7 @@ class VectorisedTrainer:
             error = 2.0 * UNIT_ROUNDOFF * norm_up(offset)
         mean = average(updates, offset, error, samples, want_gram)
         step = np.ascontiguousarray(mean.step.reshape(self._shape[::-1]).T).reshape(-1)
-        return Average(step, mean.drifts, mean.mean_shift, mean.gram, mean.not_finite)
+        return replace(mean, step=step)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Correct predictions and sum of losses of each client."""
