@@ -1097,7 +1097,8 @@ class Verifier:
         fresh = request["source_node"] is None or request["method"] == "groups"
         before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
                   facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
-                  facts["identity"] not in ("in process", "node keys"), self.rate_depends(request))  # fmt: skip
+                  facts["identity"] not in ("in process", "node keys"), self.rate_depends(request),
+                  self.groups_depend(request))  # fmt: skip
         couples = ("a minimum of", "dropping a masked round in which one client fails")
         rounds = (facts["participation"].startswith("fixed"), self.left_out(request), self.restored_before(request),
                   any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
@@ -1107,9 +1108,10 @@ class Verifier:
         seeded = (privacy["noise"] if noise is None else facts["noise_source"]) != "system"
         if noise is not None:
             replayed = any(self.nodes[n]["kind"] == "heuristic" for n in self.path(request["noise_node"]))
-            if replayed or seeded or noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE):
+            above = noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE)
+            if replayed or seeded or above or noise["counted"] > 0:
                 return "none"
-            return "conditional" if any((*before, *rounds, noise["counted"] > 0)) else "proven"
+            return "conditional" if any((*before, *rounds)) else "proven"
         if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
             return "none"
         doubts = (self.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
@@ -1122,6 +1124,17 @@ class Verifier:
                   if self.nodes[n]["kind"] == "round"}  # fmt: skip
         return any(row["left_out"] and (row["branch"], row["round"]) in rounds
                    and (names is None or row["client"] in names) for row in self.tables["rejections"])  # fmt: skip
+
+    def groups_depend(self, request: Row) -> bool:
+        """Whether the rule would have made another number of groups without the clients of the request."""
+        count, given = self.spec["groups"]["count"], json.loads(self.run["asked"]).get("groups", {})
+        if count == 0 or given.get("count", count) or request["method"] in ("scratch", "noisy_scratch"):
+            return False
+        founders = len(self.clients) - sum(event["kind"] == "client joined" for event in self.tables["events"])
+        names, part = self.names_of(request), self.facts["participation"]
+        rate = float(part[len("poisson(") : -1]) if part.startswith("poisson") else 1.0
+        left = sum(1 for client, row in self.clients.items() if client < founders and row["name"] not in names)
+        return count != max(2, min(10, left // 5, int(left * rate) // 4))
 
     def rate_depends(self, request: Row) -> bool:
         """Whether the automatic local rate would be another one without the clients of the request."""

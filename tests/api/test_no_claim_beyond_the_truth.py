@@ -99,7 +99,7 @@ def test_nothing_is_said_to_have_been_done_that_was_not(tmp_path: Path, cli: Com
 # -- 2: noise in training ------------------------------------------------------------------------------------
 
 
-def test_the_size_of_training_noise_is_assumed(tmp_path: Path) -> None:
+def test_the_size_of_training_noise_tells_who_took_part_so_nothing_is_certified(tmp_path: Path) -> None:
     """Ten equal clients: the noise of an average has variance 0.0250, without one of them 0.0278 (z C = 0.5)."""
     clipping = Clipping(0.5, 1.0, "seeded", 3)
     updates, samples = np.zeros((10, 20_000)), np.full(10, 10)
@@ -110,10 +110,10 @@ def test_the_size_of_training_noise_is_assumed(tmp_path: Path) -> None:
     # A test of the variance alone tells the two apart: it never errs on 20,000 numbers.
     assert np.var(everyone) < 0.0264 < np.var(without)
     run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
-    (outcome,) = run.forget(["client-001"], "dp", method="dp")
-    assert outcome.level == "conditional"
-    assumed = [premise for premise in run.certificate("dp").body["premises"] if premise["status"] == "assumed"]
-    assert [premise["name"] for premise in assumed] == ["training noise"]
+    (outcome,) = run.forget(["client-001"], "dp", method="dp", min_level="none")
+    assert outcome.level == "none"
+    failed = [premise for premise in run.certificate("dp").body["premises"] if premise["status"] == "failed"]
+    assert [premise["name"] for premise in failed] == ["training noise"]
     assert run.verify().problems == []
     assert verify(run.folder) == []
 

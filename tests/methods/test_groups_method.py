@@ -334,6 +334,26 @@ def test_a_run_without_groups_refuses_the_method(tmp_path: Path) -> None:
         run.forget(["client-000"], method="groups")
 
 
+@pytest.mark.parametrize(("clients", "level"), [(15, "conditional"), (16, "exact"), (16, "conditional")])
+def test_groups_by_rule_are_a_premise_where_the_leaver_decides_their_number(
+    tmp_path: Path, clients: int, level: str
+) -> None:
+    """Fifteen clients make three groups, fourteen two. Sixteen make three, and so do fifteen."""
+    spec = small_spec(data={"clients": clients}, groups={"rounds": 2}, stop={"max_rounds": 4}, local={"rate": 0.05})
+    run = sifu.train(spec, run=tmp_path / "run")
+    without = sifu.train(
+        small_spec(**spec | {"data": spec["data"] | {"clients": clients - 1}}), run=tmp_path / "without"
+    )
+    assert (len(run.status().groups), len(without.status().groups)) == (3, 2 if clients == 15 else 3)
+    leaving = ["client-001"] if (clients, level) != (16, "conditional") else ["client-001", "client-002"]
+    (outcome,) = run.forget(leaving, "leaves", method="groups")
+    assert outcome.level == level
+    (grouping,) = [row for row in run.certificate("leaves").body["premises"] if row["name"] == "grouping"]
+    assert grouping["status"] == ("met" if level == "exact" else "assumed")
+    assert run.verify().problems == []
+    assert independent_verifier.verify(run.folder) == []
+
+
 def test_what_a_spec_leaves_open_is_filled_in_by_a_rule_that_sees_no_data(tmp_path: Path) -> None:
     for given in ({"count": 3}, {"rounds": 2}):
         run = sifu.train(small_spec(groups=given), run=tmp_path / next(iter(given)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,20 @@ def test_clients_that_join_and_runs_that_are_restored(tmp_path: Path) -> None:
     again = sifu.open_run(tmp_path / "again", clients=clients)
     again.forget()
     assert fine(again)
+
+
+def test_forgotten_samples_do_not_join_again_under_another_name(tmp_path: Path) -> None:
+    """The head would be the old one, bit for bit, with a certificate that says it is not."""
+    clients = some_clients()
+    run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients[:3])
+    run.forget(["c0"])
+    before = run.status()
+    with pytest.raises(InputError, match="back brings the samples of c0, which was forgotten"):
+        sifu.open_run(tmp_path / "run", clients=[*clients[:3], replace(clients[0], name="back")]).join()
+    assert run.status() == before
+    assert sifu.open_run(tmp_path / "run", clients=clients).join() == ["c3"]
+    (certificate,) = (tmp_path / "run" / "certificates").glob("*.public.json")
+    assert "under another name, is not recognised" in certificate.read_text()
 
 
 def test_digests_are_salted_and_the_salt_goes_with_the_client(tmp_path: Path) -> None:

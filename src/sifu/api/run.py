@@ -30,6 +30,7 @@ from sifu.store.files import write_atomically
 from sifu.store.operator_keys import keys_of
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
+from sifu.theory.facts import ClientProfile
 from sifu.verify.anchor import anchor_of
 from sifu.verify.integrity import blaming_damage, check_integrity
 from sifu.verify.verification import Verification, verify_run
@@ -108,6 +109,7 @@ class Run(RunRequests):
             new = engine.clients[count:]
             check_names([profile.name for profile in new])
             try:
+                self._refuse_forgotten_samples(RunView(writer), new)
                 held = RecordedSolve(engine, writer, RunView(writer)).check_newcomers()
             except InputError:
                 self._engine, self._newcomers = None, ()
@@ -123,6 +125,22 @@ class Run(RunRequests):
                 solve.run("joining", progress)
                 solve.note_standing()
         return [profile.name for profile in new]
+
+    def _refuse_forgotten_samples(self, view: RunView, new: Sequence[ClientProfile]) -> None:
+        """Refuse newcomers that bring the samples of a client that was forgotten.
+
+        Of the forgotten the run keeps nothing to compare with. Where the source of the data still has what they had, it
+        is compared whole: some of their samples among others are not recognised, and certificates say so.
+        """
+        names = {self._sample_digest_of(client): view.clients[client].name for client in sorted(view.forgotten)}
+        names.pop(None, None)
+        for client, profile in enumerate(new, start=len(view.clients)):
+            forgotten = names.get(self._sample_digest_of(client))
+            if forgotten is not None:
+                raise InputError(
+                    f"{profile.name} brings the samples of {forgotten}, which was forgotten: the model would be the "
+                    "old one again, and the certificate would be worth nothing. Nothing was changed"
+                )
 
     def status(self) -> RunStatus:
         """Clients, rounds, Psi, kept models and requests."""
@@ -234,8 +252,8 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
         index = view.index_of.get(client.name)
         if index is not None and index in view.forgotten | view.waiting:
             raise InputError(
-                f"{client.name} asked to be forgotten: taking it back would void its certificate. Let what it has now "
-                "join under another name"
+                f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "
+                "never had in this run may join under another name"
             )
         if index is None:
             newcomers.append(client)

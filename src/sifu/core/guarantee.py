@@ -32,6 +32,8 @@ NOT_COVERED = (
     "Models seen before this request was carried out are not covered.",
     "The other participants and the operator, who hold more than the released models, are not covered.",
     "Sample counts, drifts and smoothness bounds reported by clients are trusted.",
+    "The same data brought in again, by another client or under another name, is not recognised: nothing of the "
+    "forgotten is kept to compare with.",
     "Noise is drawn in floating point; attacks on the last bits of such noise are not covered.",
     "This is evidence for the operator's file, not a statement of legal compliance.",
 )

@@ -17,7 +17,7 @@ trained with noise, or one of which nothing is known."""
 
 SEEN = {"all": "the models released since", "latest": "the latest model alone"}
 """What an attacker may look at for the figure to hold."""
-EXACT_LIMIT = "what the plan itself tells, such as how long training took, is not covered"
+EXACT_LIMIT = "what the plan itself tells, such as the model gone on from and how long training took, is not covered"
 
 
 def percent(rate: float) -> str:

@@ -100,7 +100,7 @@ class Groups(Method):
         groups = view.spec.groups
         return (
             *groups_record_premises(view.record_history),
-            *group_premises(groups.count, groups.rounds, groups.stretch),
+            *group_premises(groups.count, groups.rounds, groups.stretch, depends=view.groups_depend_on(clients)),
             *before_training_premises(view.facts, view.rate_source(clients)),
         )
 

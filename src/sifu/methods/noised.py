@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sifu.core.layout import Vector
 from sifu.core.noise import add_noise, noise_source
-from sifu.core.premises import Premise, collect_premises
+from sifu.core.premises import Premise, collect_premises, grouping_premise
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.record.run_view import RunView
@@ -17,7 +17,9 @@ def noised_premises(
     view: RunView, clients: Sequence[int], exposures: Sequence[Exposure], depth: int, terms: RequestTerms
 ) -> tuple[Premise, ...]:
     """Every premise of a noised release (docs/theory.md, section 12.1)."""
-    return collect_premises(
+    # Said only where it matters: a merge may lie on the way to the model gone back to.
+    grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(clients) else ()
+    return grouping + collect_premises(
         view.facts,
         view.regularities.measured,
         accounting=view.spec.privacy.accounting,

@@ -16,6 +16,7 @@ from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.protection import Protection
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
+from sifu.core.spec.group_rule import number_of_groups
 from sifu.errors import InputError
 from sifu.record.evaluations import ACTIVE
 from sifu.record.regularities import Regularities
@@ -75,6 +76,15 @@ class RunView:
         return self.regularities.rate_source(
             self.clients[: self.founders], self.facts, self.spec.model.kind, given, leaving
         )
+
+    def groups_depend_on(self, leaving: Iterable[int]) -> bool:
+        """Whether the number of groups was left to the rule, and would be another one without those who are leaving."""
+        count = self.spec.groups.count
+        if count == 0 or self.reader.asked.get("groups", {}).get("count", count) != 0:
+            return False
+        gone = sum(1 for client in set(leaving) if client < self.founders)
+        rate = Participation.parse(self.spec.server.participation).rate
+        return number_of_groups(self.founders - gone, rate) != count
 
     @cached_property
     def parameters(self) -> int:

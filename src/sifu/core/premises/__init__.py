@@ -24,7 +24,7 @@ from sifu.core.premises.noised_release import calibration_premise, collect_premi
 from sifu.core.premises.premise import Premise, Status
 from sifu.core.premises.regularity import MeasuredRegularity, regularity_premise
 from sifu.core.premises.training_noise import training_noise_premises
-from sifu.core.premises.without_noise import closed_form_premises, group_premises, heuristic_premise
+from sifu.core.premises.without_noise import closed_form_premises, group_premises, grouping_premise, heuristic_premise
 
 __all__ = [
     "MeasuredRegularity",
@@ -40,6 +40,7 @@ __all__ = [
     "collect_premises",
     "counterfactual_premise",
     "group_premises",
+    "grouping_premise",
     "groups_record_premises",
     "heuristic_premise",
     "level_of",

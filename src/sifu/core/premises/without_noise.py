@@ -39,15 +39,27 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
     )
 
 
-def group_premises(count: int, rounds: int, stretch: float) -> tuple[Premise, ...]:
+def grouping_premise(count: int, depends: bool) -> Premise:
+    """Who is in which group; `depends` says that there would be another number of groups without the forgotten."""
+    if depends:
+        return Premise(
+            "grouping",
+            "assumed",
+            f"The number of groups, {count}, was set by rule from how many clients there are, and would be another one "
+            "without the forgotten; the certificate compares with a world that has as many groups.",
+        )
+    return Premise(
+        "grouping",
+        "met",
+        f"A keyed hash of its name put each client into one of {count} groups; the key was fixed when the run was "
+        "created, no client's data had a part in it, and without the forgotten there would be as many groups.",
+    )
+
+
+def group_premises(count: int, rounds: int, stretch: float, *, depends: bool) -> tuple[Premise, ...]:
     """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
     return (
-        Premise(
-            "grouping",
-            "met",
-            f"A keyed hash of its name put each client into one of {count} groups; the key was fixed when the run was "
-            "created, and no client's data had a part in it.",
-        ),
+        grouping_premise(count, depends),
         Premise(
             "rounds apart",
             "met",
