@@ -107,17 +107,18 @@ _FEW = 512
 
 @dataclass(frozen=True)
 class Places:
-    """Places that are drawn for again and again: their numbers j, and G (j+1), which no key changes."""
+    """Places that are drawn for again and again: who they are, and G (j+1) of their numbers j, which no key changes."""
 
     index: Integers
     steps: Scores
 
     @staticmethod
-    def of(index: Integers) -> Places:
-        """The places `index`, which are copied."""
+    def of(index: Integers, numbers: Integers | None = None) -> Places:
+        """The places `index`, which are copied, drawn for under `numbers` (by default `index`)."""
         own = np.array(index, dtype=np.int64)
+        drawn_for = own if numbers is None else np.array(numbers, dtype=np.int64)
         with np.errstate(over="ignore"):
-            return Places(own, (own.view(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
+            return Places(own, (drawn_for.view(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
 
 
 def _scores_of(key: ArrayLike, places: Places) -> Scores:

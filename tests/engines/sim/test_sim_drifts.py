@@ -21,7 +21,15 @@ pytestmark = pytest.mark.skipif(np.finfo(Extended).eps > 1e-18, reason="long dou
 
 def part_of(x: list[np.ndarray], outputs: int) -> Part:
     clients = [CheckedClient(f"{i}", rows, np.zeros(len(rows), int)) for i, rows in enumerate(x)]
-    block = make_block(clients, np.arange(len(x)), OBJECTIVES["softmax"], outputs, torch.float64, between_samples=True)
+    block = make_block(
+        clients,
+        np.arange(len(x)),
+        max(map(len, x)),
+        OBJECTIVES["softmax"],
+        outputs,
+        torch.float64,
+        between_samples=True,
+    )
     everyone = np.arange(len(x))
     (part,) = block.parts(everyone, everyone)
     return part

@@ -149,7 +149,7 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
         _training(plan),
         dtype=plan.dtype,  # type: ignore[arg-type]
         seed=plan.seed,
-        first_number=number,
+        numbers=[number],
     )
 
 

@@ -1,15 +1,15 @@
 """Clients of near-equal size side by side in one tensor, so that one call trains many of them.
 
-Clients are sorted by size and cut into blocks whose largest client has at most twice the samples of the
-smallest: padding never more than doubles the data, and each client's data is held once. Rows added as
-padding are zeros with weight zero. A round works on parts of blocks, each of so few rows that what it allocates
-stays small however many clients take part.
+Every client is padded to a number of rows that follows from its own number of samples (`padded_rows`), and clients of
+equal padding make a block. A round works on parts of blocks, which follow from those who take part. So the shape of
+every operation, and with it the last bits of what comes out, is the same whether a client that does not take part
+exists or not (docs/theory.md, section 6.6). Rows added as padding are zeros with weight zero, and each client's data is
+held once. Parts have so few rows that what a round allocates stays small however many clients take part.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,17 +31,15 @@ PART_BYTES = 2**27
 """No copy of the samples of a part is larger, unless a single client's is."""
 COPY_BYTES = 2**17
 """Clients whose samples take this much or more are multiplied one by one where they lie; smaller ones are gathered."""
-
-SHORTEST_RUN = 32
-"""Clients that must lie side by side on average before they are looked at run by run."""
+FINE, MEDIUM, COARSE = 8, 4, 2
+"""Numbers of rows between a power of two and the next, for large clients, small ones, and clients that are trained
+in mini-batches, whose padding costs little. Each number of rows that occurs costs some calls a round."""
+LARGE = 64
+"""Samples of a client that is large."""
 
 
 PartPlaces = slice | Integers
 """Which of all that were asked for: a slice where they lie side by side, which is the quicker index."""
-
-
-RowWeights = Tensor | float
-"""Weights (clients, 1, rows) of the rows of some clients, or one for all of them."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +47,15 @@ class Block:
     """Padded data of some clients, steps and outputs last but one.
 
     `x` (clients, rows, width) has the bias column as its last; `targets` (clients, outputs, rows) are encoded;
-    `row_weights` are 1/n_i on the n_i true rows and 0 on padding, one number where all n_i are equal. `gram` is x x' a
-    client where steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded
-    up.
+    `row_weights` (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` is x x' a client where
+    steps are cheaper between samples than between features, else None. `lengths` are ||X_i||_F, rounded up.
     """
 
     clients: ClientIndices
     samples: Integers
     x: Tensor
     targets: Tensor
-    row_weights: RowWeights
+    row_weights: Tensor
     gram: Tensor | None
     lengths: Floats
 
@@ -72,23 +69,34 @@ class Block:
         """X_i' of each client, looked at in place."""
         return self.x.transpose(1, 2).unbind()
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each client's samples are multiplied by themselves."""
+        _, padded, width = self.x.shape
+        return padded * width * self.x.element_size() >= COPY_BYTES
+
+    def bring_forward(self, rows: Integers) -> None:
+        """Move the clients at `rows` to the front, in this order, and the others behind them."""
+        order = np.concatenate([rows, np.setdiff1d(np.arange(self.clients.size), rows)])
+        for values in (self.clients, self.samples, self.lengths):
+            values[:] = values[order]
+        index = torch.from_numpy(order)
+        for tensor in (self.x, self.targets, self.row_weights, self.gram):
+            if tensor is not None:
+                columns = max(1, PART_BYTES // (order.size * tensor.element_size()))
+                for some in torch.split(tensor.flatten(1), columns, dim=1):
+                    some.copy_(some.index_select(0, index))
+
     def parts(self, rows: Integers, places: Integers | None = None) -> Iterator[Part]:
         """The clients at `rows` of this block, in parts; `places` are theirs among all that were asked for.
 
-        None where nobody else was.
+        None where nobody else was. Where the cuts are does not depend on who lies between those clients.
         """
         padded, width = self.x.shape[1:]
         count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))
-        runs = [0, rows.size]
-        if rows.size >= 2 * SHORTEST_RUN:
-            gaps = np.flatnonzero(np.diff(rows) != 1) + 1
-            # A few clients missing among many: the runs between them are looked at in place, without a copy.
-            if (gaps.size + 1) * SHORTEST_RUN <= rows.size:
-                runs = [0, *gaps.tolist(), rows.size]
-        for first, last in itertools.pairwise(runs):
-            for start in range(first, last, count):
-                stop = min(start + count, last)
-                yield Part(self, rows[start:stop], slice(start, stop) if places is None else places[start:stop])
+        for start in range(0, rows.size, count):
+            stop = min(start + count, rows.size)
+            yield Part(self, rows[start:stop], slice(start, stop) if places is None else places[start:stop])
 
 
 class Part:
@@ -101,13 +109,11 @@ class Part:
     def __init__(self, block: Block, rows: Integers, places: PartPlaces) -> None:
         self.places, self.size = places, rows.size
         self.block, self.rows = block, rows
-        first, last = int(rows[0]), int(rows[-1])
         # Clients that lie side by side are looked at in place.
-        self._beside = last - first + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
-        self._index = slice(first, last + 1) if self._beside else torch.from_numpy(rows)
+        self._beside = side_by_side(rows)
+        self._index = slice(int(rows[0]), int(rows[-1]) + 1) if self._beside else torch.from_numpy(rows)
         self._x = self._take(block.x) if self._beside else None
-        _, padded, width = block.x.shape
-        self.one_by_one = not self._beside and padded * width * block.x.element_size() >= COPY_BYTES
+        self.one_by_one = block.one_by_one
 
     @functools.cached_property
     def targets(self) -> Tensor:
@@ -115,10 +121,9 @@ class Part:
         return self._take(self.block.targets)
 
     @functools.cached_property
-    def row_weights(self) -> RowWeights:
+    def row_weights(self) -> Tensor:
         """Weights of the rows (see `Block`)."""
-        weights = self.block.row_weights
-        return weights if isinstance(weights, float) else self._take(weights)
+        return self._take(self.block.row_weights)
 
     @functools.cached_property
     def gram(self) -> Tensor | None:
@@ -159,7 +164,7 @@ class Part:
     def outputs(self, model: Tensor) -> Tensor:
         """X_i W of each client as (clients, outputs, rows), from W' (outputs, width)."""
         count, padded, width = self.size, *self.block.x.shape[1:]
-        if self.one_by_one and self._x is None:
+        if self.one_by_one:
             products = model.new_empty((count, model.shape[0], padded))
             for own, row in zip(products.unbind(), self.rows.tolist(), strict=True):
                 torch.mm(model, self.block.turned[row], out=own)
@@ -169,7 +174,7 @@ class Part:
 
     def pulled_back(self, dual: Tensor) -> Tensor:
         """X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
-        if not (self.one_by_one and self._x is None):
+        if not self.one_by_one:
             return torch.bmm(dual, self.x)
         products = dual.new_empty((self.size, dual.shape[1], self.block.x.shape[2]))
         for own, row, out in zip(dual.unbind(), self.rows.tolist(), products.unbind(), strict=True):
@@ -183,20 +188,39 @@ class Part:
         return side_by_side @ self.x.reshape(count * padded, -1)
 
 
-def cut_into_groups(samples: Integers) -> Iterator[Integers]:
-    """Client indices of each block: sorted by size, cut where the largest would exceed twice the smallest."""
-    order = np.argsort(samples, kind="stable")
-    sizes, start = samples[order], 0
-    while start < order.size:
-        stop = int(np.searchsorted(sizes, 2 * sizes[start], side="right"))
-        yield np.sort(order[start:stop])
-        start = stop
+def side_by_side(rows: Integers) -> bool:
+    """Whether rows follow each other."""
+    return int(rows[-1]) - int(rows[0]) + 1 == rows.size and bool((rows[1:] > rows[:-1]).all())
 
 
-def padded_samples(clients: Sequence[CheckedClient], dtype: str) -> NDArray[np.floating]:
-    """Samples of `clients` with the bias column appended, padded with rows of zeros to the largest client."""
+def padded_rows(samples: Integers, batch_size: int | None = None) -> Integers:
+    """The rows each client is padded to: a function of its own samples and of the plan.
+
+    Clients that a batch holds whole are never padded beyond it, so that the rows say whose batches are whole.
+
+    >>> padded_rows(np.array([3, 16, 17, 100, 105, 1000])).tolist()
+    [3, 16, 20, 104, 112, 1024]
+    >>> padded_rows(np.array([3, 16, 17, 100, 105, 1000]), batch_size=100).tolist()
+    [3, 16, 20, 100, 128, 1024]
+    """
+    whole = np.full(samples.shape, True) if batch_size is None else samples <= batch_size
+    classes = np.where(whole, np.where(samples >= LARGE, FINE, MEDIUM), COARSE)
+    power = np.left_shift(1, np.frexp(samples.astype(np.float64))[1].astype(np.int64) - 1)  # the last one not above
+    step = np.maximum(1, power // classes)
+    rows: Integers = -(-samples // step) * step
+    return rows if batch_size is None else np.where(whole, np.minimum(rows, batch_size), rows)
+
+
+def groups_of(rows: Integers) -> Iterator[Integers]:
+    """Indices of the clients with equal `rows`, the fewest rows first."""
+    for size in np.unique(rows):
+        yield np.flatnonzero(rows == size)
+
+
+def padded_samples(clients: Sequence[CheckedClient], rows: int, dtype: str) -> NDArray[np.floating]:
+    """Samples of `clients` with the bias column appended, padded with rows of zeros to `rows`."""
     samples = np.array([client.samples for client in clients])
-    padded = np.zeros((len(clients), int(samples.max()), clients[0].x.shape[1] + 1), dtype=dtype)
+    padded = np.zeros((len(clients), rows, clients[0].x.shape[1] + 1), dtype=dtype)
     _fill(padded, clients, samples)
     return padded
 
@@ -215,15 +239,16 @@ def _fill(padded: NDArray[np.floating], clients: Sequence[CheckedClient], sample
 def make_block(
     clients: Sequence[CheckedClient],
     indices: Integers,
+    padded: int,
     objective: Objective,
     outputs: int,
     dtype: torch.dtype,
     *,
     between_samples: bool,
 ) -> Block:
-    """Copy and pad the data of some clients; `between_samples` also forms their Gram matrices."""
+    """Copy the data of some clients, padded to `padded` rows; `between_samples` also forms their Gram matrices."""
     samples = np.array([clients[i].samples for i in indices], dtype=np.int64)
-    padded, width = int(samples.max()), clients[indices[0]].x.shape[1] + 1
+    width = clients[indices[0]].x.shape[1] + 1
     x = torch.zeros((indices.size, padded, width), dtype=dtype)
     targets = torch.zeros((indices.size, padded, outputs), dtype=dtype)
     gram = torch.zeros((indices.size, padded, padded), dtype=dtype) if between_samples else None
@@ -240,8 +265,6 @@ def make_block(
             with one_thread():  # BLAS splits a product by its threads, and its last bits depend on how
                 torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
         lengths[some] = torch.linalg.vector_norm(x[some], dim=(1, 2), dtype=torch.float64).numpy()
-    row_weights: RowWeights = 1.0 / padded
-    if not real.all():
-        row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
+    row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
     targets = targets.transpose(1, 2).contiguous()
     return Block(indices, samples, x, targets, row_weights, gram, lengths * enlargement(padded * width))

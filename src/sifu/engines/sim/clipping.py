@@ -54,11 +54,14 @@ class Clipping:
         self,
         updates: NDArray[np.floating],
         position: Position,
-        participants: ClientIndices,
+        numbers: ClientIndices,
         samples: Integers,
         want_gram: bool,
     ) -> Average:
-        """Clip, add noise, average: `updates` are the c_i + noise_i as they were sent, `step` is their mean."""
+        """Clip, add noise, average: `updates` are the c_i + noise_i as they were sent, `step` is their mean.
+
+        `numbers` are those that noise is drawn for, where it is keyed.
+        """
         sent = clip_rows(updates, self.clip)
         count, size = sent.shape
         bad = tuple(int(place) for place in np.flatnonzero(~np.isfinite(sent).all(axis=1)))
@@ -67,7 +70,7 @@ class Clipping:
         weights = samples / samples.sum()
         step = weights @ sent
         if self.noise > 0.0:
-            noises = np.stack([self._draw(position, int(client), size) for client in participants])
+            noises = np.stack([self._draw(position, int(number), size) for number in numbers])
             step = step + weights @ noises
             sent = sent + noises
         differences = sent - step

@@ -76,11 +76,11 @@ class SimulatedFederation:
 
     `model` is a name (see `make_model`; outputs are counted from the targets) or a `LinearModel` or `ModuleModel`.
     `strategy` auto trains linear models many clients at once, a `ConvNet` by hand-written passes, and everything else
-    one client after the other. Data are checked and copied here; later changes to them have no effect. `first_number`
-    is the number that batches and dropped units of the first client are drawn for: a client that trains alone, on a
-    machine of its own, draws what it would draw among all. `replies` says what happens to a client's model that cannot
-    be used; by default the round stops with a sentence. `features` is the digest of the public map that made the
-    clients' samples, if one did (`TrainingFacts`).
+    one client after the other. Data are checked and copied here; later changes to them have no effect. `numbers` are
+    those that participants, batches and dropped units are drawn for, in increasing order (by default 0, 1, ...):
+    clients without some of the others, or one on a machine of its own, draw what they would draw among all. `replies`
+    says what happens to a client's model that cannot be used; by default the round stops with a sentence. `features` is
+    the digest of the public map that made the clients' samples, if one did (`TrainingFacts`).
 
     Indices of clients point into `clients`. `samples` has |D_i| of each, `participation_key` keys the draws of
     participants, and `sizes` is what the rounding of a linear model depends on.
@@ -102,7 +102,7 @@ class SimulatedFederation:
         features: str = "",
         features_declared: bool = False,
         clipping: Clipping | None = None,
-        first_number: int = 0,
+        numbers: Sequence[int] | None = None,
         replies: ReplyRules | None = None,
     ) -> None:
         if not (math.isfinite(server_rate) and server_rate > 0.0):
@@ -131,6 +131,12 @@ class SimulatedFederation:
         self.training = training
         self.seed = int(seed)
         self.participation_key = base_key(self.seed, "participation")
+        self._numbers = np.arange(len(clients)) if numbers is None else np.array(numbers, dtype=np.int64)
+        if self._numbers.size != len(clients) or bool((np.diff(self._numbers) <= 0).any()):
+            raise InputError(
+                f"the {len(clients)} clients need as many numbers in increasing order, found "
+                f"{self._numbers.tolist()[:20]}"
+            )
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
         """Clients in increasing order that were asked for last."""
@@ -140,11 +146,11 @@ class SimulatedFederation:
         self.samples = np.array([client.samples for client in checked], dtype=np.int64)
         self._trainer: LoopTrainer | VectorisedTrainer | ConvTrainer
         if linear and strategy != "loop":
-            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self.seed, first_number)
+            self._trainer = VectorisedTrainer(linear, checked, training, dtype, self.seed, self._numbers)
         elif conv_net and strategy != "loop":
-            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self.seed, first_number)
+            self._trainer = ConvTrainer(conv_net, checked, outputs, training, dtype, self.seed, self._numbers)
         else:
-            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self.seed, first_number)
+            self._trainer = LoopTrainer(model, checked, outputs, training, dtype, self.seed, self._numbers)
         self._clipping = clipping
         self.reply_rules = replies or ReplyRules()
         self._rounding: LinearRounding | None = None
@@ -226,7 +232,10 @@ class SimulatedFederation:
         """
         start = self.layout.own_copy(model)
         chosen = self._checked_clients(active, "active")
-        places = self._last_checked if chosen is self._last_checked.index else chosen
+        places = self._last_checked
+        if chosen is not places.index:
+            in_order = np.sort(chosen)
+            places = Places.of(in_order, self._numbers[in_order])
         steps: RoundSteps[Trained | Sequence[Reply], Trained | AcceptedModels] = self
         setup = RoundSetup(start, position, places, want_gram, want_updates, absent)
         return run_round(steps, setup, self._draws.draw(setup))
@@ -277,7 +286,7 @@ class SimulatedFederation:
             models = np.asarray(accepted.models)
             updates = models - start  # averaging works on the rows in place, so this comes first
             if self._clipping:
-                return self._clipping.average(updates, position, participants, samples, setup.want_gram)
+                return self._clipping.average(updates, position, self._numbers[participants], samples, setup.want_gram)
             rows = [(slice(0, participants.size), torch.from_numpy(models))]
             # As in `ConvTrainer.average`: no thread is left spinning on the cores that train.
             with one_thread() if isinstance(self._trainer, ConvTrainer) else nullcontext():
@@ -331,7 +340,7 @@ class SimulatedFederation:
                 raise InputError(f"the {what} clients name some client twice: {chosen.tolist()[:20]}")
             if not increasing:
                 return chosen
-            self._last_checked = Places.of(chosen)
+            self._last_checked = Places.of(chosen, self._numbers[chosen])
         # An array that nobody can write to is known by itself the next time, however long it is.
         self._last_given = clients if isinstance(clients, np.ndarray) and _is_constant(clients) else None
         return self._last_checked.index

@@ -32,12 +32,13 @@ from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.averaging import DualUpdates, LocalUpdates, RowUpdates, average, worth_keeping
 from sifu.engines.sim.batches import draw_batches
-from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, RowWeights, cut_into_groups, make_block
+from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread
 from sifu.engines.sim.whole_batches import WholeBatches
+from sifu.theory.arrays import Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up
 
@@ -45,6 +46,8 @@ ROWS_AN_OUTPUT = 4
 """Up to so many rows per output, one more product with all samples is cheaper than building local models."""
 SMALL_ROUND = 2**19
 """Below this many values of samples, threads wait for each other about as long as they work."""
+NEARLY_ALL = 0.75
+"""Share of a block's clients from which on they are moved together instead of copied round after round."""
 MASKED_BATCHES = 4
 """Up to so many batches per client, weighting all rows is cheaper than copying those of a batch."""
 
@@ -59,28 +62,30 @@ class VectorisedTrainer:
         training: LocalTraining,
         dtype: str,
         seed: int,
-        first_number: int = 0,
+        numbers: Integers,
     ) -> None:
-        self._first_number = first_number
+        self._numbers = numbers
         self._objective = model.objective
         self._shape = (model.features + 1, model.outputs)
         self._training = training
         self._seed = seed
         width, outputs = self._shape
         samples = np.array([client.samples for client in clients], dtype=np.int64)
+        padded = padded_rows(samples, training.batch_size)
         # Norms found between samples are less exact than the allowance for rounding needs (`float_rounding`).
         may_work_between_samples = not (training.clip and dtype == "float64")
         self._blocks = [
             make_block(
                 clients,
                 indices,
+                int(padded[indices[0]]),
                 self._objective,
                 outputs,
                 TORCH_TYPES[dtype],
                 between_samples=may_work_between_samples
-                and cheaper_between_samples(int(samples[indices].max()), width, training),
+                and cheaper_between_samples(int(padded[indices[0]]), width, training),
             )
-            for indices in cut_into_groups(samples)
+            for indices in groups_of(padded)
         ]
         self._block_of = np.zeros(len(clients), dtype=np.int64)
         self._row_of = np.zeros(len(clients), dtype=np.int64)
@@ -145,9 +150,8 @@ class VectorisedTrainer:
             scores = part.outputs(weights)
             losses = self._objective.row_loss(scores, part.targets, dim=1)
             hits = self._objective.hits(scores, part.targets, dim=1)
-            if isinstance(part.row_weights, Tensor):
-                real = part.row_weights[:, 0] > 0
-                losses, hits = torch.where(real, losses, 0.0), hits & real
+            real = part.row_weights[:, 0] > 0
+            losses, hits = torch.where(real, losses, 0.0), hits & real
             loss_sum[part.places] = losses.sum(dim=1, dtype=torch.float64).numpy()
             correct[part.places] = hits.sum(dim=1).numpy()
         return correct, loss_sum
@@ -155,25 +159,36 @@ class VectorisedTrainer:
     def _parts(self, clients: ClientIndices) -> Iterator[Part]:
         """`clients` in parts of the blocks, with their places in that array."""
         if len(self._blocks) == 1:
-            yield from self._blocks[0].parts(self._row_of[clients])
+            yield from self._blocks[0].parts(self._rows(self._blocks[0], clients))
             return
         number = self._block_of[clients]
         for block in np.unique(number):
             places = np.flatnonzero(number == block)
-            yield from self._blocks[block].parts(self._row_of[clients[places]], places)
+            yield from self._blocks[block].parts(self._rows(self._blocks[block], clients[places]), places)
+
+    def _rows(self, block: Block, clients: ClientIndices) -> Integers:
+        """Where `clients` lie in their block; where nearly all of it are asked for, they are first moved together.
+
+        So a round without a few clients that left copies nothing.
+        """
+        rows: Integers = self._row_of[clients]
+        if rows.size >= NEARLY_ALL * block.clients.size and not side_by_side(rows):
+            block.bring_forward(rows)
+            self._row_of[block.clients] = np.arange(block.clients.size)
+            rows = self._row_of[clients]
+        return rows
 
     def _whole_batches(self, block: Block) -> WholeBatches | None:
         """What takes all steps of a block's clients in one call, where that can be done."""
-        weight = block.row_weights
         rows, softmax = block.targets.shape[2], self._objective.name == "softmax"
-        if not (softmax and self._plain and self._training.whole_batches(rows) and isinstance(weight, float)):
+        if not (softmax and self._plain and self._training.whole_batches(rows) and block.one_by_one):
             return None
         if block.gram is None or _averaged_by_duals(block.targets):
             return None
-        return WholeBatches(self._training.steps, -self._training.rate * weight)
+        return WholeBatches(self._training.steps, self._training.rate)
 
     def _in_one_call(self, part: Part) -> WholeBatches | None:
-        return self._whole.get(id(part.block)) if part.one_by_one else None
+        return self._whole.get(id(part.block))
 
     def _local_updates(
         self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool, threads: int
@@ -207,9 +222,7 @@ class VectorisedTrainer:
             x = part.x if rows is None else rows.of_samples(part.x)
             targets = part.targets if rows is None else rows(part.targets)
             scores = torch.bmm(x, weights)
-            if isinstance(row_weights, Tensor):
-                row_weights = row_weights.transpose(1, 2)
-            residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights)
+            residual = self._objective.residual(scores, targets.transpose(1, 2)).mul_(row_weights.transpose(1, 2))
             gradient = torch.bmm(x.transpose(1, 2), residual)
             if self._training.clip:
                 norms = torch.linalg.vector_norm(gradient, dim=(1, 2), dtype=torch.float64)
@@ -251,9 +264,9 @@ class VectorisedTrainer:
         """For each step: which rows (None for all of them) and their weights."""
         training = self._training
         largest = part.targets.shape[2]
-        if training.whole_batches(largest) or training.whole_batches(int(part.samples.max())):
+        if training.whole_batches(largest):
             return [(None, part.row_weights)] * steps
-        drawn = draw_batches(training, part.samples, self._seed, position, self._first_number + part.clients, steps)
+        drawn = draw_batches(training, part.samples, self._seed, position, self._numbers[part.clients], steps)
         weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.targets.dtype)
         index = torch.from_numpy(drawn.rows)
         if largest <= MASKED_BATCHES * index.shape[2]:
@@ -284,14 +297,12 @@ class Rows:
         return torch.zeros_like(like).scatter_add_(2, index, rows)
 
 
-_Batches = Sequence[tuple[Rows | None, RowWeights]]
+_Batches = Sequence[tuple[Rows | None, Tensor]]
 
 
-def _add_scaled(total: Tensor | None, values: Tensor, scale: RowWeights) -> Tensor:
+def _add_scaled(total: Tensor | None, values: Tensor, scale: Tensor) -> Tensor:
     """total + scale * values in the memory of one of them; None is a total of zeros."""
-    if total is None:
-        return values.mul_(scale)
-    return total.addcmul_(values, scale) if isinstance(scale, Tensor) else total.add_(values, alpha=scale)
+    return values.mul_(scale) if total is None else total.addcmul_(values, scale)
 
 
 def _averaged_by_duals(dual: Tensor) -> bool:

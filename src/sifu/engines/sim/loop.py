@@ -25,6 +25,7 @@ from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import Model, ModuleModel, torch_seed
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 from sifu.theory.facts import MADE_BY_OPERATOR
 from sifu.theory.participation import ClientIndices
 
@@ -42,10 +43,10 @@ class LoopTrainer:
         training: LocalTraining,
         dtype: str,
         seed: int,
-        first_number: int = 0,
+        numbers: Integers,
     ) -> None:
         self._model = model
-        self._first_number = first_number
+        self._numbers = numbers
         self._training = training
         self._seed = seed
         self._data = [(torch.tensor(client.x), torch.tensor(client.y)) for client in clients]
@@ -95,7 +96,7 @@ class LoopTrainer:
             weight_decay=training.weight_decay,
         )
         whole = training.whole_batches(x.shape[0])
-        number = self._first_number + client
+        number = int(self._numbers[client])
         with torch.random.fork_rng(devices=[]):
             # torch's own dropout and the like: keyed, so that a round replays bit for bit.
             torch.manual_seed(torch_seed(self._seed, "layers", position.branch, position.round, number))

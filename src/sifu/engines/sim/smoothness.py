@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.engines.sim.client_blocks import cut_into_groups, padded_samples
+from sifu.engines.sim.client_blocks import groups_of, padded_rows, padded_samples
 from sifu.engines.sim.clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.objectives import Objective
@@ -60,24 +60,25 @@ def linear_curvature(
     samples = np.array([client.samples for client in clients])
     curvature = LinearCurvature(np.zeros(samples.size), np.zeros(samples.size))
     width = clients[0].x.shape[1] + 1
-    for group in cut_into_groups(samples):
-        largest = int(samples[group].max())
-        step = max(1, _STACK_BYTES // (8 * width * largest))
+    padded = padded_rows(samples)
+    for group in groups_of(padded):
+        rows = int(padded[group[0]])
+        step = max(1, _STACK_BYTES // (8 * width * rows))
         for start in range(0, group.size, step):
             some = group[start : start + step]
             chosen = [clients[i] for i in some]
             curvature.smoothness[some], curvature.energy[some] = _stacked_curvature(
-                chosen, samples[some], objective, training
+                chosen, rows, samples[some], objective, training
             )
     return curvature
 
 
 def _stacked_curvature(
-    clients: Sequence[CheckedClient], samples: Integers, objective: Objective, training: LocalTraining
+    clients: Sequence[CheckedClient], rows: int, samples: Integers, objective: Objective, training: LocalTraining
 ) -> tuple[Floats, Floats]:
-    """beta and energy of clients side by side; the rows that pad the smaller ones are zeros and change neither."""
+    """beta and energy of clients side by side; those that pad a client to `rows` rows are zeros and change neither."""
     factor = objective.curvature_factor
-    extended: Floats = padded_samples(clients, "float64").astype(np.float64, copy=False)
+    extended: Floats = padded_samples(clients, rows, "float64").astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         row_energy = np.einsum("kij,kij->ki", extended, extended)
         trace = row_energy.sum(axis=1)

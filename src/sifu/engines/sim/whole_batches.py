@@ -29,20 +29,23 @@ GATHERED = platform.machine() in ("aarch64", "arm64")
 
 
 class SoftmaxSteps(nn.Module):
-    """K steps of rate eta on all n rows of each client: `scale` is -eta / n."""
+    """K steps of rate eta on all n rows of each client."""
 
-    def __init__(self, steps: int, scale: float, gathered: bool) -> None:
+    def __init__(self, steps: int, rate: float, gathered: bool) -> None:
         super().__init__()
-        self.steps, self.scale, self.gathered = steps, scale, gathered
+        self.steps, self.rate, self.gathered = steps, rate, gathered
 
     @torch.jit.export
-    def updates(self, model: Tensor, x: Tensor, gram: Tensor, targets: Tensor, rows: list[int], into: Tensor) -> None:
+    def updates(
+        self, model: Tensor, x: Tensor, gram: Tensor, targets: Tensor, weights: Tensor, rows: list[int], into: Tensor
+    ) -> None:
         """Put X_i' V_K of the clients at `rows` into `into` (clients, outputs, width), in float64.
 
-        `model` is W' (outputs, width); `x`, `gram` and `targets` are those of a `Block`.
+        `model` is W' (outputs, width); `x`, `gram`, `targets` and the `weights` of rows are those of a `Block`.
         """
         index = torch.tensor(rows)
         grams, wanted = gram.index_select(0, index), targets.index_select(0, index)
+        scale = weights.index_select(0, index).mul_(-self.rate)
         samples = x.index_select(0, index) if self.gathered else x[:0]
         first = torch.empty_like(wanted)
         if self.gathered:
@@ -57,11 +60,11 @@ class SoftmaxSteps(nn.Module):
             for place, row in enumerate(rows):
                 torch.mm(model, x[row].t(), out=first[place])
         # V is zero before the first step.
-        dual = torch.softmax(first, 1).sub_(wanted).mul_(self.scale)
+        dual = torch.softmax(first, 1).sub_(wanted).mul_(scale)
         scores = torch.empty_like(first)
         for _ in range(self.steps - 1):
             torch.baddbmm(first, dual, grams, out=scores)
-            dual.add_(torch.softmax(scores, 1).sub_(wanted), alpha=self.scale)
+            dual.addcmul_(torch.softmax(scores, 1).sub_(wanted), scale)
         if self.gathered:
             into.copy_(torch.bmm(dual, samples))
         else:
@@ -74,8 +77,8 @@ class SoftmaxSteps(nn.Module):
 class WholeBatches:
     """Takes all steps of some clients of a block, by as many threads as are worth it."""
 
-    def __init__(self, steps: int, scale: float) -> None:
-        self._steps, self._rounds = SoftmaxSteps(steps, scale, GATHERED), 0
+    def __init__(self, steps: int, rate: float) -> None:
+        self._steps, self._rounds = SoftmaxSteps(steps, rate, GATHERED), 0
 
     def updates(self, block: Block, rows: Integers, model: Tensor, threads: int) -> Tensor:
         """X_i' V_K of the clients at `rows` of the block in float64, (clients, outputs * width), from W'."""
@@ -100,7 +103,7 @@ class WholeBatches:
     def _train(self, block: Block, model: Tensor, rows: list[int], into: Tensor) -> None:
         assert block.gram is not None
         with torch.inference_mode():
-            self._steps.updates(model, block.x, block.gram, block.targets, rows, into)
+            self._steps.updates(model, block.x, block.gram, block.targets, block.row_weights, rows, into)
 
 
 @functools.lru_cache(maxsize=4)

@@ -42,6 +42,7 @@ from sifu.engines.sim.objectives import OBJECTIVES
 from sifu.engines.sim.scripted import scripted
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 from sifu.theory.participation import ClientIndices
 
 PIECE_BYTES = 3 * 2**19
@@ -68,10 +69,10 @@ class ConvTrainer:
         training: LocalTraining,
         dtype: str,
         seed: int,
-        first_number: int = 0,
+        numbers: Integers,
     ) -> None:
         _check(network, clients[0], outputs)
-        self._first_number = first_number
+        self._numbers = numbers
         self._network, self._training, self._seed = network, training, seed
         self._order = pass_order(network)
         self._back = torch.argsort(self._order)
@@ -181,7 +182,7 @@ class ConvTrainer:
     def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
         """Set a local training up: the model, the batches and the keys of the dropped units."""
         local.value.copy_(model)
-        number = self._first_number + client
+        number = int(self._numbers[client])
         drawn = batch_sequence(self._training, int(self._samples[client]), self._seed, position, number, steps)
         local.batches = [torch.from_numpy(batch + self._first[client]) for batch in drawn]
         hidden = [layer for layer in self._network.linear_layers if layer.hidden]

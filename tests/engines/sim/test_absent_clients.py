@@ -1,0 +1,191 @@
+"""A round has the bits of a federation that never had the clients who do not take part (docs/theory.md, section 6.6).
+
+The other world has other sample counts and another number of clients: nothing of the leaver is handed to its engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sifu.core.engine import Position
+from sifu.engines.sim import (
+    ConvNet,
+    Convolution,
+    LinearModel,
+    LocalTraining,
+    ModuleModel,
+    SimulatedFederation,
+    client_blocks,
+    linear,
+)
+from sifu.engines.sim.clipping import Clipping
+from sifu.engines.sim.models import Model
+from sifu.theory.participation import Participation
+
+ROUNDS = 3
+SIZES = (9, 30, 17, 5, 64, 21, 33, 12)
+"""Of the clients by default: the fifth is far larger than the others, so everyone's padding could follow from it."""
+
+
+@dataclass(frozen=True)
+class Client:
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+def clients_of(sizes: Sequence[int], shape: tuple[int, ...], outputs: int = 3) -> list[Client]:
+    """Clients whose samples follow from their own number."""
+    clients = []
+    for number, size in enumerate(sizes):
+        generator = np.random.default_rng(number)
+        clients.append(
+            Client(f"client-{number}", generator.normal(size=(size, *shape)), generator.integers(0, outputs, size))
+        )
+    return clients
+
+
+def small_module() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of training on the CPU."""
+
+    model: Callable[[], Model]
+    training: LocalTraining
+    shape: tuple[int, ...] = (6,)
+    options: dict[str, Any] | None = None
+
+
+SOFTMAX = LinearModel("softmax", 6, 3, "random")
+WIDE = LinearModel("softmax", 700, 3, "random")
+NETWORK = ConvNet((1, 8, 8), (Convolution(4),), (8,), 3, dropout=0.3)
+WAYS = {
+    "between features": Way(lambda: SOFTMAX, LocalTraining(0.1, 4)),
+    "between features, float32": Way(lambda: SOFTMAX, LocalTraining(0.1, 4), options={"dtype": "float32"}),
+    "mini-batches, momentum": Way(lambda: SOFTMAX, LocalTraining(0.1, 5, 8, momentum=0.9, weight_decay=0.01)),
+    "small mini-batches": Way(lambda: SOFTMAX, LocalTraining(0.1, 5, 3)),
+    "clipped steps": Way(lambda: SOFTMAX, LocalTraining(0.1, 4, clip=0.1)),
+    "logistic": Way(lambda: LinearModel("logistic", 6, 1), LocalTraining(0.1, 4)),
+    "least squares": Way(lambda: LinearModel("least_squares", 6, 1), LocalTraining(0.01, 4)),
+    "between samples": Way(lambda: WIDE, LocalTraining(0.002, 6), (700,)),
+    "between samples, float32": Way(lambda: WIDE, LocalTraining(0.002, 6), (700,), {"dtype": "float32"}),
+    "between samples, mini-batches": Way(lambda: WIDE, LocalTraining(0.002, 6, 4), (700,), {"dtype": "float32"}),
+    "sampled": Way(lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"participation": Participation("poisson", 0.6)}),
+    "clipped and noised updates": Way(
+        lambda: SOFTMAX, LocalTraining(0.1, 4), options={"clipping": Clipping(0.05, 0.1, "seeded", 3)}
+    ),
+    "linear loop": Way(lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"strategy": "loop"}),
+    "module": Way(lambda: ModuleModel(small_module), LocalTraining(0.1, 3, 8), options={"dtype": "float32"}),
+    "network": Way(lambda: ModuleModel(NETWORK), LocalTraining(0.1, 3, 8), (1, 8, 8), {"dtype": "float32"}),
+}
+
+
+def federation(way: Way, clients: Sequence[Client], there: Sequence[int]) -> SimulatedFederation:
+    """The clients that are `there`, under the numbers they have among all."""
+    chosen = [clients[number] for number in there]
+    return SimulatedFederation(chosen, way.model(), way.training, seed=5, numbers=there, **(way.options or {}))
+
+
+def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS) -> np.ndarray:
+    """Models and scalars of some rounds as one array of bits."""
+    model, seen = engine.initial_model(1), []
+    for place in range(count):
+        done = engine.run_round(model, Position(1, place), active, want_gram=True)
+        model = done.model
+        seen += [model.astype(np.float64), done.drifts, done.samples.astype(np.float64), np.array([done.mean_shift])]
+        assert done.gram is not None
+        seen.append(done.gram.ravel())
+    return np.concatenate([*seen, engine.evaluate(model, active).loss_sum])
+
+
+def worlds(way: Way, clients: Sequence[Client], leavers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds of those who stay, where the leavers exist and where they never did."""
+    stay = [number for number in range(len(clients)) if number not in leavers]
+    with_them = federation(way, clients, range(len(clients)))
+    return rounds(with_them, np.array(stay)), rounds(federation(way, clients, stay), np.arange(len(stay)))
+
+
+def targets_for(way: Way, clients: list[Client]) -> list[Client]:
+    """Labels of two classes, or real targets, where the objective wants those."""
+    model = way.model()
+    if isinstance(model, LinearModel) and model.kind == "logistic":
+        return [Client(client.name, client.x, client.y % 2) for client in clients]
+    if isinstance(model, LinearModel) and model.kind == "least_squares":
+        return [Client(client.name, client.x, client.x[:, 0] + client.y) for client in clients]
+    return clients
+
+
+@pytest.mark.parametrize("leavers", [[4], [0], [3], [7], [1, 4, 6]])
+@pytest.mark.parametrize("name", WAYS)
+def test_a_round_has_the_bits_of_a_federation_that_never_had_the_leaver(name: str, leavers: list[int]) -> None:
+    way = WAYS[name]
+    here, never = worlds(way, targets_for(way, clients_of(SIZES, way.shape)), leavers)
+    assert np.array_equal(here, never)
+
+
+@pytest.mark.parametrize("name", ["mini-batches, momentum", "between samples, float32", "module", "network"])
+def test_a_group_has_the_bits_of_its_members_alone(name: str) -> None:
+    """Groups that never held the leaver: nothing of it, nor of the other groups, is in their bits."""
+    way, members = WAYS[name], [1, 2, 5, 7]
+    clients = clients_of(SIZES, way.shape)
+    with_all = rounds(federation(way, clients, range(len(SIZES))), np.array(members))
+    assert np.array_equal(with_all, rounds(federation(way, clients, members), np.arange(len(members))))
+
+
+def test_clients_that_were_moved_together_train_as_before() -> None:
+    """A round without a few of many clients moves them in memory; rounds with everyone after it are the same bits."""
+    way, sizes = WAYS["between features"], [20] * 12
+    clients = clients_of(sizes, way.shape)
+    fresh, used = (federation(way, clients, range(12)) for _ in range(2))
+    everyone, some = np.arange(12), np.array([0, 1, 2, 4, 5, 6, 7, 9, 10, 11])
+    expected = rounds(fresh, everyone)
+    rounds(used, some)
+    rounds(used, np.array([3, 8]))
+    assert np.array_equal(rounds(used, everyone), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 90), min_size=3, max_size=9),
+    name=st.sampled_from([name for name in WAYS if name not in ("network", "module")]),
+    data=st.data(),
+)
+def test_any_leaver_of_any_size_leaves_no_bit(sizes: list[int], name: str, data: st.DataObject) -> None:
+    leaver = data.draw(st.integers(0, len(sizes) - 1))
+    way = WAYS[name]
+    here, never = worlds(way, targets_for(way, clients_of(sizes, way.shape)), [leaver])
+    assert np.array_equal(here, never)
+
+
+def test_padding_to_the_largest_client_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a layout by everybody's counts has other bits without the leaver."""
+
+    def by_the_largest(samples: np.ndarray, batch_size: int | None = None) -> np.ndarray:
+        return np.full_like(samples, samples.max())
+
+    monkeypatch.setattr(linear, "padded_rows", by_the_largest)
+    differ = 0
+    for name in ("between features", "mini-batches, momentum", "between samples", "between samples, float32"):
+        here, never = worlds(WAYS[name], clients_of(SIZES, WAYS[name].shape), [4])
+        differ += not np.array_equal(here, never)
+    assert differ > 0
+
+
+@given(samples=st.integers(1, 10**6), batch=st.integers(1, 5000))
+def test_padding_is_small_and_says_whose_batches_are_whole(samples: int, batch: int) -> None:
+    (rows,) = client_blocks.padded_rows(np.array([samples]))
+    assert samples <= rows <= 1.25 * samples
+    (rows,) = client_blocks.padded_rows(np.array([samples]), batch)
+    assert samples <= rows <= 1.5 * samples
+    assert (rows <= batch) == (samples <= batch)
