@@ -171,6 +171,13 @@ def tensors_of(data: bytes, number: str) -> dict[str, Any]:
     return {name: np.frombuffer(data[end + a : end + b], number).astype(float) for name, (a, b) in places.items()}
 
 
+def with_terms(request: Row) -> Row:
+    """A row of `requests` with its terms as further keys, lists as canonical JSON (section 4)."""
+    terms = json.loads(request["terms"])
+    lists = {name: canonical(terms[name]) for name in ("clients", "records")}
+    return terms | lists | {"asked_method": terms["method"]} | request
+
+
 class Verifier:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -181,7 +188,7 @@ class Verifier:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 8)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 9)
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
@@ -195,7 +202,7 @@ class Verifier:
             self.rounds.setdefault(row["node"], {})[row["client"]] = row
         self.grams = {row["node"]: np.frombuffer(row["matrix"], "<f8") for row in self.tables["grams"]}
         self.regular = {c: regularity(row, self.facts, self.spec) for c, row in self.clients.items()}
-        self.requests = {row["request"]: row for row in self.tables["requests"]}
+        self.requests = {row["request"]: with_terms(row) for row in self.tables["requests"]}
         self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # of each request: its event 'rolled back', and tip and models just before
@@ -250,8 +257,8 @@ class Verifier:
             moment["clients"] = int(replayed["run"].get(("client_count",), {"value": 0})["value"])
             moment["updates"] = dict(replayed["updates"])
             moment["statistics"] = dict(replayed["statistics"])
-            moment["requests"] = {n: dict(row) for (n,), row in replayed["requests"].items()}
-            asking = [row for row in replayed["requests"].values() if row["status"] not in ("refused", "withdrawn")]
+            moment["requests"] = {n: with_terms(row) for (n,), row in replayed["requests"].items()}
+            asking = [row for row in moment["requests"].values() if row["status"] not in ("refused", "withdrawn")]
             moment["asked"] = [row["clients"] for row in asking]
             self.check_signature(event, payload)
             if "public_key" in payload.get("run", {}):
@@ -304,7 +311,6 @@ class Verifier:
             if "solve" in payload:
                 self.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
                 self.solves[recorded["last"]] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
-                asking = [row for row in replayed["requests"].values() if row["status"] not in ("refused", "withdrawn")]
                 left = {name for row in asking for name in json.loads(row["clients"])}
                 left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
                 self.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
@@ -328,8 +334,10 @@ class Verifier:
                 self.agree(f"{at}: digest of nodes", rows["digest"], self.rows_digest(next_node, rows["last"]))
                 next_node = rows["last"] + 1
             if event["kind"] == "request received":
-                fresh = {"clients": canonical(name["clients"]), "status": "received", "received": event["time"]}
-                put("requests", name | fresh | {"asked_method": name["method"], "records": canonical(name["records"])})
+                terms = {key: value for key, value in name.items() if key not in ("request", "deadline_days")}
+                fresh = {"status": "received", "received": event["time"], "method": name["method"]}
+                row = {key: name[key] for key in ("request", "deadline_days")} | {"terms": canonical(terms)}
+                put("requests", row | fresh)
             elif event["kind"] == "rolled back":
                 self.rolled[name], choice = moment, payload["choice"]
                 put("requests", choice | {"request": name, "status": "running", "carried_out": event["time"]})

@@ -6,7 +6,7 @@ This module imports nothing, so that the command line answers at once; spec and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
 Unit = Literal["client", "joint"]
 """Whether a request covers each of its clients alone, or all of them together."""
@@ -36,20 +36,71 @@ SigmaChoice = float | Literal["auto"]
 """The noise of a request: a number, or auto to choose it from recorded scalars."""
 
 
-class TermsGiven(TypedDict, total=False):
-    """The terms a caller may give beside the clients; what is left out, or None, comes from the run's spec."""
+class Term(NamedTuple):
+    """What the command line, the console and its API say of a term of a request."""
 
-    epsilon: float | None
-    delta: float | None
-    sigma: SigmaChoice | None
-    unit: Unit | None
-    scope: Scope | None
-    calibration: Calibration | None
-    retention: Retention | None
-    reserve: float | None
-    method: str | None
-    min_level: Level | None
-    max_rounds: int | None
-    release: Release | None
-    target: float | None
-    records: Sequence[int] | None
+    help: str
+    flags: tuple[str, ...] = ()
+    """Of its option; by default its name with dashes."""
+    default: str | None = None
+    """In the help, where it is not the spec's."""
+
+
+class TermsGiven(TypedDict, total=False):
+    """The terms a caller may give in addition to the clients; what is left out, or None, comes from the run's spec.
+
+    A new term is a line here and a field of `RequestTerms`: options, the form, the API, the ledger and the stored row
+    all follow from these two.
+    """
+
+    epsilon: Annotated[float | None, Term("Budget; 1 is strong, 10 is weak.")]
+    delta: Annotated[float | None, Term("Budget; 0.01 or smaller is usual.")]
+    sigma: Annotated[SigmaChoice | None, Term("Noise: auto, or a number.")]
+    unit: Annotated[Unit | None, Term("client covers each by itself, joint all together.")]
+    scope: Annotated[Scope | None, Term("all covers every later release, latest the last only.")]
+    method: Annotated[
+        str | None,
+        Term(
+            "auto takes the fewest predicted rounds at the level asked for; sifu methods lists the others.",
+            default="auto",
+        ),
+    ]
+    min_level: Annotated[
+        Level | None, Term("Refuse anything weaker.", flags=("--level", "--min-level"), default="conditional")
+    ]
+    calibration: Annotated[Calibration | None, Term("How noise follows from the budget.")]
+    retention: Annotated[Retention | None, Term("paper keeps models from before the rollback, strict erases them.")]
+    reserve: Annotated[float | None, Term("Fraction of the budget kept back for later requests.")]
+    max_rounds: Annotated[int | None, Term("Stop retraining after this many rounds; 0 is the spec's limit.")]
+    release: Annotated[
+        Release | None, Term("healed waits for the target; now releases the starting model, then heals.")
+    ]
+    target: Annotated[float | None, Term("Accuracy to stop at, 0 for none; by default the spec's.")]
+    records: Annotated[Sequence[int] | None, Term("Forget only these rows of one client's data.")]
+
+
+class TermOnOffer(NamedTuple):
+    """A term as whoever offers it needs it: its type, without None, and what is said of it."""
+
+    kind: Any
+    about: Term
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words to choose from; empty where it is a number, a free text or a list."""
+        words = get_args(self.kind) if self.kind is not SigmaChoice else ()
+        return words if all(isinstance(word, str) for word in words) else ()
+
+
+def terms_on_offer() -> dict[str, TermOnOffer]:
+    """Every term that can be given, by name.
+
+    >>> terms_on_offer()["unit"].choices, terms_on_offer()["reserve"].kind
+    (('client', 'joint'), <class 'float'>)
+    """
+    offered = {}
+    for name, hint in get_type_hints(TermsGiven, include_extras=True).items():
+        optional, about = get_args(hint)
+        kinds = [kind for kind in get_args(optional) if kind is not type(None)]
+        offered[name] = TermOnOffer(kinds[0] if len(kinds) == 1 else SigmaChoice, about)
+    return offered

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.choices import TermsGiven
 from sifu.core.layout import ModelLayout
 from sifu.core.noise import SystemNormals, add_noise, noise_source
 from sifu.core.randomness import keyed_generator
-from sifu.core.request_terms import TERMS, RequestTerms, check_request_id
+from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.errors import InputError, SifuError
 from sifu.theory.draws import base_key, place_key
 from sifu.theory.participation import Participation
@@ -224,10 +223,6 @@ def test_a_mapping_of_terms_is_checked() -> None:
     for mapping, words in bad:
         with pytest.raises(InputError, match=words):
             RequestTerms.from_mapping(mapping)
-
-
-def test_callers_can_give_every_term() -> None:
-    assert set(TermsGiven.__annotations__) | {"clients"} == set(TERMS)
 
 
 @pytest.mark.parametrize("name", ["a", "R-1.2_x", "0" * 64])

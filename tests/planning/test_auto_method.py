@@ -161,7 +161,10 @@ def chosen_run(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_choice_is_in_the_ledger_and_holds(chosen_run: Path) -> None:
-    rows = query(chosen_run, "SELECT request, method, asked_method, min_level FROM requests ORDER BY request_order")
+    rows = query(
+        chosen_run,
+        "SELECT request, method, terms ->> 'method', terms ->> 'min_level' FROM requests ORDER BY request_order",
+    )
     assert [row[2:] for row in rows] == [("auto", None), ("auto", "exact"), ("scratch", None)]
     events = [json.loads(text) for (text,) in query(chosen_run, "SELECT payload FROM events WHERE kind='rolled back'")]
     assert [event["choice"]["method"] for event in events] == [row[1] for row in rows]

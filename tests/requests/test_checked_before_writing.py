@@ -18,10 +18,10 @@ from sifu.store.writer import RunWriter
 
 CHANGED: dict[str, Callable[[Path], None]] = {
     "a term of a request that waits": lambda f: execute(
-        f, "UPDATE requests SET epsilon = 50.0 WHERE request = 'waits'"
+        f, "UPDATE requests SET terms = json_set(terms, '$.epsilon', 50) WHERE request = 'waits'"
     ),
     "whose request it is": lambda f: execute(
-        f, "UPDATE requests SET clients = '[\"client-006\"]' WHERE status = 'done'"
+        f, "UPDATE requests SET terms = json_set(terms, '$.clients[0]', 'client-006') WHERE status = 'done'"
     ),
     "a subject that is gone": lambda f: execute(f, "DELETE FROM subjects WHERE subject = 1"),
     "the operator's key": lambda f: execute(f, f"UPDATE run SET value = '{'ab' * 32}' WHERE key = 'public_key'"),
@@ -107,16 +107,16 @@ def test_who_builds_on_rounds_checks_them_too(own_run: Path, writer: str, change
     "command", [(["request"], "--clients", "client-007"), (["requests", "decide"], "waits", "verified")]
 )
 def test_the_command_line_says_so(own_run: Path, cli: Command, command: tuple[Any, ...]) -> None:
-    execute(own_run, "UPDATE requests SET epsilon = 50.0 WHERE request = 'waits'")
+    execute(own_run, "UPDATE requests SET terms = json_set(terms, '$.epsilon', 50) WHERE request = 'waits'")
     answer = cli(*command[0], own_run, *command[1:])
     assert answer.code == 5
     assert "nothing was done" in answer.err
-    assert "requests waits: epsilon is 50.0, the ledger says 3." in " ".join(answer.err.split())
+    assert "requests waits: epsilon is 50, the ledger says 3" in " ".join(answer.err.split())
 
 
 def test_a_client_that_signed_is_not_told_that_its_request_waits(own_run: Path) -> None:
     """No letter is left in a run that takes none."""
-    execute(own_run, "UPDATE requests SET epsilon = 50.0 WHERE request = 'waits'")
+    execute(own_run, "UPDATE requests SET terms = json_set(terms, '$.epsilon', 50) WHERE request = 'waits'")
     before = content_of(own_run)
     statement = {"body": {"do": "forget me", "run": "00", "client": "client-007", "request": "mine"}}
     with pytest.raises(RunDamagedError, match="nothing was done"):

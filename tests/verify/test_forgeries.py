@@ -87,9 +87,9 @@ def test_edited_terms_with_a_rebuilt_chain_are_caught(own_run: Path, column: str
         if kind == "request received" and content["request"]["request"] == "to-the-middle":
             content["request"][column] = value
 
-    stored = canonical_json(value).decode() if isinstance(value, list) else value
     connection = connect(own_run)
-    connection.execute(f"UPDATE requests SET {column} = ? WHERE request = 'to-the-middle'", (stored,))
+    terms = "UPDATE requests SET terms = json_set(terms, ?, json(?)) WHERE request = 'to-the-middle'"
+    connection.execute(terms, (f"$.{column}", canonical_json(value).decode()))
     connection.close()
     rebuild_chain(own_run, edit)
     text = problems(own_run)

@@ -204,7 +204,7 @@ class RunRequests(RunFolder):
                         "spec): file it with sifu request, and have it approved with sifu requests decide"
                     )
             elif request is None and not any(
-                (_is_open(row) and row.request not in lacking) or row.release == "now" for row in view.requests
+                (_is_open(row) and row.request not in lacking) or row.terms.release == "now" for row in view.requests
             ):
                 return []
             keys.load_key(self.folder, writer.value("public_key"))  # a missing key is noticed before the work is done

@@ -248,7 +248,7 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
             continue
         certain = max(0.0, distance * (1.0 - slack) - slack * evidence.lengths[edge.source])
         cost = (certain / edge.noise_std) ** 2
-        share = 1.0 - request.reserve if edge.order == watched.order else 1.0
+        share = 1.0 - request.terms.reserve if edge.order == watched.order else 1.0
         spent, paid = spent + cost, paid + edge.charge
         if cost > edge.charge:
             yield (
@@ -259,7 +259,7 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
             yield f"it was charged {edge.charge:.6g} at node {edge.node}, its budget is {watched.budget * share:.6g}"
         if cost > watched.budget:
             yield f"the noise at node {edge.node} really costs {cost:.6g}, its whole budget is {watched.budget:.6g}"
-    if request.scope == "all" and len(edges) > 1 and max(spent, paid) > watched.budget:
+    if request.terms.scope == "all" and len(edges) > 1 and max(spent, paid) > watched.budget:
         yield f"all releases together cost {spent:.6g} (charged {paid:.6g}), its budget is {watched.budget:.6g}"
 
 

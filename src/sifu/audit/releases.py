@@ -100,19 +100,20 @@ def audit_releases(
     if not releases:
         return None
     strongest = max(releases, key=lambda release: release.gaussian_mu)
-    in_scope = releases if request.scope == "all" else [strongest]
+    terms = request.terms
+    in_scope = releases if terms.scope == "all" else [strongest]
     mu = math.sqrt(sum(release.gaussian_mu**2 for release in in_scope))
     bounds: list[EpsilonBound] = []
     if mu > 0.0:
         share = how_many.mistake / len(STATISTICS)
-        delta = request.delta
+        delta = terms.delta
         scores = _likelihood_ratios(mu, normals, how_many.replays)
         bounds.append(epsilon_lower_bound(*scores, delta, share, STATISTICS[0]))
         projections, losses = _whole_models(engine, watched, strongest, normals, how_many)
         bounds.append(epsilon_lower_bound(*projections, delta, share, STATISTICS[1]))
         if losses is not None:
             bounds.append(epsilon_lower_bound(*losses, delta, share, STATISTICS[2]))
-    return ReleaseAudit(request.epsilon, request.delta, mu, gaussian_epsilon(mu, request.delta), tuple(bounds), missed)
+    return ReleaseAudit(terms.epsilon, terms.delta, mu, gaussian_epsilon(mu, terms.delta), tuple(bounds), missed)
 
 
 def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[Floats, Floats]:

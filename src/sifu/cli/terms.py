@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.choices import Calibration, Level, Release, Retention, Scope, Unit
+from sifu.choices import SigmaChoice, Term, terms_on_offer
 
 
 def _parse_sigma(text: str) -> Any:
@@ -24,51 +24,25 @@ def _complete_method(start: str) -> list[str]:
     return [name for name in ("auto", *METHOD_INFOS) if name.startswith(start)]
 
 
-TERM_OPTIONS: dict[str, Any] = {
-    "epsilon": Annotated[float | None, typer.Option("--epsilon", help="Budget; 1 is strong, 10 is weak.")],
-    "delta": Annotated[float | None, typer.Option("--delta", help="Budget; 0.01 or smaller is usual.")],
-    "sigma": Annotated[
-        str | None, typer.Option("--sigma", help="Noise: auto, or a number.", metavar="auto|X", parser=_parse_sigma)
-    ],
-    "unit": Annotated[Unit | None, typer.Option("--unit", help="client covers each by itself, joint all together.")],
-    "scope": Annotated[
-        Scope | None, typer.Option("--scope", help="all covers every later release, latest the last only.")
-    ],
-    "method": Annotated[
-        str | None,
+def _option(name: str, kind: Any, about: Term) -> Any:
+    flags = about.flags or (f"--{name.replace('_', '-')}",)
+    if kind is SigmaChoice:
+        return Annotated[str | None, typer.Option(*flags, help=about.help, metavar="auto|X", parser=_parse_sigma)]
+    return Annotated[
+        kind | None,
         typer.Option(
-            "--method",
-            help="auto takes the fewest predicted rounds at the level asked for; sifu methods lists the others.",
-            show_default="auto",
-            autocompletion=_complete_method,
+            *flags,
+            help=about.help,
+            show_default=about.default or True,
+            autocompletion=_complete_method if name == "method" else None,
         ),
-    ],
-    "min_level": Annotated[
-        Level | None,
-        typer.Option("--level", "--min-level", help="Refuse anything weaker.", show_default="conditional"),
-    ],
-    "calibration": Annotated[
-        Calibration | None, typer.Option("--calibration", help="How noise follows from the budget.")
-    ],
-    "retention": Annotated[
-        Retention | None,
-        typer.Option("--retention", help="paper keeps models from before the rollback, strict erases them."),
-    ],
-    "reserve": Annotated[
-        float | None, typer.Option("--reserve", help="Fraction of the budget kept back for later requests.")
-    ],
-    "max_rounds": Annotated[
-        int | None, typer.Option("--max-rounds", help="Stop retraining after this many rounds; 0 is the spec's limit.")
-    ],
-    "release": Annotated[
-        Release | None,
-        typer.Option("--release", help="healed waits for the target; now releases the starting model, then heals."),
-    ],
-    "target": Annotated[
-        float | None, typer.Option("--target", help="Accuracy to stop at, 0 for none; by default the spec's.")
-    ],
+    ]
+
+
+TERM_OPTIONS: dict[str, Any] = {
+    name: _option(name, term.kind, term.about) for name, term in terms_on_offer().items() if name != "records"
 }
-"""Every term of `TermsGiven`: an option that is not given is None, and the run's spec decides."""
+"""An option for each term: one that is not given is None, and the run's spec decides. Records come in a file."""
 
 
 def takes_terms(command: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +72,8 @@ def takes_terms(command: Callable[..., None]) -> Callable[..., None]:
 
 def flags(terms: Any) -> str:
     """The options by which terms were given: `--epsilon, --max-rounds`."""
-    return ", ".join("--level" if name == "min_level" else f"--{name.replace('_', '-')}" for name in terms)
+    offered = terms_on_offer()
+    return ", ".join((*offered[name].about.flags, f"--{name.replace('_', '-')}")[0] for name in terms)
 
 
 def client_names(clients: str) -> list[str]:

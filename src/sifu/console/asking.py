@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from sifu.choices import TermsGiven
+from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
 from sifu.console.desk import Desk, NotAllowedError, UnknownError
 from sifu.console.security import RateLimit
 from sifu.console.sessions import Sessions, Visitor
@@ -23,10 +23,6 @@ from sifu.requests.deadlines import DEADLINE_DAYS
 
 Result = TypeVar("Result")
 MOST_CLIENTS = 10_000
-NUMBERS: dict[str, type[float] | type[int]] = {
-    "epsilon": float, "delta": float, "reserve": float, "target": float, "max_rounds": int,
-}  # fmt: skip
-WORDS = ("unit", "scope", "calibration", "retention", "method", "release", "min_level")
 
 
 @dataclass
@@ -119,22 +115,27 @@ def terms_given(values: Any) -> TermsGiven:
     """The terms of a request as far as they were given; what is empty comes from the run's spec."""
     if not isinstance(values, dict):
         raise InputError("terms is an object")
-    terms: dict[str, Any] = {}
-    for name, value in values.items():
-        if value in (None, ""):
-            continue
-        if name in NUMBERS:
-            try:
-                terms[name] = NUMBERS[name](value)
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{name} is a number") from error
-        elif name in WORDS:
-            terms[name] = str(value)
-        elif name == "sigma":
-            terms[name] = parse_sigma(str(value))
-        else:
-            raise InputError(f"a request has no term {str(name)[:40]!r}")
-    return terms  # type: ignore[return-value]
+    offered = terms_on_offer()
+    unknown = next((name for name in values if name not in offered), None)
+    if unknown is not None:
+        raise InputError(f"a request has no term {str(unknown)[:40]!r}")
+    given = {name: value for name, value in values.items() if value not in (None, "")}
+    return {name: _read_term(name, offered[name], value) for name, value in given.items()}  # type: ignore[return-value]
+
+
+def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
+    """One term as JSON or a form has it; `RequestTerms` checks what it says."""
+    if term.kind is SigmaChoice:
+        return parse_sigma(str(value))
+    try:
+        if term.kind in (int, float):
+            return term.kind(value)
+        if term.kind == Sequence[int]:
+            return [int(row) for row in (value.replace(",", " ").split() if isinstance(value, str) else value)]
+    except (TypeError, ValueError, OverflowError) as error:
+        what = "a list of row numbers" if term.kind == Sequence[int] else "a number"
+        raise InputError(f"{name} is {what}, found {str(value)[:40]!r}") from error
+    return str(value)
 
 
 def status_code(error: SifuError) -> int:

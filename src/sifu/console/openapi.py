@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from sifu.choices import SigmaChoice, TermOnOffer, terms_on_offer
 from sifu.version import __version__
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
+PLAIN: dict[Any, dict[str, Any]] = {
+    float: {"type": "number"},
+    int: WHOLE,
+    str: TEXT,
+    SigmaChoice: {"oneOf": [{"type": "number"}, {"const": "auto"}]},
+    Sequence[int]: {"type": "array", "items": WHOLE},
+}
+
+
+def _term(term: TermOnOffer) -> dict[str, Any]:
+    shape = {"enum": list(term.choices)} if term.choices else PLAIN[term.kind]
+    return shape | {"description": term.about.help}
+
+
 TERMS = {
     "type": "object",
     "description": "What is left out comes from the run's spec.",
     "additionalProperties": False,
-    "properties": {
-        "epsilon": {"type": "number"},
-        "delta": {"type": "number"},
-        "sigma": {"oneOf": [{"type": "number"}, {"const": "auto"}]},
-        "unit": {"enum": ["client", "joint"]},
-        "scope": {"enum": ["all", "latest"]},
-        "calibration": {"enum": ["exact", "classical"]},
-        "retention": {"enum": ["paper", "strict"]},
-        "reserve": {"type": "number"},
-        "method": TEXT,
-        "min_level": {"enum": ["none", "conditional", "proven", "exact"]},
-        "release": {"enum": ["healed", "now"]},
-        "max_rounds": WHOLE,
-        "target": {"type": "number"},
-    },
+    "properties": {name: _term(term) for name, term in terms_on_offer().items()},
 }
 CLIENTS = {"type": "array", "items": TEXT, "minItems": 1}
 BODIES: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from sifu.choices import terms_on_offer
 from sifu.console.asking import (
     NotKnownError,
     client_names,
@@ -261,7 +262,7 @@ async def file_request(request: Request) -> Response:
     visitor, desk, key = visitor_of(request), console_of(request).desk, request.path_params["run"]
     fields = await read_form(request, visitor)
     clients = client_names(fields.get("clients", ""))
-    terms = terms_given({name: fields.get(name, "") for name in ("method", "epsilon", "delta")})
+    terms = terms_given({name: fields.get(name, "") for name in terms_on_offer()})
     if "plan" in fields:
         terms["method"] = AUTO
         plan = await work(desk.plan, visitor.token, key, clients, terms)

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sifu.choices import terms_on_offer
 from sifu.core.wording import attacker_words
 from sifu.planning.ways import Way
 from sifu.report.words import moment
@@ -26,6 +27,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(moment=moment, percent=_percent, number=_number, names=_names, attacker=_attacker)
     environment.globals["version"] = __version__
+    environment.globals["terms_on_offer"] = terms_on_offer()
     return environment
 
 

@@ -135,7 +135,10 @@ class RequestTerms:
         if isinstance(records, str) or not isinstance(records, Sequence):
             raise InputError(f"records must be a list of row numbers, found {records!r}")
         rows = tuple(sorted(records)) if all(type(row) is int for row in records) else tuple(records)
-        return RequestTerms(**{**mapping, "clients": tuple(clients), "sigma": parse_sigma(sigma), "records": rows})
+        read = {"clients": tuple(clients), "sigma": parse_sigma(sigma), "records": rows}
+        # Canonical JSON writes 10.0 as 10.
+        figures = {name: float(mapping[name]) for name in FIGURES if type(mapping.get(name)) is int}
+        return RequestTerms(**{**mapping, **read, **figures})
 
     def to_mapping(self) -> dict[str, Any]:
         """As plain values, ready for JSON; `sigma` is a text."""
@@ -152,6 +155,7 @@ class RequestTerms:
         return noise_multiplier(self.epsilon, self.delta, self.calibration)
 
 
+FIGURES = ("epsilon", "delta", "reserve", "target")
 TERMS: tuple[str, ...] = tuple(field.name for field in fields(RequestTerms))
 """The names of all terms, clients first."""
 

@@ -277,14 +277,12 @@ class RunView:
         result = []
         for row in self.reader.subjects():
             request = by_request[row.request]
-            order = request.request_order or 0
+            order, terms = request.request_order or 0, request.terms
             if method_info(request.method).protection == protection and (before_order is None or order < before_order):
                 multiplier = request.multiplier or 0.0
                 # Summed in float64, so enlarged by more than the summation can have lost.
                 spent = used.get(row.subject, 0.0) * slack(2**12)
-                result.append(
-                    Subject(row.subject, row.clients, multiplier, request.scope, order, spent, request.reserve)
-                )
+                result.append(Subject(row.subject, row.clients, multiplier, terms.scope, order, spent, terms.reserve))
         return tuple(result)
 
     def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:

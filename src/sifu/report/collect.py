@@ -18,7 +18,7 @@ from sifu.store.history_rows import ParticipationRows
 from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import EvaluationRow, RequestRow
-from sifu.theory.calibration import noise_multiplier, true_positive_rate
+from sifu.theory.calibration import true_positive_rate
 from sifu.theory.history import PathNode
 
 MOST_PANELS = 6
@@ -212,10 +212,10 @@ def _requests(
                 status=row.status,
                 clients=row.clients,
                 method=row.method,
-                epsilon=row.epsilon,
-                delta=row.delta,
-                unit=row.unit,
-                scope=row.scope,
+                epsilon=row.terms.epsilon,
+                delta=row.terms.delta,
+                unit=row.terms.unit,
+                scope=row.terms.scope,
                 received=row.received,
                 level=row.level,
                 sigma=row.noise_std,
@@ -247,7 +247,7 @@ def _attacker(row: RequestRow, certificate: Mapping[str, Any] | None) -> float:
         return 0.01  # blind guessing: the models were never touched
     if certificate is not None and row.level != "none":
         return float(certificate["attacker_true_positive_rate_at_1_percent"])
-    return true_positive_rate(1.0 / noise_multiplier(row.epsilon, row.delta, row.calibration))
+    return true_positive_rate(1.0 / row.terms.multiplier)
 
 
 def _psi_panels(reader: _RememberingReader, view: RunView, evaluations: Evaluations) -> tuple[PsiPanel, ...]:

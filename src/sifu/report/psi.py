@@ -10,7 +10,7 @@ from sifu.plots.run_data import PsiPanel
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow, SubjectRow
-from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
+from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Subject
 
 MOST_POINTS = 400
@@ -22,20 +22,20 @@ def psi_panel(
     """One request's panel: `subjects` are those shown, `tip` the current model before the request."""
     view = RunView(reader, tip=tip)
     path = view.path
-    multiplier = noise_multiplier(row.epsilon, row.delta, row.calibration)
+    terms, multiplier = row.terms, row.terms.multiplier
     noise_std = row.noise_std or 0.0
     psi_star = hidden_sensitivity(noise_std, multiplier)
     rounds = np.cumsum([0 if node.kind != "round" else 1 for node in path.nodes])
     source = path.depth_of[row.source_node or 0]
     depths = _some_depths(path.tip, source)
     drawn = [
-        Subject(subject.subject, subject.clients, multiplier, row.scope, row.request_order or 0, 0.0, row.reserve)
+        Subject(subject.subject, subject.clients, multiplier, terms.scope, row.request_order or 0, 0.0, terms.reserve)
         for subject in subjects
     ]
     psi_curves = [view.curve(subject) for subject in drawn]
     at_source = np.array([curve.one(source) for curve in psi_curves])
     by_size = np.argsort(-at_source, kind="stable")
-    limit = psi_star * np.sqrt(1.0 - row.reserve)
+    limit = psi_star * np.sqrt(1.0 - terms.reserve)
     next_psi = max((curve.one(min(source + 1, path.tip)) for curve in psi_curves), default=0.0)
     held_back = ""
     if row.wanted_node is not None and row.wanted_node != row.source_node:
@@ -47,10 +47,10 @@ def psi_panel(
         request=row.request,
         clients=len(row.clients),
         subjects=subject_count,
-        joint=row.unit == "joint",
+        joint=terms.unit == "joint",
         x=rounds[depths].astype(np.int64),
         curves=np.array([psi_curves[int(index)].at(depths) for index in by_size]),
-        largest="" if row.unit == "joint" else view.clients[largest[0]].name,
+        largest="" if terms.unit == "joint" else view.clients[largest[0]].name,
         psi_star=psi_star,
         limit=float(limit),
         noise_std=noise_std,

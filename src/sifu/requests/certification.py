@@ -24,7 +24,7 @@ from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.table_rows import RequestRow
 from sifu.store.updates import UpdatesRow
-from sifu.theory.calibration import hidden_sensitivity, noise_multiplier
+from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.retention import depths_to_erase
 from sifu.theory.rollback import Exposure, Subject, charge
@@ -119,19 +119,19 @@ class RecordedRequest:
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
         self.replayed = self.view.path.nodes[-1].kind == "heuristic"
         self.merged = self.view.path.nodes[-1].kind == "merge"
-        self.multiplier = noise_multiplier(request.epsilon, request.delta, request.calibration)
+        self.multiplier = request.terms.multiplier
         self.method = method_named(request.method)
         self.terms = replace(request.terms, method=request.method)
 
     @cached_property
     def new_exposures(self) -> list[Exposure]:
         """The request's own subjects."""
-        request = self.request
+        terms = self.terms
         return self.view.exposures(
             [
-                Subject(row.subject, row.clients, self.multiplier, request.scope, self.order, 0.0, request.reserve)
+                Subject(row.subject, row.clients, self.multiplier, terms.scope, self.order, 0.0, terms.reserve)
                 for row in self.reader.subjects()
-                if row.request == request.request
+                if row.request == self.request.request
             ]
         )
 
@@ -172,14 +172,14 @@ class RecordedRequest:
     def delta_at_most(self) -> float:
         """The delta at the request's epsilon once the budget is used up whole."""
         return delta_of_budget(
-            self.request.epsilon, self.multiplier, self.untouched, self.method.info.protection, self.training_noise
+            self.terms.epsilon, self.multiplier, self.untouched, self.method.info.protection, self.training_noise
         )
 
     @property
     def delta_reached(self) -> float:
         """The delta at the request's epsilon that its release reached by itself."""
         charges = [self.statement(exposure).charge or 0.0 for exposure in self.new_exposures]
-        return delta_of_charges(self.request.epsilon, charges, self.method.info.protection, self.training_noise)
+        return delta_of_charges(self.terms.epsilon, charges, self.method.info.protection, self.training_noise)
 
     @property
     def gone(self) -> set[int]:
@@ -221,17 +221,17 @@ class RecordedRequest:
             method=request.method,
             clients=request.clients,
             records=len(request.records) or None,
-            unit=request.unit,
-            scope=request.scope,
-            epsilon=request.epsilon,
-            delta=request.delta,
+            unit=self.terms.unit,
+            scope=self.terms.scope,
+            epsilon=self.terms.epsilon,
+            delta=self.terms.delta,
             delta_at_most=self.delta_at_most,
             delta_reached=self.delta_reached,
-            calibration=request.calibration,
+            calibration=self.terms.calibration,
             multiplier=self.multiplier,
             accounting=view.spec.privacy.accounting,
             participation=str(view.facts.participation),
-            retention=request.retention,
+            retention=self.terms.retention,
             replayed=self.replayed,
             merged=self.merged,
             keeps_updates=view.spec.keep.updates_every > 0,

@@ -63,7 +63,7 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
             continue
         request = requests[row.request]
         order = request.request_order or 0
-        subjects.append(Subject(row.subject, row.clients, 1.0, request.scope, order, 0.0, 0.0))
+        subjects.append(Subject(row.subject, row.clients, 1.0, request.terms.scope, order, 0.0, 0.0))
     return view.exposures(subjects)
 
 

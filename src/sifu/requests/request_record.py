@@ -156,8 +156,8 @@ def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicReque
             overdue=is_overdue(row, now),
             method=row.method,
             level=row.level,
-            epsilon=row.epsilon,
-            delta=row.delta,
+            epsilon=row.terms.epsilon,
+            delta=row.terms.delta,
         )
         for number, row in enumerate(reader.requests(), start=1)
     ]

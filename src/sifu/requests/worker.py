@@ -142,7 +142,7 @@ class Worker:
         """Rounds to the target after a request whose model was released at once; returns how many there were."""
         done = [row for row in self.writer.requests() if row.request_order is not None]
         last = max(done, key=lambda row: row.request_order or 0, default=None)
-        if self.writer.phase != "ready" or last is None or last.release != "now":
+        if self.writer.phase != "ready" or last is None or last.terms.release != "now":
             return 0
         view = RunView(self.writer)
         before, stop = view.path.nodes[-1].position, last.terms.stop(view.spec.stop)
@@ -239,7 +239,7 @@ class Worker:
         """Rounds without the client, then the certificate."""
         row = self._row(request)
         stop = row.terms.stop(RunView(self.writer).spec.stop)
-        if row.release == "now":
+        if row.terms.release == "now":
             stop = replace(stop, min_rounds=0, max_rounds=0)
         training = self._run_rounds(f"retraining {request}", stop)
         assert training is not None  # it does not end at a letter

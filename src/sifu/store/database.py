@@ -22,7 +22,7 @@ FAILED_DISK = (
     "the disk failed under the run's database (disk I/O error): see to it and run the command again; what was recorded "
     "before is there"
 )
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 

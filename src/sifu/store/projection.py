@@ -76,11 +76,10 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         values = {key: row[key] for key in ("client", "reason", "left_out")}
         yield Change("rejections", (row["branch"], row["round"], row["number"]), values)
     if kind == "request received":
-        values = dict(payload["request"])
-        for name in ("clients", "records"):
-            values[name] = canonical_json(values[name]).decode()
-        values["asked_method"] = values["method"]
-        yield Change("requests", (values.pop("request"),), values | {"status": "received", "received": time})
+        terms = dict(payload["request"])
+        request, deadline_days = terms.pop("request"), terms.pop("deadline_days")
+        values = {"terms": canonical_json(terms).decode(), "method": terms["method"], "deadline_days": deadline_days}
+        yield Change("requests", (request,), values | {"status": "received", "received": time})
     elif kind == "rolled back":
         yield Change("requests", (payload["request"],), payload["choice"] | {"status": "running", "carried_out": time})
         for row in payload["subjects"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import Event
+from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.history_reader import HistoryReader
@@ -48,6 +50,7 @@ PARSERS: dict[Any, Callable[[Any], Any]] = {
     "bool": bool,
     "tuple[str, ...]": lambda text: tuple(json.loads(text)),
     "tuple[int, ...]": lambda text: tuple(json.loads(text)),
+    "RequestTerms": functools.lru_cache(4096)(lambda text: RequestTerms.from_mapping(json.loads(text))),
 }
 """How a column is read whose field is of this type; all others are as SQLite gives them."""
 

@@ -6,7 +6,9 @@ Clients and rounds are not looked at, of which there can be a million; code that
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -121,4 +123,14 @@ def check_tables(reader: RunReader) -> Iterator[str]:
                 wanted = dict.fromkeys(stored[key]) | expected[table][key]
                 for column, value in stored[key].items():
                     if value != wanted.get(column):
-                        yield f"tables: {name}: {column} is {value!r}, the ledger says {wanted.get(column)!r}"
+                        yield f"tables: {name}: {_difference(column, value, wanted.get(column))}"
+
+
+def _difference(column: str, stored: object, expected: object) -> str:
+    """What a column holds and what the ledger says; of a column of JSON objects, the key in which they differ."""
+    if column == "terms":
+        with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+            here, there = json.loads(str(stored)), json.loads(str(expected))
+            column = min(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
+            stored, expected = here.get(column), there.get(column)
+    return f"{column} is {repr(stored)[:200]}, the ledger says {repr(expected)[:200]}"

@@ -1,4 +1,4 @@
--- Schema 6 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema 9 of a run. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -117,27 +117,14 @@ CREATE TABLE rejections (
     PRIMARY KEY (branch, round, number)
 ) STRICT, WITHOUT ROWID;
 
+-- What was asked for is JSON; method is the one that was asked for until another one carries the request out.
 CREATE TABLE requests (
     request       TEXT PRIMARY KEY,
     status        TEXT NOT NULL CHECK (
         status IN ('received', 'verified', 'planned', 'running', 'done', 'refused', 'withdrawn')
     ),
-    clients       TEXT NOT NULL,
+    terms         TEXT NOT NULL,
     method        TEXT NOT NULL,
-    asked_method  TEXT NOT NULL,
-    min_level     TEXT,
-    epsilon       REAL NOT NULL,
-    delta         REAL NOT NULL,
-    sigma         TEXT NOT NULL,
-    unit          TEXT NOT NULL,
-    scope         TEXT NOT NULL,
-    calibration   TEXT NOT NULL,
-    retention     TEXT NOT NULL,
-    reserve       REAL NOT NULL,
-    max_rounds    INTEGER NOT NULL,
-    target        REAL,
-    release       TEXT NOT NULL,
-    records       TEXT NOT NULL,
     deadline_days INTEGER NOT NULL,
     received      TEXT NOT NULL,
     request_order INTEGER,

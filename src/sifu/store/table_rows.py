@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.request_terms import RequestTerms
 
 
 @dataclass(frozen=True)
 class RequestRow:
-    """A row of `requests`; `method` is what was asked for (`asked_method`) until the request is carried out by one."""
+    """A row of `requests`; `method` is what was asked for (`terms.method`) until the request is carried out by one."""
 
     request: str
     status: str
-    clients: tuple[str, ...]
+    terms: RequestTerms
     method: str
-    asked_method: str
-    min_level: Any
-    epsilon: float
-    delta: float
-    sigma: str
-    unit: Any
-    scope: Any
-    calibration: Any
-    retention: Any
-    reserve: float
-    max_rounds: int
-    target: float | None
-    release: Any
-    records: tuple[int, ...]
     deadline_days: int
     received: str
     request_order: int | None
@@ -44,9 +29,14 @@ class RequestRow:
     finished: str | None
 
     @property
-    def terms(self) -> RequestTerms:
-        """What was asked for."""
-        return RequestTerms.from_mapping({name: getattr(self, name) for name in TERMS} | {"method": self.asked_method})
+    def clients(self) -> tuple[str, ...]:
+        """The names of those to forget."""
+        return self.terms.clients
+
+    @property
+    def records(self) -> tuple[int, ...]:
+        """The rows to forget of the one client; empty where clients are forgotten whole."""
+        return self.terms.records
 
     @property
     def waits(self) -> bool:

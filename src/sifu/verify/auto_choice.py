@@ -26,11 +26,12 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     level = level_of(recorded.premises(), exact=recorded.untouched, fresh=request.source_node is None)
     history = recorded.view.record_history
     restored = bool(history.complete or history.older)
-    if request.min_level is not None and not restored and LEVELS.index(level) < LEVELS.index(request.min_level):
-        yield f"{name}: level {request.min_level} was asked for, and it was carried out at level {level}"
-    if request.asked_method != AUTO:
-        if request.method != request.asked_method or auto is not None:
-            yield f"{name}: method {request.asked_method} was asked for, {request.method} carried it out"
+    floor = request.terms.min_level
+    if floor is not None and not restored and LEVELS.index(level) < LEVELS.index(floor):
+        yield f"{name}: level {floor} was asked for, and it was carried out at level {level}"
+    if request.terms.method != AUTO:
+        if request.method != request.terms.method or auto is not None:
+            yield f"{name}: method {request.terms.method} was asked for, {request.method} carried it out"
         return
     if auto is None:
         yield f"{name}: the method was left to auto, and what {request.method} was held against is not recorded"
@@ -40,10 +41,10 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     methods = [way.method for way in compared]
     always = "closed_form" if recorded.view.spec.model.kind == RIDGE else "scratch"
     wrong = len(set(methods)) < len(methods) or set(methods) - set(METHOD_INFOS)
-    if wrong or (request.sigma == AUTO and always not in methods):
+    if wrong or (request.terms.sigma == AUTO and always not in methods):
         yield f"{name}: auto had {', '.join(methods) or 'nothing'} to choose from, which cannot be all there was"
     if LEVELS.index(least) < LEVELS.index(least_level(recorded.request.terms, least)):
-        yield f"{name}: auto chose among levels from {least} on, below the {request.min_level} asked for"
+        yield f"{name}: auto chose among levels from {least} on, below the {floor} asked for"
     taken = choose_way(compared, least)
     if taken != request.method:
         yield f"{name}: {request.method} carried it out, by the recorded figures auto had to take {taken}"

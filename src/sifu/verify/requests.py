@@ -50,7 +50,7 @@ def _check_request(
     name, noise_node = f"request {request.request}", recorded.view.path.nodes[-1].node
     if not agree(request.multiplier, recorded.multiplier):
         yield (
-            f"{name}: s is recorded as {request.multiplier!r}, ({request.epsilon}, {request.delta}) give "
+            f"{name}: s is recorded as {request.multiplier!r}, ({request.terms.epsilon}, {request.terms.delta}) give "
             f"{recorded.multiplier!r}"
         )
     new, earlier = recorded.new_exposures, recorded.earlier_exposures
@@ -91,7 +91,7 @@ def _check_request(
 def _check_subjects(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
     """Who is hidden must be who asked, under every name it has had, jointly if that was asked for; the node made must
     be that of the request."""
-    wanted = recorded.view.hidden_together(request.clients, request.unit)
+    wanted = recorded.view.hidden_together(request.clients, request.terms.unit)
     hidden = [exposure.subject.clients for exposure in recorded.new_exposures]
     if hidden != wanted:
         yield f"request {request.request}: it hides the clients {hidden}, but was asked to forget {wanted}"
@@ -107,12 +107,12 @@ def _check_erasure(
     """What had to be erased must be what was erased."""
     exposures = view.exposures([exposure.subject for exposure in recorded.new_exposures])
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
-    wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.retention)
+    wanted = nodes_to_erase(view, at_hand, exposures, cut_after, request.terms.retention)
     erased, remaining = set(content.get("dropped_models", [])), set(content["remaining_models"])
     if erased != wanted:
         yield (
             f"request {request.request}: models of nodes {sorted(erased ^ wanted)} were erased or left against "
-            f"retention {request.retention}"
+            f"retention {request.terms.retention}"
         )
     if remaining != at_hand - wanted:
         yield f"request {request.request}: the models that remain are recorded as {sorted(remaining)}"
@@ -140,7 +140,7 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
         yield f"request {request.request}: it started from node {request.source_node}, not from the {start} model"
     if recorded.method.info.protection != "noise" and recorded.noise_std != 0.0:
         yield f"request {request.request}: noise {recorded.noise_std!r} is recorded, method {request.method} adds none"
-    sigma = request.sigma
+    sigma = request.terms.sigma
     if sigma != "auto" and recorded.noise_std not in (0.0, float(sigma)):
         yield f"request {request.request}: sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"
 

@@ -50,7 +50,7 @@ def _check_nothing_came_back(event: Event, before: ReplayedTables, numbers: dict
     received = before.rows["requests"]
     # A second certificate of the same client brings no second request back: it waits already.
     requests = [received[request,] for request in event.content["requests"] if (request,) in received]
-    gone = {numbers[name] for row in requests for name in json.loads(row["clients"])}
+    gone = {numbers[name] for row in requests for name in json.loads(row["terms"])["clients"]}
     for what in ("updates", "statistics"):
         held = {
             file: {int(client) for client in json.loads(row["clients"])} for (file,), row in before.rows[what].items()

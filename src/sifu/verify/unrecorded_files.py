@@ -160,7 +160,7 @@ class _Record:
 
     @cached_property
     def _strict(self) -> set[str]:
-        return {request.request for request in self._view.requests if request.retention == "strict"}
+        return {request.request for request in self._view.requests if request.terms.retention == "strict"}
 
     def may_be_unrecorded(self, path: Path) -> bool:
         """Whether the next event could have written a file of this name."""

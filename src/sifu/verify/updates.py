@@ -110,7 +110,7 @@ def check_updates_erased(
         UpdatesRow(file, row["node"], row["part"], row["bytes"], row["digest"], _clients_of(row["clients"]))
         for (file,), row in tables["updates"].items()
     ]
-    gone = updates_to_erase(view, stored, exposures, cut_after, request.retention)
+    gone = updates_to_erase(view, stored, exposures, cut_after, request.terms.retention)
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
         yield f"{name}: other updates were erased than the forgotten clients' and those of rounds cut off"
     by_file = {row.file: row for row in stored}
@@ -120,7 +120,7 @@ def check_updates_erased(
         # Whoever asked before takes no part any more, whether the request was carried out or waits; whoever took the
         # request back, or was refused, does.
         standing = [row for row in tables["requests"].values() if row["status"] not in ("refused", "withdrawn")]
-        asking = {view.index_of[name] for row in standing for name in json.loads(row["clients"])}
+        asking = {view.index_of[name] for row in standing for name in json.loads(row["terms"])["clients"]}
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
         limit = recorded.terms.stop(view.spec.stop).max_rounds if request.method == "fed_eraser" else None
         replayed = rounds_to_replay(on_path, asking)[:limit]

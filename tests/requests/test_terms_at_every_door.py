@@ -1,0 +1,71 @@
+"""Every term of a request can be given at every door, and comes out of the ledger and the stored row as it went in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import typer
+
+import sifu
+from run_tools import query
+from sifu.choices import terms_on_offer
+from sifu.cli.main import app
+from sifu.console.asking import terms_given
+from sifu.console.openapi import openapi_document
+from sifu.core.request_terms import TERMS, RequestTerms
+
+TERMS_GIVEN: dict[str, Any] = {
+    "epsilon": 7.5, "delta": 0.003, "sigma": 0.25, "unit": "joint", "scope": "latest", "calibration": "classical",
+    "retention": "strict", "reserve": 0.25, "method": "scratch", "min_level": "none", "max_rounds": 17,
+    "release": "now", "target": 0.5, "records": [2, 5],
+}  # fmt: skip
+"""A value other than the default for every term; a new term gets one here."""
+
+
+def test_callers_can_give_every_term() -> None:
+    assert set(terms_on_offer()) | {"clients"} == set(TERMS)
+    assert set(TERMS_GIVEN) == set(terms_on_offer())
+
+
+def test_a_term_has_the_same_type_for_callers_and_in_the_request() -> None:
+    hints = get_type_hints(RequestTerms)
+    for name, term in terms_on_offer().items():
+        if name != "records":  # a caller may give any sequence
+            assert hints[name] in (term.kind, term.kind | None), name
+
+
+@pytest.mark.parametrize("command", ["plan", "request", "forget"])
+def test_the_command_line_has_an_option_for_every_term(command: str) -> None:
+    parameters = {parameter.name for parameter in typer.main.get_command(app).commands[command].params}  # type: ignore[attr-defined]
+    assert set(terms_on_offer()) <= parameters
+
+
+def test_the_api_describes_every_term_and_reads_it() -> None:
+    described = openapi_document()["paths"]["/runs/{run}/requests"]["post"]["requestBody"]
+    properties = described["content"]["application/json"]["schema"]["properties"]["terms"]["properties"]
+    assert set(properties) == set(TERMS_GIVEN)
+    for name, term in terms_on_offer().items():
+        assert set(properties[name].get("enum", ())) == set(term.choices), name
+    assert terms_given(TERMS_GIVEN) == TERMS_GIVEN
+    assert terms_given(json.loads(json.dumps(TERMS_GIVEN))) == TERMS_GIVEN
+
+
+def test_the_form_shows_every_term_and_texts_are_read_as_what_they_mean() -> None:
+    as_texts = {name: str(value) for name, value in TERMS_GIVEN.items()} | {"records": "2, 5"}
+    assert terms_given(as_texts) == TERMS_GIVEN
+    template = (Path(sifu.__file__).parent / "console" / "templates" / "run.html").read_text(encoding="utf-8")
+    assert "for name, term in terms_on_offer.items()" in template
+
+
+def test_ledger_and_stored_row_hold_every_term(own_trained: Path) -> None:
+    given = TERMS_GIVEN | {"unit": "client", "release": "healed"}
+    sifu.open_run(own_trained).request(["client-003"], "all-terms", **given)
+    ((row,),) = query(own_trained, "SELECT terms FROM requests")
+    ((payload,),) = query(own_trained, "SELECT payload FROM events WHERE kind = 'request received'")
+    stored, recorded = json.loads(row), json.loads(payload)["request"]
+    assert recorded == stored | {"request": "all-terms", "deadline_days": 30}
+    assert set(stored) == set(TERMS)
+    assert RequestTerms.from_mapping(stored) == RequestTerms.from_mapping(given | {"clients": ["client-003"]})
