@@ -37,7 +37,7 @@ REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"
             "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
             "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
 CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "node", "noise_node", "final_node",
-                "rounds", "erased_nodes", "remaining_nodes", "confidential", "solve",
+                "rounds", "erased_nodes", "remaining_nodes", "solve",
                 "delta_reached"}  # fmt: skip
 PROTECTION = {"sifu": "noise", "last": "noise", "scratch": "noise", "noisy_scratch": "noise", "dp": "training noise",
               "closed_form": "noise", "groups": "noise", "fine_tuning": "nothing", "fed_eraser": "nothing",
@@ -1183,14 +1183,17 @@ class Verifier:
             "accounting": self.spec["privacy"]["accounting"], "noise_source":
                 self.facts["noise_source"] if request["method"] == "dp" else self.spec["privacy"]["noise"],
             "participation": self.facts["participation"], "versions": json.loads(self.run["versions"]),
-            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-2",
+            "run": self.run["run"], "clients": json.loads(request["clients"]), "format": "sifu-certificate-3",
+            "start": {"heuristic": "initial", "merge": "merge"}.get(
+                self.nodes[request["noise_node"]]["kind"], "fresh" if request["source_node"] is None else "trained"),
+            "keeps_updates": self.spec["keep"]["updates_every"] > 0,
+            "keeps_statistics": self.spec["keep"]["statistics"] if request["method"] == "closed_form" else None,
             "records": len(json.loads(request["records"])) or None,
             "noise_multiplier": s, "sigma": sigma, "psi_star": sigma / s,
             "node": source["node"], "models": models,
             "commitments": {which: m["commitment"] for which, m in models.items()},
             "rounds": self.nodes[request["final_node"]]["position"],
-            "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"], "time": ledger["time"],
-                       "signature": (ledger["signature"] or b"").hex()},
+            "ledger": {"head": ledger["hash"].hex(), "seq": ledger["seq"], "time": ledger["time"]},
             "attacker_true_positive_rate_at_1_percent": None if request["level"] == "none" else
                 0.01 if request["level"] == "exact" else math.ceil(1e4 * ndtr(ndtri(0.01) + 1 / s) - 1e-6) / 1e4,
         }  # fmt: skip
@@ -1205,8 +1208,14 @@ class Verifier:
             try:
                 key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(named))
                 key.verify(bytes.fromhex(certificate["signature"]), canonical(certificate["body"]).encode())
+                named_head = body["ledger"] | {"format": "sifu-checkpoint-1", "run": self.run["run"]}
+                signature = certificate["body"]["ledger"].pop("signature")
+                key.verify(bytes.fromhex(signature), canonical(named_head).encode())
             except Exception:
                 self.problems.append(f"{at}: the signature does not verify")
+            for premise in certificate["body"]["premises"]:
+                keys = {"name", "status", "case", "values"} | ({"confidential"} if form == "auditor" else set())
+                self.check(premise.keys() == keys, f"{at}: premise {premise}")
             hidden = CONFIDENTIAL if form == "public" else set()
             self.check(not hidden & certificate["body"].keys(), f"{at}: holds what only the auditor may see")
             for field, value in (body | {"form": form}).items():

@@ -17,6 +17,7 @@ import sifu
 from forged_runs import rebuild_chain
 from run_tools import Command, copy_run, query, spec_for, state
 from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.guarantee import words_of
 from sifu.core.layout import ModelLayout
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
@@ -176,7 +177,7 @@ def test_counted_outputs_are_only_conditional(tmp_path: Path) -> None:
     (outcome,) = run.forget(["c0"])
     assert outcome.level == "conditional"
     said = run.certificate("r1").body
-    assert said["guarantee"].startswith("Provided that")
+    assert words_of(said).guarantee.startswith("Provided that")
     assert run.verify().problems == []
 
 
@@ -186,9 +187,10 @@ def test_what_the_certificate_says(trained: Path, tmp_path: Path, cli: Command) 
     run.forget(["client-003"])
     public, auditor = (run.certificate("r1", form).body for form in ("public", "auditor"))
     assert public["level"] == "exact"
-    assert "bit for bit" in public["guarantee"]
-    assert any("kept a copy" in sentence for sentence in public["not_covered"])
-    assert "statistics" in public["erased"]
+    words = words_of(public)
+    assert "bit for bit" in words.guarantee
+    assert any("kept a copy" in sentence for sentence in words.not_covered)
+    assert "statistics" in words.erased
     assert "solve" not in public
     (whole,) = (folder / "statistics").glob("*.sum.statistics")
     assert auditor["solve"]["sum"] == hashlib.sha256(whole.read_bytes()).hexdigest()

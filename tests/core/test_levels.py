@@ -148,7 +148,6 @@ PREMISES = st.lists(
         Premise,
         name=st.sampled_from(("regularity", "accounting", "noise", "preprocessing")),
         status=st.sampled_from(STATUSES),
-        statement=st.just("s."),
     ),
     min_size=1,
     max_size=6,
@@ -161,7 +160,7 @@ def test_a_worse_premise_never_raises_the_level(premises: list[Premise], exact: 
     worse = data.draw(st.sampled_from(STATUSES[STATUSES.index(premises[index].status) :]))
     changed = [*premises[:index], replace(premises[index], status=worse), *premises[index + 1 :]]
     assert RANK[level_of(changed, exact=exact)] <= RANK[level_of(premises, exact=exact)]
-    more = [*premises, Premise("one more", "assumed", "s.")]
+    more = [*premises, Premise("one more", "assumed")]
     assert RANK[level_of(more, exact=exact)] <= RANK[level_of(premises, exact=exact)]
 
 
@@ -175,7 +174,7 @@ def test_failed_and_assumed_never_prove(premises: list[Premise]) -> None:
 
 def test_a_failed_preprocessing_premise_is_not_softened_by_exactness() -> None:
     """`failed` means `none`, whatever the node."""
-    assert level_of([Premise("preprocessing", "failed", "s.")], exact=True) == "none"
+    assert level_of([Premise("preprocessing", "failed")], exact=True) == "none"
 
 
 FACT_CHANGES = st.lists(st.sampled_from(sorted(CAPS_AT_CONDITIONAL)), unique=True)
@@ -201,7 +200,7 @@ def test_control_a_level_that_ignores_the_participation_is_caught() -> None:
 
 
 def test_statements_hold_no_figures_of_clients_data() -> None:
-    """beta, P_i and the certified rate stand in `detail`, which is the auditor's; statements are public."""
+    """beta, P_i and the certified rate are in `confidential`, which is the auditor's; statements are public."""
     measured = MeasuredRegularity("smooth", 271.828182845, 3.14159265, 0.0123456789, 0.0057721566)
     for premise in collect_premises(replace(BEST_FACTS, local_rate=0.0123456789), measured, **BEST):
         for figure in ("271.8", "3.1415", "0.00577"):

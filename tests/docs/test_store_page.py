@@ -7,11 +7,13 @@ import re
 import sqlite3
 from importlib.resources import files
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
 from run_tools import query
 from sifu.core.certificate import COMMON_FIELDS, FIELDS
+from sifu.core.premises.sentences import SENTENCES
 from sifu.store.events_check import EFFECTS, KINDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
@@ -53,9 +55,16 @@ def test_every_table_and_column_is_documented_in_its_order() -> None:
 
 def test_every_field_of_a_certificate_is_documented() -> None:
     text = PAGE.read_text(encoding="utf-8").split("Fields that both forms have: ")[1].split("\n")[0]
-    common, rest = text.split("The public form has")
-    public, auditor = rest.split("the auditor's form")
-    auditor = auditor.split("`form` is")[0]
-    assert set(re.findall(r"`(\w+)`", common)) == COMMON_FIELDS
-    assert set(re.findall(r"`(\w+)`", public)) == FIELDS["public"] - COMMON_FIELDS
-    assert set(re.findall(r"`(\w+)`", auditor)) == FIELDS["auditor"] - COMMON_FIELDS
+    common, rest = text.split("The auditor's form has besides: ")
+    assert set(re.findall(r"`(\w+)`", common)) == COMMON_FIELDS == FIELDS["public"]
+    assert set(re.findall(r"`(\w+)`", rest.split("`form` is")[0])) == FIELDS["auditor"] - COMMON_FIELDS
+
+
+def test_every_premise_is_documented_with_its_cases_and_values() -> None:
+    text = PAGE.read_text(encoding="utf-8").split("| premise | cases |")[1].split("\n\n")[0]
+    documented = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, flags=re.M))
+    for name, cases in SENTENCES.items():
+        described = dict(re.findall(r"`([^`]+)`(?: \(([^)]*)\))?(?:; |$)", documented.pop(name)))
+        values = {case: {part[1] for part in Formatter().parse(words) if part[1]} for case, words in cases.items()}
+        assert {case: set(re.findall(r"`(\w+)`", figures)) for case, figures in described.items()} == values, name
+    assert documented == {}

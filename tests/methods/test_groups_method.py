@@ -14,6 +14,7 @@ import sifu
 from forged_runs import execute
 from run_tools import copy_run, query, small_spec, spec_for
 from sifu.core.engine import Engine, Position
+from sifu.core.guarantee import words_of
 from sifu.errors import InputError
 from sifu.record.progress import Progress
 from sifu.store.reader import JOINED
@@ -299,7 +300,8 @@ def test_specs_that_cannot_be_are_refused(groups: dict[str, Any], more: dict[str
 def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: Path) -> None:
     """Groups begin with it, and merges are moved on from it, also after the history began anew."""
     own.forget(["client-002"], "from-scratch", method="scratch")
-    said = json.loads((own.folder / "certificates" / "from-scratch.public.json").read_text())["body"]["remains"]
+    body = json.loads((own.folder / "certificates" / "from-scratch.public.json").read_text())["body"]
+    said = words_of(body).remains
     assert len(own.status().models) > 1, "models of groups that never held the client lie on disk"
     assert "models of groups that never held it do" in said
     assert "No model from before" not in said

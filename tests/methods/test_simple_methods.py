@@ -13,6 +13,7 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate
+from sifu.core.guarantee import words_of
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import METHODS
 from sifu.record.run_view import RunView
@@ -102,7 +103,7 @@ class TestFineTuning:
         assert view.earlier_subjects() == ()  # promised nothing, so later requests owe it nothing
         body = certificate(own_trained)
         assert (body["level"], body["protection"], body["delta_reached"]) == ("none", "nothing", 1.0)
-        assert body["guarantee"].startswith("Nothing is guaranteed")
+        assert words_of(body).guarantee.startswith("Nothing is guaranteed")
         assert body["subjects"][0]["charge"] is None
         for form in ("auditor", "public"):
             assert verify_certificate(own_trained / "certificates" / f"r1.{form}.json").problems == []
@@ -139,9 +140,8 @@ class TestNoisyScratch:
         node = query(own_trained, "SELECT noise_node FROM requests")[0][0]
         start = run.reader().load_model(node)
         assert np.std(start) == pytest.approx(0.4, rel=0.15)  # the initial model itself is zero
-        assert (
-            certificate(own_trained, form="public")["erased"] == "Every model on the way to the current one was erased."
-        )
+        erased = words_of(certificate(own_trained, form="public")).erased
+        assert erased == "Every model on the way to the current one was erased."
         assert certificate(own_trained)["attacker_true_positive_rate_at_1_percent"] == 0.01
 
 
@@ -173,7 +173,7 @@ class TestDp:
             assert body["level"] == outcome.level == "none"
             failed = [premise["name"] for premise in body["premises"] if premise["status"] == "failed"]
             assert failed == ["training noise"]
-            assert body["guarantee"].startswith("Nothing is guaranteed")
+            assert words_of(body).guarantee.startswith("Nothing is guaranteed")
             assert verify_certificate(folder / "certificates" / f"r1.{form}.json").problems == []
         assert outcome.training_noise is not None
         assert outcome.training_noise.counted_rounds == 8

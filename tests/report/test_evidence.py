@@ -21,6 +21,7 @@ from securesystemslib.signer import CryptoSigner
 
 import sifu
 from run_tools import Command, connect, query, small_spec, state
+from sifu.core.guarantee import words_of
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence import evidence_bytes
@@ -288,7 +289,7 @@ def test_what_is_no_evidence_is_a_sentence(tmp_path: Path, content: bytes, cli: 
 def test_the_page_says_what_the_certificate_says(own_run: Path) -> None:
     page = unpack(evidence_bytes(own_run, "strictly"))["index.html"].decode()
     body = sifu.open_run(own_run).certificate("strictly").body
-    for words in (*body["not_covered"], body["erased"], body["level"], body["carried_out"][:10]):
+    for words in (*words_of(body).not_covered, words_of(body).erased, body["level"], body["carried_out"][:10]):
         assert words.replace("'", "&#39;") in page
     assert "http" not in page.replace("http-equiv", "")
 

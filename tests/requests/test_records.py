@@ -17,6 +17,7 @@ from forged_runs import rebuild_chain
 from run_tools import Command, query, state
 from sifu.api import restore
 from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.guarantee import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError
 from sifu.requests.worker import Worker
@@ -245,7 +246,7 @@ def test_the_certificate_says_how_many_and_nothing_that_identifies_them(tmp_path
         for form in ("public", "auditor"):
             body = run.certificate("r1", form).body  # type: ignore[arg-type]
             assert (body["records"], body["clients"]) == (2, ["c2"])
-            assert body["guarantee"].startswith("This is about records of a client that stays.")
+            assert words_of(body).guarantee.startswith("This is about records of a client that stays.")
             answer = cli("verify", run.folder / "certificates" / f"r1.{form}.json")
             assert answer.code == 0, answer.err
     private = {"commitments", "issued", "ledger", "run", "received", "carried_out"}

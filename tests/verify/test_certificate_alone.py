@@ -55,28 +55,51 @@ FALSE: dict[str, tuple[str, Change]] = {
     "an attacker who finds nobody": (
         "attacker_true_positive_rate_at_1_percent", lambda b: b | {"attacker_true_positive_rate_at_1_percent": 0.01}
     ),
-    "another promise": ("guarantee", lambda b: b | {"guarantee": "Everything is forgotten."}),
-    "nothing that is not covered": ("not_covered", lambda b: b | {"not_covered": []}),
-    "another world to compare with": ("counterfactual", lambda b: b | {"counterfactual": "training without it"}),
-    "nothing that remains": ("remains", lambda b: b | {"remains": "Nothing remains."}),
-    "an erasure that retention does not make": ("remains", lambda b: b | {"retention": "strict"}),
+    "a promise in its own words": ("guarantee", lambda b: b | {"guarantee": "Everything is forgotten."}),
+    "a fresh model where there was none": ("start", lambda b: b | {"start": "fresh"}),
+    "statistics that a model of rounds has none of": ("keeps_statistics", lambda b: b | {"keeps_statistics": "sum"}),
+    "no head": ("ledger", lambda b: b | {"ledger": None}),
+    "a head without a signature": ("ledger", lambda b: b | {"ledger": b["ledger"] | {"signature": ""}}),
+    "a head with the signature of nothing": (
+        "ledger: the head", lambda b: b | {"ledger": b["ledger"] | {"signature": "00" * 64}}
+    ),
+    "another head": ("ledger: the head", lambda b: b | {"ledger": b["ledger"] | {"head": "ab" * 32}}),
+    "a head of another event": ("ledger: the head", lambda b: b | {"ledger": b["ledger"] | {"seq": 1}}),
+    "carried out before it was received": ("out of order", lambda b: b | {"received": "2099-01-01T00:00:00Z"}),
+    "a day that is none": ("received", lambda b: b | {"received": "yesterday"}),
+    "a unit that is none": ("unit", lambda b: b | {"unit": "x"}),
+    "a scope that is none": ("scope", lambda b: b | {"scope": "x"}),
+    "a retention that is none": ("retention", lambda b: b | {"retention": None}),
+    "a method that is a number": ("method", lambda b: b | {"method": 3}),
+    "a request that is a list": ("request", lambda b: b | {"request": []}),
+    "commitments of nothing": ("commitments", lambda b: b | {"commitments": {}}),
+    "a commitment that is short": (
+        "commitments", lambda b: b | {"commitments": b["commitments"] | {"final_model": "00"}}
+    ),
+    "versions as a text": ("versions", lambda b: b | {"versions": "all of them"}),
+    "a wording that is none": ("wording", lambda b: b | {"wording": "1"}),
+    "a sigma as text": ("sigma", lambda b: b | {"sigma": "0.3"}),
+    "a sigma that is true": ("sigma", lambda b: b | {"sigma": True}),
     "a premise left out": ("regularity", without("regularity")),
-    "all of them left out": ("preprocessing", lambda b: b | {"premises": []}),
+    "all of them left out": ("premises", lambda b: b | {"premises": []}),
     "fixed rounds as if they were independent": (
         "premise counterfactual", lambda b: b | {"participation": "fixed(5)"}
     ),
     "seeded noise as if it were drawn": ("premise noise", lambda b: b | {"noise_source": "seeded"}),
     "population accounting as if it were proven": ("premise accounting", lambda b: b | {"accounting": "population"}),
-    "a premise of no status": ("status", premise("regularity", status="sure")),
-    "a premise that says otherwise": ("premise noise", premise("noise", statement="The noise is perfect.")),
+    "a premise of no status": ("premises", premise("regularity", status="sure")),
+    "a premise in its own words": ("premises", premise("noise", statement="The noise is perfect.")),
+    "a premise of no case": ("means nothing", premise("regularity", case="perfect")),
+    "a premise of another case": ("premise noise", premise("noise", case="seeded")),
+    "a premise without its values": ("means nothing", premise("regularity", case="assumed")),
     "a heuristic that promises": ("protection", lambda b: b | {"method": "fine_tuning"}),
     "no noise": ("no noise was added", lambda b: b | {"sigma": 0.0}),
-    "a word in place of true": ("protection", lambda b: b | {"untouched": "no"}),
+    "a word in place of true": ("untouched", lambda b: b | {"untouched": "no"}),
     "a field of its own": ("note", lambda b: b | {"note": "audited by the authority"}),
-    "a field less": ("not_covered", lambda b: {k: v for k, v in b.items() if k != "not_covered"}),
-    "clients as one text": ("clients is not a list", lambda b: b | {"clients": "client-000 and client-0001"}),
-    "clients of no name": ("clients is not a list", lambda b: b | {"clients": [1]}),
-    "nobody": ("clients is not a list", lambda b: b | {"clients": []}),
+    "a field less": ("start", lambda b: {k: v for k, v in b.items() if k != "start"}),
+    "clients as one text": ("clients says", lambda b: b | {"clients": "client-000 and client-0001"}),
+    "clients of no name": ("clients says", lambda b: b | {"clients": [1]}),
+    "no client": ("clients says", lambda b: b | {"clients": []}),
 }  # fmt: skip
 OF_THE_AUDITOR: dict[str, tuple[str, Change]] = {
     "a larger psi_star": ("psi_star", lambda b: b | {"psi_star": 2 * b["psi_star"]}),
@@ -90,7 +113,14 @@ OF_THE_AUDITOR: dict[str, tuple[str, Change]] = {
     ),
     "no subject": ("subjects hides", lambda b: b | {"subjects": []}),
     "less noise than the budget needs": ("psi_star", lambda b: b | {"sigma": 0.1 * b["sigma"]}),
-    "published": ("confidential", lambda b: b | {"confidential": ""}),
+    "a commitment to another model": (
+        "another commitment", lambda b: b | {"commitments": b["commitments"] | {"final_model": "ab" * 32}}
+    ),
+    "a commitment that does not open": (
+        "not that of its digest",
+        lambda b: b | {"models": b["models"] | {"final_model": b["models"]["final_model"] | {"nonce": "ab" * 32}}},
+    ),
+    "a node that is a text": ("node", lambda b: b | {"node": "44"}),
 }  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             }
             for charge in plan.charges
         ],
-        "premises": [asdict(premise) for premise in plan.premises],
+        "premises": [premise.in_words() for premise in plan.premises],
         "predicted_interval": list(plan.predicted_interval) if plan.predicted_interval else None,
         "options": [asdict(option) for option in plan.options],
         "units": [asdict(unit) | {"psi_now": finite_or_text(unit.psi_now)} for unit in plan.units],

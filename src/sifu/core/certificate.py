@@ -12,28 +12,29 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
-from sifu.core.guarantee import guarantee_of, not_covered_by, what_was_erased
+from sifu.core.guarantee import WORDING
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import Premise
 from sifu.core.protection import Protection, attacker_rate
 from sifu.theory.composition import TrainingNoise
 from sifu.theory.history import Accounting
 
-FORMAT = "sifu-certificate-2"
-COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
-CONFIDENTIAL = "This copy holds figures that depend on the forgotten clients' data."
+FORMAT = "sifu-certificate-3"
+Start = Literal["fresh", "merge", "initial", "trained"]
+"""What training went on from: a fresh model, merged groups, an initial model that updates were replayed on, or a model
+that was trained before."""
 
 COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",
     "epsilon", "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
-    "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "counterfactual", "retention",
-    "guarantee", "not_covered", "commitments", "ledger", "received", "carried_out", "issued", "versions", "form",
+    "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "retention", "start", "keeps_updates",
+    "keeps_statistics", "wording", "commitments", "ledger", "received", "carried_out", "issued", "versions", "form",
     "premises",
 ))  # fmt: skip
 FIELDS = {
-    "public": COMMON_FIELDS | {"erased", "remains"},
+    "public": COMMON_FIELDS,
     "auditor": COMMON_FIELDS | {
-        "confidential", "delta_reached", "psi", "psi_star", "node", "noise_node", "final_node", "rounds", "subjects",
+        "delta_reached", "psi", "psi_star", "node", "noise_node", "final_node", "rounds", "subjects",
         "earlier_subjects", "models", "erased_nodes", "remaining_nodes", "solve",
     },
 }  # fmt: skip
@@ -122,9 +123,13 @@ class CertificateFacts:
     """Of a head in closed form: what was recorded of its solve."""
 
     @property
-    def solved(self) -> bool:
-        """Whether the model is a head in closed form."""
-        return self.statistics is not None
+    def start(self) -> Start:
+        """What training went on from."""
+        if self.replayed:
+            return "initial"
+        if self.merged:
+            return "merge"
+        return "fresh" if self.fresh else "trained"
 
 
 def _common(facts: CertificateFacts) -> dict[str, Any]:
@@ -151,14 +156,11 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
         "attacker_true_positive_rate_at_1_percent": attacker_rate(facts.level, facts.multiplier),
         "accounting": facts.accounting,
         "participation": facts.participation,
-        "counterfactual": COUNTERFACTUAL,
         "retention": facts.retention,
-        "guarantee": guarantee_of(
-            facts.level, facts.protection, facts.scope, solved=facts.solved, records=facts.records
-        ),
-        "not_covered": not_covered_by(
-            facts.unit, len(facts.clients), facts.scope, facts.level, solved=facts.solved, records=facts.records
-        ),
+        "start": facts.start,
+        "keeps_updates": facts.keeps_updates,
+        "keeps_statistics": facts.statistics,
+        "wording": WORDING,
         "commitments": {
             "source_model": facts.source_model.commitment,
             "noised_model": facts.noised_model.commitment,
@@ -179,34 +181,15 @@ def _common(facts: CertificateFacts) -> dict[str, Any]:
 
 def public_form(facts: CertificateFacts) -> dict[str, Any]:
     """What anyone may see: no Psi, drift, beta, node or plain hash."""
-    erased, remains = what_was_erased(
-        facts.retention,
-        protection=facts.protection,
-        fresh=facts.fresh,
-        replayed=facts.replayed,
-        keeps_updates=facts.keeps_updates,
-        statistics=facts.statistics,
-        merged=facts.merged,
-        records=facts.records,
-    )
-    return _common(facts) | {
-        "form": "public",
-        "premises": [
-            {"name": premise.name, "status": premise.status, "statement": premise.statement}
-            for premise in facts.premises
-        ],
-        "erased": erased,
-        "remains": remains,
-    }
+    return _common(facts) | {"form": "public", "premises": [_premise(premise) for premise in facts.premises]}
 
 
 def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
     """Everything, confidential."""
     return _common(facts) | {
         "form": "auditor",
-        "confidential": CONFIDENTIAL,
         "delta_reached": facts.delta_reached,
-        "premises": [asdict(premise) for premise in facts.premises],
+        "premises": [_premise(premise) | {"confidential": dict(premise.confidential)} for premise in facts.premises],
         "psi": finite_or_text(facts.psi),
         "psi_star": facts.psi_star,
         "node": facts.node,
@@ -223,6 +206,15 @@ def auditor_form(facts: CertificateFacts) -> dict[str, Any]:
         "erased_nodes": list(facts.erased_nodes),
         "remaining_nodes": list(facts.remaining_nodes),
         "solve": None if facts.solve is None else {name: facts.solve[name] for name in SOLVE_FIELDS},
+    }
+
+
+def _premise(premise: Premise) -> dict[str, Any]:
+    return {
+        "name": premise.name,
+        "status": premise.status,
+        "case": premise.case,
+        "values": dict(premise.values),
     }
 
 

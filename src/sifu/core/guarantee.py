@@ -1,11 +1,24 @@
-"""The sentences of a certificate: what is promised, what is not, what was erased and what remains."""
+"""What a certificate says in sentences: what is promised, what is not, what was erased and what remains.
+
+Certificates hold none of these sentences. They are made from its fields whenever somebody reads it, so a better wording
+changes no certificate. `WORDING` counts the versions; a certificate names the one of its time.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from sifu.choices import Level, Retention, Scope, Unit
+from sifu.core.method_info import CLOSED_FORM
+from sifu.core.premises.sentences import sentence
 from sifu.core.protection import Protection
+
+WORDING = 1
+"""Raise it with every change to a sentence of this file or of `premises/sentences.py`."""
+
+COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
 
 GUARANTEE = (
     "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "
@@ -165,3 +178,56 @@ def what_was_erased(
     if records is not None:
         remains += " The client takes part again, under another name, with the records it has left."
     return erased, remains
+
+
+@dataclass(frozen=True)
+class StatedPremise:
+    """A premise of a certificate in words."""
+
+    name: str
+    status: str
+    statement: str
+
+
+@dataclass(frozen=True)
+class CertificateWords:
+    """A certificate in sentences, by today's wording."""
+
+    guarantee: str
+    not_covered: list[str]
+    erased: str
+    remains: str
+    premises: list[StatedPremise]
+
+    def premises_that_are(self, status: str) -> list[str]:
+        """The sentences of the premises with this status."""
+        return [premise.statement for premise in self.premises if premise.status == status]
+
+
+def words_of(body: Mapping[str, Any]) -> CertificateWords:
+    """What the fields of a certificate, of either form, mean."""
+    solved, records = body["method"] == CLOSED_FORM, body["records"]
+    erased, remains = what_was_erased(
+        body["retention"],
+        protection=body["protection"],
+        fresh=body["start"] == "fresh",
+        replayed=body["start"] == "initial",
+        keeps_updates=body["keeps_updates"],
+        statistics=body["keeps_statistics"],
+        merged=body["start"] == "merge",
+        records=records,
+    )
+    return CertificateWords(
+        guarantee_of(body["level"], body["protection"], body["scope"], solved=solved, records=records),
+        not_covered_by(
+            body["unit"], len(body["clients"]), body["scope"], body["level"], solved=solved, records=records
+        ),
+        erased,
+        remains,
+        [
+            StatedPremise(
+                premise["name"], premise["status"], sentence(premise["name"], premise["case"], premise["values"])
+            )
+            for premise in body["premises"]
+        ],
+    )

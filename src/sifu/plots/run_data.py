@@ -81,8 +81,6 @@ class Request:
     remaining_before: float | None
     remaining_after: float | None
     certificate: Mapping[str, Any] | None
-    erased_words: str
-    remains_words: str
     signature: str
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sifu.core.guarantee import COUNTERFACTUAL, CertificateWords, words_of
 from sifu.core.wording import forgotten_words
 from sifu.plots.run_data import Request
 from sifu.plots.style import counted
@@ -41,16 +42,16 @@ def certificate_article(request: Request) -> dict[str, Any]:
     if body is None:
         return article
     ranks = {"failed": 0, "assumed": 1}  # what does not simply hold comes first and is never folded away
-    premises = body.get("premises", [])
-    still_open = [premise for premise in premises if premise.get("status") != "met"]
+    words = words_of(body)
+    still_open = [premise for premise in words.premises if premise.status != "met"]
     return article | {
         "level": LEVEL_WORDS.get(request.level or "none", ""),
         "promise": promise(request),
         "attacker": attacker_words(request),
-        "premises_open": sorted(still_open, key=lambda premise: ranks.get(str(premise.get("status")), 0)),
-        "premises_met": [premise for premise in premises if premise.get("status") == "met"],
-        "not_covered": body.get("not_covered", []),
-        "erased": _erased(request, body),
+        "premises_open": sorted(still_open, key=lambda premise: ranks.get(premise.status, 0)),
+        "premises_met": [premise for premise in words.premises if premise.status == "met"],
+        "not_covered": words.not_covered,
+        "erased": _erased(words, body),
         "figures": _figures(request, body),
         "digests": _digests(request, body),
         "subjects": [
@@ -70,13 +71,13 @@ def names(clients: Sequence[str], most: int = MOST_NAMES) -> str:
     return ", ".join(clients[:most]) + (f" and {more:,} more (all are in the certificate)" if more > 0 else "")
 
 
-def _erased(request: Request, body: Mapping[str, Any]) -> list[str]:
+def _erased(words: CertificateWords, body: Mapping[str, Any]) -> list[str]:
     erased, remaining = len(body.get("erased_nodes", [])), len(body.get("remaining_nodes", []))
     return [
-        f"{request.erased_words} Erased: {counted(erased, 'model')}."
+        f"{words.erased} Erased: {counted(erased, 'model')}."
         if erased
         else "No model had to be erased: none lay after the point training went on from.",
-        f"{request.remains_words} Kept from before: {counted(remaining, 'model')}."
+        f"{words.remains} Kept from before: {counted(remaining, 'model')}."
         if remaining
         else "No earlier model remains.",
         "Copies outside the run folder, such as backups and models handed out before, are not reached from here.",
@@ -85,7 +86,7 @@ def _erased(request: Request, body: Mapping[str, Any]) -> list[str]:
 
 def _figures(request: Request, body: Mapping[str, Any]) -> list[tuple[str, object]]:
     return [
-        ("The guarantee as signed", body.get("guarantee", "")),
+        ("The guarantee", words_of(body).guarantee),
         ("Noise σ", _number(body.get("sigma"))),
         *_training_noise(body.get("training_noise")),
         ("Noise multiplier s", _number(body.get("noise_multiplier"))),
@@ -96,7 +97,7 @@ def _figures(request: Request, body: Mapping[str, Any]) -> list[tuple[str, objec
         ("Calibration", body.get("calibration", "")),
         ("Accounting", body.get("accounting", "")),
         ("Participation", body.get("participation", "")),
-        ("Compared with", body.get("counterfactual", "")),
+        ("Compared with", COUNTERFACTUAL),
         ("Unit, scope, retention", f"{request.unit}, {request.scope}, {body.get('retention', '')}"),
         ("Noise drawn from", body.get("noise_source", "")),
         ("Nodes: gone back to, noised, final", _joined(body, ", ", "node", "noise_node", "final_node")),

@@ -198,7 +198,6 @@ def _requests(
         before = _tip_before(row, evaluations)
         source = nodes.get(row.source_node) if row.source_node is not None else None
         auditor = certificates.get((row.request, "auditor"), {})
-        public = certificates.get((row.request, "public"), {}).get("body", {})
         comparison = scratch.get(row.request)
 
         def accuracy(node: int | None, subset: str) -> EvaluationRow | None:
@@ -233,8 +232,6 @@ def _requests(
                 remaining_before=kept.accuracy if kept else None,
                 remaining_after=after.accuracy if after else None,
                 certificate=auditor.get("body"),
-                erased_words=str(public.get("erased", "")),
-                remains_words=str(public.get("remains", "")),
                 signature=str(auditor.get("signature", "")),
             )
         )

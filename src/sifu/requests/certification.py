@@ -203,9 +203,13 @@ class RecordedRequest:
         erased: tuple[int, ...],
         remaining: tuple[int, ...],
         ledger: Event,
+        ledger_signature: str,
         issued: str,
     ) -> CertificateFacts:
-        """Everything the certificate states; `models` holds the rows of source, noised and final model."""
+        """Everything the certificate states; `models` holds the rows of source, noised and final model.
+
+        `ledger` is the event before the certificate, `ledger_signature` that of the certificate's key over it.
+        """
         request, view = self.request, self.view
         premises = self.premises()
         untouched = self.untouched
@@ -255,7 +259,7 @@ class RecordedRequest:
             ledger_seq=ledger.seq,
             ledger_head=ledger.hash.hex(),
             ledger_time=ledger.time,
-            ledger_signature=(ledger.signature or b"").hex(),
+            ledger_signature=ledger_signature,
             received=request.received,
             carried_out=request.carried_out or "",
             issued=issued,

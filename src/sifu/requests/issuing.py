@@ -25,12 +25,15 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
     rolled_back = payload_of_request(writer, request, "rolled back")
     models = _certified_models(writer, row, rolled_back)
+    last = writer.events()[-1]
     facts = recorded.facts(
         final_node=final,
         models=models,
         erased=tuple(rolled_back.get("dropped_models", [])),
         remaining=tuple(rolled_back["remaining_models"]),
-        ledger=writer.events()[-1],
+        ledger=last,
+        # That of the event itself, unless the event is a rotation, which the old key has signed.
+        ledger_signature=(writer.signer().sign(writer.value("run"), last) or b"").hex(),
         issued=writer.now(),
     )
     public_key = writer.value("public_key")
@@ -51,7 +54,7 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
     subset = f"forgotten:{request}"
     is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
     evaluations = []
-    if is_new and row.retention != "strict":  # then nothing is measured on their data
+    if is_new and row.terms.retention != "strict":  # then nothing is measured on their data
         evaluation = engine.evaluate(writer.load_model(final), asking)
         evaluations = [evaluation_row(final, subset, evaluation)] if evaluation.samples.any() else []
     with uninterrupted():

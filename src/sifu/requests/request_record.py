@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
+from sifu.core.guarantee import words_of
 from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.errors import InputError
@@ -184,7 +185,7 @@ def _request_of(kind: str, content: dict[str, Any]) -> str:
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
     """What a client is told, in plain words, from the public certificate."""
-    many, level, sigma = len(body["clients"]) > 1, body["level"], float(body["sigma"])
+    words, many, level, sigma = words_of(body), len(body["clients"]) > 1, body["level"], float(body["sigma"])
     start, records = start_of(body["protection"], method_info(body["method"]).starts_from, sigma), body["records"]
     whom = forgotten_words(body["clients"], records)
     lines = [
@@ -208,9 +209,9 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
         lines.append(attacker_words(level, body["attacker_true_positive_rate_at_1_percent"], body["scope"]))
     if level == "conditional":
         lines.append("The assumptions, which nobody has proven:")
-        lines += [f"- {premise['statement']}" for premise in body["premises"] if premise["status"] == "assumed"]
-    lines += [f"Erased: {body['erased']}", f"Kept: {body['remains']}", "Not covered:"]
-    lines += [f"- {sentence}" for sentence in body["not_covered"]]
+        lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
+    lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
+    lines += [f"- {sentence}" for sentence in words.not_covered]
     return lines
 
 
@@ -229,6 +230,6 @@ def auditor_lines(body: dict[str, Any]) -> list[str]:
         )
     if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve from kept statistics takes none
         lines.append(f"Rounds of retraining: {body['rounds']}.")
-    lines += [f"- {premise['status']}: {premise['statement']}" for premise in body["premises"]]
+    lines += [f"- {premise.status}: {premise.statement}" for premise in words_of(body).premises]
     lines.append(f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}.")
     return lines

@@ -279,7 +279,7 @@ class Worker:
             "reached": int(reached),
             "accuracy": accuracy,
         }
-        if row.retention != "strict":  # nothing is kept that was measured on the data of those forgotten strictly
+        if row.terms.retention != "strict":  # nothing is kept that was measured on the data of those forgotten strictly
             payload["forgotten_accuracy"] = self.engine.evaluate(model, asking).accuracy
         with uninterrupted():
             self.writer.record("comparison", payload)

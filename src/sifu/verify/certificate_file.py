@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from sifu.core.certificate import COMMON_FIELDS, CONFIDENTIAL, COUNTERFACTUAL, FIELDS, FORMAT, SOLVE_FIELDS
-from sifu.core.guarantee import guarantee_of, not_covered_by, what_was_erased
+from sifu.core.certificate import COMMON_FIELDS, FIELDS, FORMAT, Start
 from sifu.core.ledger import finite_or_text, read_json
-from sifu.core.method_info import CLOSED_FORM, method_info
+from sifu.core.method_info import CLOSED_FORM, StartsFrom, method_info
 from sifu.core.premises import (
     Premise,
-    Status,
     accounting_premise,
     calibration_premise,
     counterfactual_premise,
@@ -23,6 +21,7 @@ from sifu.core.premises import (
 )
 from sifu.core.protection import attacker_rate, delta_of_budget, delta_of_charges
 from sifu.errors import InputError
+from sifu.store.checkpoints import Checkpoint
 from sifu.store.keys import signature_holds
 from sifu.store.known_keys import known_key_problem
 from sifu.store.remainders import may_be_all_names
@@ -37,12 +36,17 @@ from sifu.theory.calibration import (
 from sifu.theory.composition import one_round_epsilon
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
+from sifu.verify.certificate_types import wrong_types
 from sifu.verify.envelope import check_envelope, is_envelope, statement_in
 from sifu.verify.timestamped import Authority, timestamp_beside
 from sifu.verify.value_comparison import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
 
-STATISTICS_KEPT: tuple[Literal["clients", "sum"], ...] = ("clients", "sum")
+STARTS: dict[StartsFrom, tuple[Start, ...]] = {
+    "rule": ("trained",), "current": ("trained",), "fresh": ("fresh",), "initial": ("initial",),
+    "merge": ("merge", "fresh"), "any": get_args(Start),
+}  # fmt: skip
+"""What training can have gone on from, by what the method starts from."""
 LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
@@ -94,7 +98,7 @@ def verify_certificate(
     result.problems.extend(problems)
     result.notes.extend(notes)
     try:
-        result.problems.extend(_check_body(body))
+        result.problems.extend(_check_body(body, None if enveloped else result.public_key))
     except Exception as error:  # a stranger's file may be wrong in any way
         result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
     result.checked.append("content")
@@ -109,23 +113,21 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_body(body: dict[str, Any]) -> Iterator[str]:
+def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     form = body["form"]
     if form not in FIELDS or set(body) != FIELDS[form]:
         strange = sorted(set(body) ^ FIELDS.get(form, COMMON_FIELDS))
         yield f"its fields are not those of a certificate of form {str(form)[:20]!r}: {', '.join(strange)[:200]}"
         return
-    clients = body["clients"]
-    if not (isinstance(clients, list) and clients and all(isinstance(name, str) for name in clients)):
-        yield "clients is not a list of names"
+    wrong = list(wrong_types(body))
+    if wrong:
+        yield from wrong
         return
-    records = body["records"]
-    if records is not None and (type(records) is not int or records < 1 or len(clients) != 1):
-        yield f"records says {str(records)[:40]!r}, which is not a number of records of one client"
-        return
+    yield from _check_head(body, public_key)
     multiplier = noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
-    exact, protection = body["untouched"], method_info(body["method"]).protection
-    if protection != body["protection"] or not isinstance(exact, bool):
+    exact, info = body["untouched"], method_info(body["method"])
+    protection = info.protection
+    if protection != body["protection"]:
         yield f"protection says {body['protection']!r}, method {body['method']} rests on {protection!r}"
         return
     if not agree(body["noise_multiplier"], multiplier):
@@ -140,32 +142,63 @@ def _check_body(body: dict[str, Any]) -> Iterator[str]:
     if protection == "noise" and not exact and not body["sigma"] > 0.0 and not refused:
         yield "no noise was added, although the model was touched by somebody who had to be hidden"
     yield from _check_premises(body)
-    yield from _check_sentences(body, multiplier)
+    rate, solved = attacker_rate(body["level"], multiplier), body["method"] == CLOSED_FORM
+    if not agree(body["attacker_true_positive_rate_at_1_percent"], rate):
+        stated = body["attacker_true_positive_rate_at_1_percent"]
+        yield f"attacker_true_positive_rate_at_1_percent says {stated!r}, the rest makes it {rate!r}"
+    if body["start"] not in STARTS[info.starts_from]:
+        yield f"start says {body['start']!r}, which method {body['method']} never starts from"
+    if (body["keeps_statistics"] is not None) != solved:
+        yield f"keeps_statistics says {body['keeps_statistics']!r}, which is not what method {body['method']} leaves"
     if form == "auditor":
         yield from _check_subjects(body, multiplier)
+        if (body["solve"] is not None) != solved:
+            yield f"solve says {str(body['solve'])[:80]!r}, which is not what method {body['method']} leaves"
+        for name, model in body["models"].items():
+            if model["commitment"] != body["commitments"][name]:
+                yield f"models.{name} has another commitment than commitments.{name}"
+            if hashlib.sha256(bytes.fromhex(model["nonce"] + model["digest"])).hexdigest() != model["commitment"]:
+                yield f"models.{name}: the commitment is not that of its digest and nonce"
+
+
+def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
+    """The head of the ledger that a certificate names is signed with its key, and its times are in order.
+
+    An envelope does not name the certificate's key: it is signed with the operator's latest one.
+    """
+    ledger = body["ledger"]
+    head = Checkpoint(body["run"], ledger["seq"], ledger["head"], ledger["time"], public_key or "", ledger["signature"])
+    if public_key is not None and not head.holds:
+        yield "ledger: the head that it names is not signed with the certificate's key"
+    times = [body["received"], body["carried_out"], ledger["time"], body["issued"]]
+    if times != sorted(times):
+        yield f"received, carried out, last event and issued are out of order: {', '.join(times)}"
 
 
 def _check_premises(body: dict[str, Any]) -> Iterator[str]:
     """None is left out, those that follow from other fields are what they must be, and the level follows from all."""
-    names = {field.name for field in fields(Premise)}
-    premises = [Premise(**{key: value for key, value in values.items() if key in names}) for values in body["premises"]]
+    premises = [
+        Premise(stated["name"], stated["status"], stated["case"], stated["values"]) for stated in body["premises"]
+    ]
     by_name = {premise.name: premise for premise in premises}
     missing = sorted(_names_of_premises(body) - set(by_name))
     if missing:
         yield f"premises leave out {', '.join(missing)}"
     for premise in premises:
-        if premise.status not in get_args(Status):
-            yield f"premise {premise.name!r} has the status {premise.status!r}"
-    for wanted in (
+        try:
+            _ = premise.statement
+        except (ValueError, KeyError, IndexError, TypeError):
+            yield f"premise {premise.name!r}: case {premise.case!r} with these values means nothing"
+    for expected in (
         accounting_premise(body["accounting"]),
         counterfactual_premise(Participation.parse(body["participation"]).independent, apart="identity" in by_name),
         calibration_premise(body["calibration"], body["epsilon"]),
         noise_premise(body["noise_source"]),
         heuristic_premise(body["method"]),
     ):
-        stated = by_name.get(wanted.name, wanted)
-        if (stated.status, stated.statement) != (wanted.status, wanted.statement):
-            yield f"premise {wanted.name} says {stated.status!r}, its other fields make it {wanted.status!r}"
+        stated = by_name.get(expected.name, expected)
+        if stated != expected:
+            yield f"premise {expected.name} says {stated.status!r}, its other fields make it {expected.status!r}"
     level = level_of(premises, exact=body["untouched"], fresh=method_info(body["method"]).starts_from == "fresh")
     if body["level"] != level:
         yield f"level says {body['level']!r}, the premises allow {level!r}"
@@ -190,44 +223,6 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
     return always | {
         "regularity", "accounting", "counterfactual", "calibration", "arithmetic", "noise", "honest reports",
     }  # fmt: skip
-
-
-def _check_sentences(body: dict[str, Any], multiplier: float) -> Iterator[str]:
-    """What is said in words is what the level, the method and the terms make it."""
-    rate, solved, records = attacker_rate(body["level"], multiplier), body["method"] == CLOSED_FORM, body["records"]
-    wanted = {
-        "attacker_true_positive_rate_at_1_percent": rate,
-        "guarantee": guarantee_of(body["level"], body["protection"], body["scope"], solved=solved, records=records),
-        "not_covered": not_covered_by(
-            body["unit"], len(body["clients"]), body["scope"], body["level"], solved=solved, records=records
-        ),
-        "counterfactual": COUNTERFACTUAL,
-    }
-    for name, expected in wanted.items():
-        if body[name] != expected:
-            yield f"{name} says {str(body[name])[:80]!r}, the rest makes it {str(expected)[:80]!r}"
-    start = method_info(body["method"]).starts_from
-    possible = [
-        what_was_erased(
-            body["retention"],
-            protection=body["protection"],
-            fresh=start in ("fresh", "merge"),
-            replayed=start == "initial",
-            keeps_updates=keeps_updates,
-            statistics=statistics,
-            merged=merged,
-            records=records,
-        )
-        for keeps_updates in (False, True)
-        for statistics in (STATISTICS_KEPT if solved else (None,))
-        for merged in ((False, True) if start == "merge" else (False,))
-    ]
-    if body["form"] == "public" and (body["erased"], body["remains"]) not in possible:
-        yield f"what was erased and what remains is not what {body['method']} under {body['retention']} leaves"
-    if body["form"] == "auditor" and (set(body["solve"] or ()) != set(SOLVE_FIELDS if solved else ())):
-        yield f"solve says {str(body['solve'])[:80]!r}, which is not what method {body['method']} leaves"
-    if body["form"] == "auditor" and body["confidential"] != CONFIDENTIAL:
-        yield f"confidential says {str(body['confidential'])[:80]!r}"
 
 
 def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.certificate import auditor_form, public_form
+from sifu.core.guarantee import WORDING
 from sifu.requests.certification import RecordedRequest, payload_of_request
 from sifu.store import files
 from sifu.store.certificate_path import CERTIFICATES, certificate_path
+from sifu.store.checkpoints import Checkpoint
 from sifu.store.keys import signature_holds
 from sifu.store.lock import is_locked
 from sifu.store.reader import RunReader
@@ -104,17 +106,29 @@ def check_statements(
         text = stored.get((request.request, form))
         if text is None:
             continue  # reported above
-        body = json.loads(text)["body"]
-        seq = done_at - 1
+        certificate = json.loads(text)
+        body, event = certificate["body"], ledger.events[done_at - 2]
+        stated = Checkpoint(
+            reader.value("run"),
+            event.seq,
+            event.hash.hex(),
+            event.time,
+            ledger.certificates[request.request, form][1],
+            str(body["ledger"]["signature"]),
+        )
         facts = recorded.facts(
             final_node=int(done["final_node"]),
             models=done["certified_models"],
             erased=tuple(rolled.get("dropped_models", [])),
             remaining=tuple(rolled["remaining_models"]),
-            ledger=ledger.events[seq - 1],
+            ledger=event,
+            ledger_signature=stated.signature if stated.holds else (event.signature or b"").hex(),
             issued=str(body["issued"]),
         )
-        for name, stated, expected in differing(body, json.loads(json.dumps(build(facts)))):
-            yield (f"certificate {request.request} ({form}): {name} says {said(stated)}, recomputed {said(expected)}")
+        expected = json.loads(json.dumps(build(facts)))
+        if type(body.get("wording")) is int and 1 <= body["wording"] <= WORDING:
+            expected["wording"] = body["wording"]  # that of its time: sentences are no part of a certificate
+        for name, says, recomputed in differing(body, expected):
+            yield f"certificate {request.request} ({form}): {name} says {said(says)}, recomputed {said(recomputed)}"
         if form == "auditor" and request.level != facts.level:
             yield f"request {request.request}: its level is recorded as {request.level!r}, recomputed {facts.level!r}"

@@ -18,6 +18,7 @@ import independent_verifier
 import sifu
 from sifu.core.closed_form import recorded_fixed_point
 from sifu.core.engine import Position
+from sifu.core.guarantee import words_of
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.ready import ReadyClient
@@ -388,7 +389,7 @@ def test_the_certificate_says_that_masked_statistics_were_not_checked_one_by_one
         fed.serve()
         body = sifu.open_run(fed.run_folder).certificate("one").body
         assert body["level"] == "exact"
-        (texts[masked],) = [premise["statement"] for premise in body["premises"] if premise["name"] == "statistics"]
+        (texts[masked],) = [premise.statement for premise in words_of(body).premises if premise.name == "statistics"]
         with RunReader(fed.run_folder) as reader:
             assert (MASKED_STATISTICS in reader.facts["outside"]) == masked
     assert "could not be checked" in texts[True]

@@ -14,6 +14,7 @@ from test_flower_runs import Federation
 
 import sifu
 from sifu.core.engine import Position
+from sifu.core.guarantee import words_of
 from sifu.core.waiting import Wait
 from sifu.engines.flower.blueprint import Patience
 from sifu.engines.flower.wire import TRAIN
@@ -116,8 +117,8 @@ def test_closing_early_couples_clients_and_is_an_assumption(tmp_path: Path, wait
     assert plan.level == level
     run.request(["client-003"], request="leaves", method="sifu")
     fed.serve(min_level="none")
-    premises = run.certificate("leaves").body["premises"]
-    schedule = [premise["statement"] for premise in premises if premise["name"] == "schedule"]
+    premises = words_of(run.certificate("leaves").body).premises
+    schedule = [premise.statement for premise in premises if premise.name == "schedule"]
     assert bool(schedule) == (level == "conditional")
     assert all("before the slowest clients have answered" in statement for statement in schedule)
     assert run.verify().problems == []

@@ -50,12 +50,7 @@ def collect_premises(
         _arithmetic_premise(facts, largest_psi),
         noise_premise(noise),
         *before_training_premises(facts, rate_source),
-        Premise(
-            "honest reports",
-            "trusted",
-            "Sample counts, drifts and smoothness bounds are those the engine computed or the clients reported; "
-            "they are trusted.",
-        ),
+        Premise("honest reports", "trusted"),
     )
 
 
@@ -76,35 +71,15 @@ def psi_status(
 def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
     """Whether the noise is as large as (epsilon, delta) needs."""
     if calibration == "exact":
-        return Premise("calibration", "met", "Exact calibration of the Gaussian mechanism (Balle & Wang 2018).")
+        return Premise("calibration", "met")
     if epsilon < 1.0:
-        return Premise(
-            "calibration",
-            "assumed",
-            "Classical calibration inside its range (epsilon < 1), not the exact one.",
-        )
-    return Premise(
-        "calibration",
-        "failed",
-        f"Classical calibration is proven for epsilon < 1 only; it was used at epsilon = {epsilon:g}.",
-    )
+        return Premise("calibration", "assumed")
+    return Premise("calibration", "failed", values={"epsilon": epsilon})
 
 
 def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:
     if not largest_psi <= ROUNDING_HOLDS_UP_TO:
-        return Premise(
-            "arithmetic",
-            "assumed",
-            "The sensitivity is beyond the range in which rounding is bounded; it is assumed not to matter.",
-        )
+        return Premise("arithmetic", "assumed", "beyond")
     if facts.dtype == "float64" and facts.rounding_bounded:
-        return Premise(
-            "arithmetic",
-            "met",
-            "Local steps ran in float64; a bound on their rounding is added to the sensitivity.",
-        )
-    return Premise(
-        "arithmetic",
-        "assumed",
-        f"Rounding of the {facts.dtype} local steps is not bounded and is assumed not to matter.",
-    )
+        return Premise("arithmetic", "met")
+    return Premise("arithmetic", "assumed", values={"dtype": facts.dtype})

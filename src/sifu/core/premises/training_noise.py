@@ -36,33 +36,19 @@ def training_noise_premises(
     """
     within, reached = promised.epsilon_composed <= epsilon, _digits_up(promised.epsilon_composed)
     return (
-        Premise(
-            "clipping",
-            "met",
-            f"Every client's update was scaled to a norm of at most {facts.clip:g} and noise of {facts.noise:g} times "
-            "that was added to it, in float64, in every round; this bounds a client's part whatever the model is.",
-        ),
+        Premise("clipping", "met", values={"clip": facts.clip, "noise": facts.noise}),
         training_noise_size_premise(promised.counted_rounds),
-        Premise(
-            "history",
-            "failed" if replayed else "met",
-            "A model made from stored updates lies on the history; no noise was counted for what went into it."
-            if replayed
-            else "Every step of the history is a round that was counted, or was made from such steps alone.",
-        ),
-        Premise(
-            "budget",
-            "met" if within else "failed",
-            f"Over all rounds the clients took part in, training reached epsilon {reached}"
-            + (", within the one asked for." if within else f", more than the {epsilon:g} asked for."),
-        ),
+        Premise("history", "failed" if replayed else "met"),
+        Premise("budget", "met", values={"reached": reached})
+        if within
+        else Premise("budget", "failed", values={"reached": reached, "epsilon": epsilon}),
         counterfactual_premise(facts.participation.independent, apart=facts.identity != IN_PROCESS),
         *(premise for premise in outside_premises(facts) if premise.name == "schedule"),
         *replies_premise(left_out),
         *record_premises(history),
         noise_premise(facts.noise_source),
         *before_training_premises(facts, rate_source),
-        Premise("honest reports", "trusted", "Sample counts and who took part are as recorded; they are trusted."),
+        Premise("honest reports", "trusted", "counts"),
     )
 
 

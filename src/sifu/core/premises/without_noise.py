@@ -17,68 +17,35 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
     if facts.shape_from_labels:
         hyper_parameters = hyper_parameters_premise("given", shape_from_labels=True)
     else:
-        hyper_parameters = Premise(
-            "hyper-parameters",
-            "met",
-            "Outputs, precision and the rule for lambda are fixed in the spec; lambda follows from the sum of those "
-            "who stay.",
-        )
+        hyper_parameters = Premise("hyper-parameters", "met", "fixed")
     return (
         preprocessing_premise(facts),
         *features_premise(facts),
         hyper_parameters,
         *identity_premises(facts),
-        Premise(
-            "statistics",
-            "trusted",
-            "Statistics were masked: a sum that no data can have was refused, single clients' could not be checked; "
-            "clients are trusted to have sent their own."
-            if MASKED_STATISTICS in facts.outside
-            else "Statistics that no data can have were refused; otherwise clients are trusted to have sent their own.",
-        ),
+        Premise("statistics", "trusted", "masked" if MASKED_STATISTICS in facts.outside else ""),
     )
 
 
 def grouping_premise(count: int, depends: bool) -> Premise:
     """Who is in which group; `depends` says that there would be another number of groups without the forgotten."""
-    if depends:
-        return Premise(
-            "grouping",
-            "assumed",
-            f"The number of groups, {count}, was set by rule from how many clients there are, and would be another one "
-            "without the forgotten; the certificate compares with a world that has as many groups.",
-        )
-    return Premise(
-        "grouping",
-        "met",
-        f"A keyed hash of its name put each client into one of {count} groups; the key was fixed when the run was "
-        "created, no client's data had a part in it, and without the forgotten there would be as many groups.",
-    )
+    return Premise("grouping", "assumed" if depends else "met", values={"count": count})
 
 
 def group_premises(count: int, rounds: int, stretch: float, *, depends: bool) -> tuple[Premise, ...]:
     """What a merge of group models rests on (docs/theory.md, section 15.2), in a fixed order."""
+    moved = stretch != 1.0
     return (
         grouping_premise(count, depends),
         Premise(
             "rounds apart",
             "met",
-            f"Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw a "
-            f"common round.{_moved_on(stretch)}",
+            "moved on" if moved else "",
+            values={"rounds": rounds} | ({"stretch": stretch} if moved else {}),
         ),
     )
 
 
-def _moved_on(stretch: float) -> str:
-    if stretch == 1.0:
-        return ""
-    return f" The mean was moved on from the fresh model by a factor of {stretch:g}, fixed before training, too."
-
-
 def heuristic_premise(method: str) -> Premise:
     """A heuristic proves nothing, whatever else holds: its level is always `none`."""
-    return Premise(
-        "method",
-        "failed",
-        f"{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",
-    )
+    return Premise("method", "failed", values={"method": method})

@@ -166,7 +166,7 @@ def main() -> int:
     if published is None:
         print("Compare that key with the one the operator published, or give it with --public-key.")
     body = read(base64.b64decode(read((folder / STATEMENT).read_bytes())["payload"]))["predicate"]
-    print(f"Request {body['request']}, level {body['level']}. What that is worth is in the certificate.")
+    print(f"Request {body['request']}, level {body['level']}. What that is worth is on the page index.html.")
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sifu.core.guarantee import words_of
 from sifu.core.method_info import method_info
 from sifu.core.wording import attacker_words, exact_words, forgotten_words, start_of, what_was_done, whom_words
 from sifu.report.words import LEVEL_WORDS
@@ -44,8 +45,7 @@ def render_evidence(
         ),
         level=LEVEL_WORDS[body["level"]],
         promise=_promise(body),
-        assumed=[premise["statement"] for premise in body["premises"] if premise["status"] == "assumed"],
-        failed=[premise["statement"] for premise in body["premises"] if premise["status"] == "failed"],
+        words=words_of(body),
         deadline=deadline,
         in_time=finished <= deadline,
         finished=finished,
