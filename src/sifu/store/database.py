@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
+from sifu.store.migrations import FIRST_SCHEMA, migrate, schema_version
 
 DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"
@@ -22,7 +23,6 @@ FAILED_DISK = (
     "the disk failed under the run's database (disk I/O error): see to it and run the command again; what was recorded "
     "before is there"
 )
-SCHEMA_VERSION = 9
 APPLICATION_ID = 0x51F0  # marks the file as ours, so that another program's database is refused
 
 
@@ -36,7 +36,7 @@ def create_database(folder: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA secure_delete=ON")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute(f"PRAGMA user_version={schema_version()}")
         connection.executescript(f"BEGIN IMMEDIATE;\n{_schema()}\nCOMMIT;")
     return connection
 
@@ -58,8 +58,12 @@ def rest_of_a_run(folder: Path) -> bool:
     return any(any(folder.glob(name)) for name in names)
 
 
-def open_database(folder: Path) -> sqlite3.Connection:
-    """The database of an existing run, checked to be one and of a schema this version knows."""
+def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connection:
+    """The database of an existing run, checked to be one and of a schema this version knows.
+
+    One of an earlier schema is read from a copy in memory that was brought to today's; `migrating`, which takes the
+    run's lock, the file itself is.
+    """
     path = folder / DATABASE
     if not path.is_file():
         if rest_of_a_run(folder):
@@ -83,16 +87,24 @@ def open_database(folder: Path) -> sqlite3.Connection:
     if application != APPLICATION_ID:
         connection.close()
         raise InputError(f"{path} is not a sifu run (application id {application}, expected {APPLICATION_ID})")
-    if version != SCHEMA_VERSION:
+    if not FIRST_SCHEMA <= version <= schema_version():
         connection.close()
         raise RunDamagedError(
-            f"{folder} has schema {version}, this version of sifu reads schema {SCHEMA_VERSION}: "
+            f"{folder} has schema {version}, this version of sifu reads schemas {FIRST_SCHEMA} to {schema_version()}: "
             + (
                 "upgrade sifu"
-                if version > SCHEMA_VERSION
+                if version > schema_version()
                 else "open it with the version that made it, or train in another folder"
             )
         )
+    if version < schema_version():
+        connection = connection if migrating else _copy_in_memory(connection)
+        try:
+            with transaction(connection):
+                migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
     return connection
 
 
@@ -120,6 +132,18 @@ def _is_readable(path: Path) -> bool:
     except OSError as error:
         return error.errno != errno.EIO
     return True
+
+
+def _copy_in_memory(connection: sqlite3.Connection) -> sqlite3.Connection:
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    with closing(connection), transaction(copy, None):
+        connection.backup(copy)
+    return copy
+
+
+def is_copy_in_memory(connection: sqlite3.Connection) -> bool:
+    """Whether this is a copy that a run of an earlier schema is read from."""
+    return not connection.execute("PRAGMA database_list").fetchone()[2]
 
 
 def schema_problems(connection: sqlite3.Connection) -> list[str]:

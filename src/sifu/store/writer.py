@@ -26,7 +26,14 @@ from sifu.store.checkpoints import KEY_LOST, Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import CLOCK_SET, time_after, utc_now
 from sifu.store.creation import CREATING, FOLDERS, STAGING, check_free, clear_unfinished, finish_creation, first_values
-from sifu.store.database import DATABASE, create_database, open_database, scrub_database, transaction
+from sifu.store.database import (
+    DATABASE,
+    create_database,
+    is_copy_in_memory,
+    open_database,
+    scrub_database,
+    transaction,
+)
 from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
 from sifu.store.history_rows import NodeRow, clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
@@ -179,6 +186,9 @@ class RunWriter(RunReader):
             check_files_of_witnesses(writer)
             if not vouching:
                 time_after(writer.events()[-1].time, utc_now())
+            if is_copy_in_memory(connection):  # of an earlier schema: all is well with it as it would be in today's
+                writer.connection = open_database(folder, migrating=True)
+                connection.close()
             tail = unsigned_tail(writer.events())
             if tail and not vouching and writer.signer().key is not None:
                 raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")
