@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+print("click<8.5")  # Typer of that time shows no help of arguments with a newer one
 for requirement in project["dependencies"] + project["optional-dependencies"]["dev"]:
     bound = re.match(r"([A-Za-z0-9_.-]+)>=([0-9.]+)", requirement)
     if bound and bound[1] not in {"torch", "triton", "setuptools", "ruff", "mypy", "import-linter", "pre-commit"}:

@@ -1,233 +1,337 @@
-"""Data as people have them: CSV or Parquet, with a column for the label, and one for the client or one file a client.
-
-A column of numbers is a feature. A column of words is coded by a list of its words that stands in the spec, one feature
-a word: the coding is fixed before anybody's data are looked at, so nobody leaves a trace in it. A word that is not on
-the list is refused, and so is a value that is missing.
-"""
+"""Tables as people have them: CSV in its dialects, or Parquet, with a column for the client or one file per client."""
 
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sifu.core.randomness import keyed_generator
 from sifu.data.dataset import Dataset
-from sifu.data.npz import MOST_CLASSES
-from sifu.errors import InputError
+from sifu.data.table_coding import FAR_OUTSIDE, Place, TableCoding
+from sifu.errors import InputError, SifuWarning
+from sifu.theory.arrays import Array
 
-ENDINGS = (".csv", ".parquet")
+CSV_ENDINGS = (".csv", ".tsv", ".txt", ".data")
+ENDINGS = (*CSV_ENDINGS, ".parquet")
 LARGEST_FILE = 4 << 30
 """Bytes of one file."""
-MOST_WORDS = 1000
 MOST_FILES = 100_000
-Columns = dict[str, list[Any]]
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
-class TableCoding:
-    """How columns are read: which is the label and which the client, and the words of those that hold words."""
+class TableFile:
+    """One file as it was read: its columns as texts (CSV) or values (Parquet), and the line of each row."""
 
-    label: str
-    client: str = ""
-    classes: tuple[str, ...] = ()
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    name: str
+    columns: dict[str, list[Any]]
+    lines: tuple[int, ...] = ()
+    separator: str = ","
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def places(self) -> list[Place]:
+        """Where each row stands."""
+        return [Place(self.name, line, row) for row, line in enumerate(self.lines or [0] * self.rows)]
+
+    @property
+    def decimal_commas(self) -> bool:
+        """Whether 1,5 is a number: only where commas do not separate fields."""
+        return self.separator != ","
 
 
-def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
-    """Columns of words as a spec writes them.
+def read_table(
+    path: Path, coding: TableCoding, *, held_out: float = 0.0, test_file: Path | None = None, seed: int = 0
+) -> Dataset:
+    """The data set in a file with a column for the client, or in a folder with one file per client.
 
-    >>> parse_categories("colour=red,green; size=S,M,L")
-    {'colour': ('red', 'green'), 'size': ('S', 'M', 'L')}
+    A share `held_out` of each client's rows, drawn by `seed` and each row's identity, is kept for testing; or all rows
+    of `test_file` are.
     """
-    categories: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        column, equals, words = part.partition("=")
-        if not equals or not column.strip() or column.strip() in categories:
-            raise InputError(f"data.categories: write COLUMN=WORD,WORD; COLUMN=WORD,WORD, found {part[:80]!r}")
-        categories[column.strip()] = parse_words(words, f"data.categories, column {column.strip()[:80]!r}")
-    return categories
-
-
-def parse_words(text: str, what: str) -> tuple[str, ...]:
-    """A list of different words.
-
-    >>> parse_words("no,yes", "data.classes")
-    ('no', 'yes')
-    """
-    words = tuple(word.strip() for word in text.split(","))
-    if len(words) > MOST_WORDS or len(set(words)) != len(words) or not all(words):
-        raise InputError(
-            f"{what}: list 1 to {MOST_WORDS} different words with commas between them, found {text[:80]!r}"
-        )
-    return words
-
-
-def read_table(path: Path, coding: TableCoding) -> Dataset:
-    """The data set in a file with a column for the client, or in a folder with one file a client."""
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
-        if not files or len(files) > MOST_FILES:
-            raise InputError(
-                f"{path} has {len(files)} files that end in {' or '.join(ENDINGS)}: 1 to {MOST_FILES} are read"
-            )
-        if len({file.stem for file in files}) != len(files):
-            raise InputError(f"{path} has two files for one client: a file's name without its ending is the client's")
-        if coding.client:
-            raise InputError(f"{path} has one file a client, so there is no column for it: leave data.client empty")
-        tables = [(file, _read_columns(file)) for file in files]
-    else:
-        if not coding.client:
-            raise InputError(f"{path} holds all clients: name the column that says whose a row is (data.client)")
-        tables = [(path, _read_columns(path))]
+    tables = _read_tables(path, coding)
     features = _feature_columns(tables, coding)
-    rows, labels, owners = [], [], []
-    for file, columns in tables:
-        rows.append(_features(file, columns, features, coding))
-        labels.append(_labels(file, columns[coding.label], coding.classes))
-        count = len(columns[coding.label])
-        owners += [str(owner) for owner in columns[coding.client]] if coding.client else [file.stem] * count
-    x, y = np.concatenate(rows), np.concatenate(labels)
-    classes = coding.classes or (tuple(map(str, range(int(y.max()) + 1))) if y.dtype.kind == "i" and y.size else ())
-    return Dataset(f"table:{path.stem}", x, y, x[:0], y[:0], classes, client_train=np.array(owners))
+    samples, labels, owners, identities = [], [], [], []
+    for table in tables:
+        places = table.places
+        samples.append(_features(table, features, coding, places))
+        labels.append(coding.labels(table.columns[coding.label], places, commas=table.decimal_commas))
+        owners += _owners(table, coding, places)
+        identities += _identities(table, coding, places)
+    x, y = np.concatenate(samples), _joined(labels)
+    client, identity = np.array(owners), np.array(identities) if coding.identity else None
+    _check_identities(client, identity)
+    warn_of_table(x, y, features, coding)
+    kept = np.ones(len(y), dtype=bool)
+    x_test, y_test = x[:0], y[:0]
+    if test_file is not None:
+        (test,) = _read_tables(test_file, coding, one_file=True)
+        x_test = _features(test, features, coding, test.places)
+        y_test = coding.labels(test.columns[coding.label], test.places, commas=test.decimal_commas).astype(y.dtype)
+    elif held_out > 0:
+        kept = ~held_out_rows(client, identity, held_out, seed)
+        x_test, y_test = x[~kept], y[~kept]
+    classes = coding.class_names or (tuple(map(str, range(int(y.max()) + 1))) if y.dtype.kind == "i" else ())
+    return Dataset(
+        f"table:{path.stem}",
+        x[kept],
+        y[kept],
+        x_test,
+        y_test,
+        classes,
+        client_train=client[kept],
+        row_ids=None if identity is None else identity[kept],
+    )
 
 
-def feature_names(path: Path, coding: TableCoding) -> list[str]:
-    """The columns of a table that are features, in their order."""
-    first = path
-    if path.is_dir():
-        first = next((file for file in sorted(path.iterdir()) if file.suffix.lower() in ENDINGS), path)
-    return [name for name in _read_columns(first) if name not in (coding.label, coding.client)]
+def held_out_rows(client: Array, identity: Array | None, share: float, seed: int) -> Array:
+    """Which rows are kept for testing: each by a draw of its own, so that no other row changes it.
+
+    A row is known by its identity, or by its number within the client. Each client keeps at least one row to train on.
+    """
+    numbers: Counter[str] = Counter()
+    held = np.zeros(len(client), dtype=bool)
+    for row, owner in enumerate(client):
+        name = str(numbers[owner]) if identity is None else str(identity[row])
+        numbers[owner] += 1
+        held[row] = keyed_generator(seed, "held out", str(owner), name).random() < share
+    for owner in numbers:
+        rows = np.flatnonzero(client == owner)
+        if held[rows].all():
+            held[rows[0]] = False
+    return held
 
 
-def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None = None) -> Any:
-    """Rows of features of new data, coded in the same way; `names` are the columns they must have, in any order."""
-    columns = _read_columns(path)
-    wanted = [name for name in columns if name not in (coding.label, coding.client)] if names is None else list(names)
-    missing = [name for name in wanted if name not in columns]
-    if missing:
-        raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(columns)[:400]}")
-    return _features(path, columns, wanted, coding)
+def column_names(path: Path, coding: TableCoding) -> list[str]:
+    """The columns of a table, in their order."""
+    return list(_read_tables(path, coding)[0].columns)
 
 
-def _feature_columns(tables: Sequence[tuple[Path, Columns]], coding: TableCoding) -> list[str]:
-    """The columns that are features, the same in every file and in the order of the first."""
-    first, columns = tables[0]
-    for name in filter(None, (coding.label, coding.client, *coding.categories)):
-        if name not in columns:
-            raise InputError(f"{first} has no column {name!r}; it has {', '.join(columns)[:400]}")
-    for file, other in tables[1:]:
-        if list(other) != list(columns):
-            raise InputError(f"{file} has other columns than {first}: {', '.join(other)[:200]}")
-    features = [name for name in columns if name not in (coding.label, coding.client)]
-    if not features:
-        raise InputError(f"{first} has no column beside the label and the client")
-    return features
+def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None = None) -> tuple[Array, list[str]]:
+    """Rows of features of new data, coded in the same way, and their identities (none without a column for them).
+
+    `names` are the columns they must have, in any order.
+    """
+    (table,) = _read_tables(path, coding, one_file=True)
+    features = coding.features_of(list(table.columns)) if names is None else list(names)
+    absent = [name for name in features if name not in table.columns]
+    if absent:
+        raise InputError(
+            f"{path}, read as separated by {SEPARATORS[table.separator]}, has no column {absent[0]!r}; it has "
+            f"{', '.join(table.columns)[:400]}"
+        )
+    x = _features(table, features, coding, table.places)
+    return x, [str(value) for value in table.columns.get(coding.identity, ())] if coding.identity else []
 
 
-def _features(file: Path, columns: Columns, names: Sequence[str], coding: TableCoding) -> Any:
-    parts = []
-    for name in names:
+def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCoding) -> None:
+    """Say what looks like a mistake; nothing is refused for it."""
+    start = 0
+    for name in columns:
         words = coding.categories.get(name)
-        if words is None:
-            parts.append(
-                np.array([_number(file, name, row, value) for row, value in enumerate(columns[name], 1)])[:, None]
-            )
+        width = (1 if words is None else len(words)) + (name in coding.missing)
+        values, start = x[:, start], start + width
+        if words is not None:
             continue
-        place = {word: index for index, word in enumerate(words)}
-        coded = np.zeros((len(columns[name]), len(words)))
-        for row, value in enumerate(columns[name]):
-            coded[row, _place(file, name, row + 1, value, place)] = 1.0
-        parts.append(coded)
+        far = int((np.abs(values) > FAR_OUTSIDE).sum())
+        if far:
+            spread = "scaled " if name in coding.scales else ""
+            advice = "correct its constants in data.scale" if spread else f'set data.scale = "{name}=MIDDLE,SPREAD"'
+            _warn(
+                f"column {name!r}: {far} of {len(values)} {spread}values are beyond {FAR_OUTSIDE:g}, up to "
+                f"{np.abs(values).max():.6g}; such a column drowns the others: {advice}, from constants that no "
+                "client's data decided"
+            )
+        if len(values) > 20 and np.unique(values).size == len(values) and bool((values == np.round(values)).all()):
+            _warn(
+                f"column {name!r} has another whole number in every row, like an identity: if it is one, set "
+                f'data.id = "{name}" or data.ignore = "{name}"'
+            )
+    if y.dtype.kind == "i" and y.size and y.ndim == 1:
+        share = np.bincount(y).max() / y.size
+        if share > 0.95:
+            _warn(
+                f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always says it is as "
+                "accurate; look at the AUC, not at the accuracy"
+            )
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, SifuWarning, stacklevel=4)
+
+
+def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> list[TableFile]:
+    if not path.is_dir():
+        if not coding.client and not one_file:
+            raise InputError(f"{path} holds all clients: name the column that says whose a row is (data.client)")
+        return [read_columns(path, coding.header)]
+    if one_file:
+        raise InputError(f"{path} is a folder: name one file")
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+    if not files or len(files) > MOST_FILES:
+        raise InputError(
+            f"{path} has {len(files)} files that end in {', '.join(ENDINGS)}: 1 to {MOST_FILES} are read"
+        )
+    if len({file.stem for file in files}) != len(files):
+        raise InputError(f"{path} has two files for one client: a file's name without its ending is the client's")
+    if coding.client:
+        raise InputError(f"{path} has one file per client, so there is no column for it: leave data.client empty")
+    return [read_columns(file, coding.header) for file in files]
+
+
+def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[str]:
+    """The columns that are features, the same in every file and in the order of the first."""
+    first = tables[0]
+    coding.check_columns(list(first.columns), first.name, SEPARATORS[first.separator])
+    for table in tables[1:]:
+        if list(table.columns) != list(first.columns):
+            raise InputError(
+                f"{table.name} has other columns than {first.name}, or another order: {', '.join(table.columns)[:200]}"
+            )
+    return coding.features_of(list(first.columns))
+
+
+def _features(table: TableFile, names: Sequence[str], coding: TableCoding, places: list[Place]) -> Array:
+    parts = [coding.coded(name, table.columns[name], places, commas=table.decimal_commas) for name in names]
     return np.concatenate(parts, axis=1)
 
 
-def _number(file: Path, column: str, row: int, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(
-            f"{file}, row {row}: column {column!r} holds {str(value)[:40]!r}, which is not a number. List the words of "
-            "a column of words in data.categories; fill in what is missing before"
+def _owners(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
+    if not coding.client:
+        return [Path(table.name).stem] * table.rows
+    owners = ["" if value is None else str(value).strip() for value in table.columns[coding.client]]
+    for owner, place in zip(owners, places, strict=True):
+        if not owner:
+            raise InputError(f"{place}: column {coding.client!r}, the client, is empty: say whose row it is")
+    return owners
+
+
+def _identities(table: TableFile, coding: TableCoding, places: list[Place]) -> list[str]:
+    if not coding.identity:
+        return []
+    identities = ["" if value is None else str(value).strip() for value in table.columns[coding.identity]]
+    for identity, place in zip(identities, places, strict=True):
+        if not identity:
+            raise InputError(f"{place}: column {coding.identity!r}, the identity (data.id), is empty")
+    return identities
+
+
+def _check_identities(client: Array, identity: Array | None) -> None:
+    """Two rows of one client under one identity are fine: both are that person's."""
+    if identity is not None and len(identity) > 20 and np.unique(identity).size * 10 < len(identity):
+        _warn(
+            f"data.id has only {np.unique(identity).size} different values in {len(identity)} rows: a request for one "
+            "of them takes many rows out"
         )
-    return number
 
 
-def _place(file: Path, column: str, row: int, value: Any, place: Mapping[str, int]) -> int:
-    word = "" if value is None else str(value).strip()
-    if word not in place:
-        raise InputError(
-            f"{file}, row {row}: column {column!r} holds {word[:40]!r}, which the spec does not list for it"
-        )
-    return place[word]
+def _joined(labels: Sequence[Array]) -> Array:
+    """One array of labels; classes in one file and real numbers in another are real numbers."""
+    return np.concatenate(labels)
 
 
-def _labels(file: Path, values: Sequence[Any], classes: tuple[str, ...]) -> Any:
-    """Class numbers; without declared classes whole numbers are classes, and other numbers targets of a regression."""
-    if classes:
-        place = {word: index for index, word in enumerate(classes)}
-        return np.array(
-            [_place(file, "label", row, value, place) for row, value in enumerate(values, 1)], dtype=np.int64
-        )
-    numbers = np.array([_number(file, "label", row, value) for row, value in enumerate(values, 1)])
-    whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
-    if whole and numbers.max() >= MOST_CLASSES:
-        row = int(numbers.argmax())
-        raise InputError(
-            f"{file}, row {row + 1}: the label is {str(values[row])[:40]}. Whole numbers are classes: number them from "
-            f"0, {MOST_CLASSES} at most; targets of a regression have a fraction somewhere"
-        )
-    return numbers.astype(np.int64) if whole else numbers
-
-
-def _read_columns(path: Path) -> Columns:
-    """Every column of a file, as texts (CSV) or as values (Parquet)."""
+def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
+    """Every column of a file; `header` names those of a CSV file without a header line."""
     if not path.is_file():
-        raise InputError(f"there is no file {path}: give a {' or '.join(ENDINGS)} file, or a folder with one a client")
+        raise InputError(f"there is no file {path}: give a {', '.join(ENDINGS)} file, or a folder with one per client")
     if path.stat().st_size > LARGEST_FILE:
         raise InputError(f"{path} has {path.stat().st_size} bytes; files of up to {LARGEST_FILE} bytes are read")
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise InputError(f"{path} must end in {' or '.join(ENDINGS)}")
-    columns = _read_csv(path) if ending == ".csv" else _read_parquet(path)
-    if not columns or not next(iter(columns.values())):
+        raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
+    table = _read_parquet(path) if ending == ".parquet" else _read_csv(path, tuple(header))
+    if not table.columns or not table.rows:
         raise InputError(f"{path} has no rows")
-    return columns
+    return table
 
 
-def _read_csv(path: Path) -> Columns:
+def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
+    text = _decoded(path)
+    separator = _separator(text)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream)
-            header = [name.strip() for name in next(reader, [])]
-            if len(set(header)) != len(header) or not all(header):
-                raise InputError(f"{path}: the first row must name the columns, each by a name of its own")
-            columns: Columns = {name: [] for name in header}
-            for number, row in enumerate(reader, start=1):
-                if not row:
-                    continue
-                if len(row) != len(header):
-                    raise InputError(f"{path}, row {number} has {len(row)} fields, the first row names {len(header)}")
-                for name, value in zip(header, row, strict=True):
-                    columns[name].append(value)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is not a CSV file in UTF-8 ({error})") from error
-    return columns
+        rows = list(_csv_rows(text, separator))
+    except csv.Error as error:
+        raise InputError(f"{path} is not a CSV file ({error})") from error
+    if not rows:
+        raise InputError(f"{path} has no rows")
+    names = header
+    if header and [field.strip() for field in rows[0][1]] == list(header):
+        rows = rows[1:]  # the file has the header line after all
+    elif not header:
+        names = tuple(field.strip() for field in rows.pop(0)[1])
+    if len(set(names)) != len(names) or not all(names):
+        twice = next((name for name in names if names.count(name) > 1), "")
+        what = f"{twice!r} is there twice" if twice else "one of them is empty"
+        raise InputError(
+            f"{path}: the first line must name the columns, each with its own name; {what}. For a file without such a "
+            "line, name the columns in data.header"
+        )
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for row, (line, fields) in enumerate(rows):
+        if len(fields) != len(names):
+            raise InputError(
+                f"{Place(str(path), line, row)} has {len(fields)} fields separated by {SEPARATORS[separator]}; there are "
+                f"{len(names)} columns"
+            )
+        for name, field in zip(names, fields, strict=True):
+            columns[name].append(field)
+    return TableFile(str(path), columns, tuple(line for line, _ in rows), separator)
 
 
-def _read_parquet(path: Path) -> Columns:
+def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Each row that is not blank, with the line it ends on."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    for fields in reader:
+        if any(field.strip() for field in fields):
+            yield reader.line_num, fields
+
+
+def _separator(text: str) -> str:
+    """What separates the fields: what makes the most of the first line, a comma where nothing does."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    fields = {mark: len(next(csv.reader([first], delimiter=mark))) for mark in SEPARATORS}
+    return max(SEPARATORS, key=lambda mark: (fields[mark], mark == ","))
+
+
+def _decoded(path: Path) -> str:
+    """The text of a file: UTF-8, UTF-16 by its mark, else Latin-1 as older programs write it."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encodings: tuple[str, ...] = ("utf-16",)
+    else:
+        encodings = ("utf-8-sig", "cp1252")
+    if b"\0" in content and encodings[0] != "utf-16":
+        raise InputError(f"{path} is not a text file: it holds zero bytes")
+    for encoding in encodings:
+        try:
+            return content.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise InputError(f"{path} is not a text file in UTF-8, UTF-16 or Latin-1")
+
+
+def _read_parquet(path: Path) -> TableFile:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
         raise InputError(f"to read {path}, install pyarrow: pip install 'sifu[parquet]'") from error
     try:
         table = parquet.read_table(path)
-        return {str(name): table.column(name).to_pylist() for name in table.column_names}
+        columns = {str(name): table.column(name).to_pylist() for name in table.column_names}
     except (ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable Parquet file ({type(error).__name__})") from error
+    return TableFile(str(path), columns)

@@ -1,0 +1,374 @@
+"""How the columns of a table become features and classes: by constants of the spec, before anyone's data are read.
+
+A number is shifted and scaled by two constants. A category is one feature per listed word. Where the spec says what
+stands for a missing value, an indicator is added, so that a model can tell a filled-in value from a measured one. No
+mean, range or list is taken from the clients' rows: a client that leaves has left no trace in the coding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sifu.core.spec import DataSpec
+from sifu.errors import InputError
+from sifu.theory.arrays import Array
+
+MOST_WORDS = 1000
+MISSING_WORDS = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null", "none", "-", "."})
+"""Texts that stand for a missing value, in lower case."""
+FAR_OUTSIDE = 10.0
+"""A scaled number beyond this is reported: its constants, or the value, are probably wrong."""
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+_DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ].*)?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands: file, line as an editor counts it (0: the format has none), and row counted from 0."""
+
+    file: str
+    line: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line} (row {self.row})" if self.line else f"{self.file}, row {self.row}"
+
+
+@dataclass(frozen=True)
+class TableCoding:
+    """The role of every column; a column without a role of its own is a number."""
+
+    label: str
+    client: str = ""
+    classes: tuple[tuple[str, ...], ...] = ()
+    """The words of each class; empty where labels are numbers already."""
+    class_names: tuple[str, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    identity: str = ""
+    ignored: tuple[str, ...] = ()
+    scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Middle and spread of a column of numbers."""
+    missing: Mapping[str, float | None] = field(default_factory=dict)
+    """What stands for a missing number, None for a missing category."""
+    header: tuple[str, ...] = ()
+    """Names of the columns of files that have no header line."""
+
+    @classmethod
+    def from_spec(cls, data: DataSpec) -> TableCoding:
+        """The coding that a spec declares."""
+        classes = parse_classes(data.classes) if data.classes.strip() else {}
+        return cls(
+            data.label,
+            data.client,
+            tuple(classes.values()),
+            tuple(classes),
+            parse_categories(data.categories),
+            data.id,
+            tuple(split_names(data.ignore, "data.ignore")),
+            {column: _scale(column, text) for column, text in _entries(data.scale, "data.scale")},
+            {column: _fill(column, text) for column, text in _entries(data.missing, "data.missing")},
+            tuple(split_names(data.header, "data.header")),
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The coding as plain values, for the description of an exported model."""
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> TableCoding:
+        """The coding in the description of an exported model."""
+        return cls(
+            label=str(mapping["label"]),
+            client=str(mapping["client"]),
+            classes=tuple(tuple(map(str, words)) for words in mapping["classes"]),
+            class_names=tuple(map(str, mapping["class_names"])),
+            categories={str(name): tuple(map(str, words)) for name, words in mapping["categories"].items()},
+            identity=str(mapping["identity"]),
+            ignored=tuple(map(str, mapping["ignored"])),
+            scales={str(name): (float(pair[0]), float(pair[1])) for name, pair in mapping["scales"].items()},
+            missing={str(name): None if fill is None else float(fill) for name, fill in mapping["missing"].items()},
+            header=tuple(map(str, mapping["header"])),
+        )
+
+    def features_of(self, columns: Sequence[str]) -> list[str]:
+        """The columns that are features, in the order given."""
+        others = {self.label, self.client, self.identity, *self.ignored}
+        return [name for name in columns if name not in others]
+
+    def check_columns(self, columns: Sequence[str], file: str, separator: str = "") -> None:
+        """Every column that the spec names must be there, and leave one that is a feature."""
+        named = [
+            ("data.label", [self.label]), ("data.client", [self.client]), ("data.id", [self.identity]),
+            ("data.ignore", self.ignored), ("data.categories", self.categories), ("data.scale", self.scales),
+            ("data.missing", self.missing),
+        ]  # fmt: skip
+        for key, names in named:
+            for name in filter(None, names):
+                if name not in columns:
+                    read_as = f", read as separated by {separator}," if separator else ""
+                    raise InputError(
+                        f"{file}{read_as} has no column {name!r}, which {key} names; it has {', '.join(columns)[:400]}"
+                    )
+        roles = [self.label, *filter(None, (self.client, self.identity)), *self.ignored]
+        twice = next((name for name in roles if roles.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(f"column {twice!r} has two roles: name it once among data.label, client, id and ignore")
+        if not self.features_of(columns):
+            raise InputError(f"{file} has no column for features: all of {', '.join(columns)[:200]} have other roles")
+
+    def coded(self, name: str, values: Sequence[Any], places: Sequence[Place], *, commas: bool = False) -> Array:
+        """The features of one column, one row per value; `commas` reads 1,5 as a number."""
+        fills = name in self.missing
+        words = self.categories.get(name)
+        width = (1 if words is None else len(words)) + fills
+        features = np.zeros((len(values), width))
+        positions = {} if words is None else {word: position for position, word in enumerate(words)}
+        middle, spread = self.scales.get(name, (0.0, 1.0))
+        for row, (value, place) in enumerate(zip(values, places, strict=True)):
+            if is_missing(value) and not _listed(value, positions):
+                if not fills:
+                    raise InputError(_missing_value(place, name, value, words is not None))
+                fill = self.missing[name]
+                if words is None and fill is not None:
+                    features[row, 0] = (fill - middle) / spread
+                features[row, -1] = 1.0
+            elif words is None:
+                features[row, 0] = (_number(place, name, value, commas) - middle) / spread
+            else:
+                features[row, _position(place, name, value, positions, "data.categories")] = 1.0
+        return features
+
+    def labels(self, values: Sequence[Any], places: Sequence[Place], *, commas: bool = False) -> Array:
+        """Class numbers; without declared classes whole numbers are classes, other numbers targets of a regression."""
+        for value, place in zip(values, places, strict=True):
+            if is_missing(value) and not any(_text(value) in words for words in self.classes):
+                raise InputError(
+                    f"{place}: column {self.label!r}, the label, is empty ({_text(value)!r}): leave out rows without one"
+                )
+        if self.classes:
+            positions = {word: number for number, words in enumerate(self.classes) for word in words}
+            return np.array(
+                [
+                    _position(place, self.label, value, positions, "data.classes")
+                    for value, place in zip(values, places, strict=True)
+                ],
+                dtype=np.int64,
+            )
+        numbers = np.array(
+            [
+                _number(place, self.label, value, commas, "data.classes")
+                for value, place in zip(values, places, strict=True)
+            ]
+        )
+        whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
+        if whole and numbers.max() >= MOST_WORDS:
+            worst = places[int(numbers.argmax())]
+            raise InputError(
+                f"{worst}: column {self.label!r} holds {int(numbers.max())}; classes are numbered from 0 to "
+                f"{MOST_WORDS - 1}. For a regression set model.kind = \"ridge\" and ridge.task = \"regression\""
+            )
+        return numbers.astype(np.int64) if whole else numbers
+
+
+def split_names(text: str, key: str) -> list[str]:
+    """Names with commas or new lines between them; one that holds such a character is written in double quotes.
+
+    >>> split_names('age, "weight, in kg"', "data.ignore")
+    ['age', 'weight, in kg']
+    """
+    names = [_unquoted(part) for part in _split(text, ",\n")]
+    if len(set(names)) != len(names):
+        raise InputError(f"{key} names a column twice: {text[:80]!r}")
+    return names
+
+
+def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
+    """Columns of words as a spec writes them.
+
+    >>> parse_categories('colour=red,green; "size; EU"=S,M,L')
+    {'colour': ('red', 'green'), 'size; EU': ('S', 'M', 'L')}
+    """
+    return {
+        column: parse_words(words, f"data.categories, column {column[:80]!r}")
+        for column, words in _entries(text, "data.categories")
+    }
+
+
+def parse_words(text: str, what: str) -> tuple[str, ...]:
+    """A list of different words.
+
+    >>> parse_words("no,yes", "data.classes")
+    ('no', 'yes')
+    """
+    words = tuple(_unquoted(word) for word in _split(text, ","))
+    if not words or len(words) > MOST_WORDS or len(set(words)) != len(words) or text.rstrip().endswith(","):
+        raise InputError(
+            f"{what}: list 1 to {MOST_WORDS} different words with commas between them, found {text[:80]!r}"
+        )
+    return words
+
+
+def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
+    """The words of each class, by the class's name.
+
+    >>> parse_classes("no,yes"), parse_classes("healthy=0, ill=1|2|3")
+    ({'no': ('no',), 'yes': ('yes',)}, {'healthy': ('0',), 'ill': ('1', '2', '3')})
+    """
+    classes: dict[str, tuple[str, ...]] = {}
+    for part in parse_words(text, "data.classes"):
+        name, equals, listed = part.partition("=")
+        words = tuple(word.strip() for word in (listed if equals else name).split("|"))
+        classes[name.strip()] = words
+    every = [word for words in classes.values() for word in words]
+    if not all(every) or len(set(every)) != len(every) or not all(classes):
+        raise InputError(f"data.classes: each word belongs to one class, found {text[:80]!r}")
+    return classes
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for a missing one.
+
+    >>> [is_missing(value) for value in (None, "?", " NA ", float("nan"), "0", 0)]
+    [True, True, True, True, False, False]
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return True
+    return isinstance(value, str) and value.strip().lower() in MISSING_WORDS
+
+
+def looks_like_a_number(text: str, commas: bool = False) -> bool:
+    """Whether a text is a number as files write it; `commas` allows 1,5."""
+    return bool(_NUMBER.fullmatch(text) or (commas and _DECIMAL_COMMA.fullmatch(text)))
+
+
+def looks_like_a_date(text: str) -> bool:
+    """Whether a text is a date or a time stamp.
+
+    >>> looks_like_a_date("2024-01-31"), looks_like_a_date("31.1.24"), looks_like_a_date("3.14")
+    (True, True, False)
+    """
+    return bool(_DATE.fullmatch(text))
+
+
+def _entries(text: str, key: str) -> Iterator[tuple[str, str]]:
+    """COLUMN=TEXT, with semicolons or new lines between them."""
+    seen = set()
+    for part in _split(text, ";\n"):
+        column, equals, rest = _partition(part)
+        if not equals or not column or column in seen:
+            raise InputError(f"{key}: write COLUMN=...; COLUMN=..., each column once, found {part[:80]!r}")
+        seen.add(column)
+        yield column, rest
+
+
+def _split(text: str, separators: str) -> list[str]:
+    """Parts between separators that stand outside double quotes, without those that are empty."""
+    parts, quoted = [""], False
+    for character in text:
+        if character == '"':
+            quoted = not quoted
+        if character in separators and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _partition(part: str) -> tuple[str, str, str]:
+    if part.startswith('"'):
+        name, quote, rest = part[1:].partition('"')
+        return (name, "=", rest.strip()[1:].strip()) if quote and rest.strip().startswith("=") else (name, "", "")
+    name, equals, rest = part.partition("=")
+    return name.strip(), equals, rest.strip()
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+
+
+def _scale(column: str, text: str) -> tuple[float, float]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(looks_like_a_number(part) for part in parts) or float(parts[1]) <= 0:
+        raise InputError(
+            f"data.scale: write {column}=MIDDLE,SPREAD with a positive spread, for example {column}=50,10; found "
+            f"{text[:80]!r}"
+        )
+    return float(parts[0]), float(parts[1])
+
+
+def _fill(column: str, text: str) -> float | None:
+    if text and not looks_like_a_number(text):
+        raise InputError(
+            f"data.missing: write {column}=NUMBER, or {column}= for a column of categories, found {text[:80]!r}"
+        )
+    return float(text) if text else None
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _listed(value: Any, positions: Mapping[str, int]) -> bool:
+    return _text(value) in positions
+
+
+def _number(place: Place, column: str, value: Any, commas: bool, words_key: str = "data.categories") -> float:
+    if isinstance(value, int | float | np.number):
+        number = float(value)
+    else:
+        text = _text(value)
+        if commas and _DECIMAL_COMMA.fullmatch(text):
+            text = text.replace(",", ".")
+        number = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if math.isfinite(number):
+        return number
+    raise InputError(f"{place}: column {column!r} holds {_text(value)[:40]!r}, {_why_no_number(_text(value), words_key)}")
+
+
+def _why_no_number(text: str, words_key: str) -> str:
+    if looks_like_a_date(text):
+        return (
+            "which looks like a date: turn it into a number first (days since a fixed date), or leave the column out "
+            "with data.ignore"
+        )
+    if _DECIMAL_COMMA.fullmatch(text):
+        return "a decimal comma in a file that commas separate: separate it by semicolons, or write a decimal point"
+    if text.lower() in {"inf", "-inf", "+inf", "infinity"} or _NUMBER.fullmatch(text):
+        return "which is not a finite number"
+    if words_key == "data.classes":
+        return 'which is not a number: list the words of the label in data.classes, for example classes = "no,yes"'
+    return "which is not a number: list the words of this column in data.categories, or leave it out with data.ignore"
+
+
+def _missing_value(place: Place, column: str, value: Any, category: bool) -> str:
+    example = f"{column}=" if category else f"{column}=NUMBER"
+    return (
+        f"{place}: column {column!r} holds {_text(value)[:40]!r}, which stands for a missing value: say what to use for "
+        f'it with data.missing = "{example}" (an indicator is added), or leave the column out with data.ignore'
+    )
+
+
+def _position(place: Place, column: str, value: Any, positions: Mapping[str, int], key: str) -> int:
+    """The class or category of a value: by its text, else as a whole number (1.0 is 1) or a truth value."""
+    text = _text(value)
+    for word in (text, _whole_number(value), {"true": "1", "false": "0"}.get(text.lower(), text)):
+        if word in positions:
+            return positions[word]
+    raise InputError(
+        f"{place}: column {column!r} holds {text[:40]!r}, which {key} does not list; it lists "
+        f"{', '.join(positions)[:200]}"
+    )
+
+
+def _whole_number(value: Any) -> str:
+    text = _text(value)
+    if looks_like_a_number(text) and abs(float(text)) < 2**53 and float(text) == int(float(text)):
+        return str(int(float(text)))
+    return text
