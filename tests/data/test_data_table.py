@@ -9,11 +9,12 @@ import pytest
 
 import sifu
 from run_tools import small_spec
-from sifu.data.table import TableCoding, parse_categories, read_table
+from sifu.data.table import read_table
+from sifu.data.table_coding import TableCoding, parse_categories
 from sifu.errors import InputError
 
 ROWS = [("north", 0.5, "red", "yes"), ("south", -1.0, "blue", "no"), ("north", 2.0, "blue", "no")]
-CODING = TableCoding("bought", "shop", ("no", "yes"), {"colour": ("red", "blue")})
+CODING = TableCoding("bought", "shop", (("no",), ("yes",)), ("no", "yes"), {"colour": ("red", "blue")})
 X = np.array([[0.5, 1.0, 0.0], [-1.0, 0.0, 1.0], [2.0, 0.0, 1.0]])
 
 
@@ -52,13 +53,13 @@ def test_parquet_gives_the_same_as_csv(tmp_path: Path) -> None:
 def test_one_file_a_client(tmp_path: Path) -> None:
     for shop in ("north", "south"):
         write_csv(tmp_path / f"{shop}.csv", [row[1:] for row in ROWS if row[0] == shop], "price,colour,bought")
-    data = read_table(tmp_path, TableCoding("bought", "", CODING.classes, CODING.categories))
+    data = read_table(tmp_path, TableCoding("bought", "", CODING.classes, CODING.class_names, CODING.categories))
     assert data.client_train is not None
     assert data.client_train.tolist() == ["north", "north", "south"]
     np.testing.assert_array_equal(data.x_train, X[[0, 2, 1]])
     write_csv(tmp_path / "west.csv", [("red", 1, "no")], "colour,price,bought")
     with pytest.raises(InputError, match="other columns"):
-        read_table(tmp_path, TableCoding("bought", "", CODING.classes, CODING.categories))
+        read_table(tmp_path, TableCoding("bought", "", CODING.classes, CODING.class_names, CODING.categories))
 
 
 def test_the_coding_of_one_client_does_not_depend_on_another(tmp_path: Path) -> None:
@@ -80,21 +81,21 @@ def test_numbers_as_labels_are_classes_or_targets(tmp_path: Path) -> None:
     assert floats.classes == ()
 
 
-NO = TableCoding("bought", "shop", ("no",))
-RED = TableCoding("bought", "shop", ("no",), {"colour": ("red",)})
+NO = TableCoding("bought", "shop", (("no",),), ("no",))
+RED = TableCoding("bought", "shop", (("no",),), ("no",), {"colour": ("red",)})
 HEADER = "shop,price,bought"
 BAD: dict[str, tuple[str, str, TableCoding, str]] = {
-    "a word in a column of numbers": (HEADER, "n,cheap,no", NO, "row 1: column 'price'"),
-    "a missing value": (HEADER, "n,,no", NO, "not a number"),
-    "an infinite value": (HEADER, "n,inf,no", NO, "not a number"),
+    "a word in a column of numbers": (HEADER, "n,cheap,no", NO, "row 0.: column 'price'"),
+    "a missing value": (HEADER, "n,,no", NO, "data.missing"),
+    "an infinite value": (HEADER, "n,inf,no", NO, "not a finite number"),
     "a word that is not listed": ("shop,colour,bought", "n,green,no", RED, "does not list"),
     "a class that is not listed": (HEADER, "n,1,maybe", NO, "does not list"),
     "no such column": (HEADER, "n,1,no", TableCoding("label", "shop"), "no column 'label'"),
     "no column for the client": (HEADER, "n,1,no", TableCoding("bought"), "data.client"),
     "a short row": (HEADER, "n,1", TableCoding("bought", "shop"), "2 fields"),
-    "two columns of one name": ("shop,price,price", "n,1,2", TableCoding("price", "shop"), "name of its own"),
+    "two columns of one name": ("shop,price,price", "n,1,2", TableCoding("price", "shop"), "price. is there twice"),
     "no rows": (HEADER, "", TableCoding("bought", "shop"), "no rows"),
-    "no features": ("shop,bought", "n,0", TableCoding("bought", "shop"), "beside the label"),
+    "no features": ("shop,bought", "n,0", TableCoding("bought", "shop"), "no column for features"),
 }
 
 

@@ -17,7 +17,8 @@ from sifu.api.model_description import description_path, read_bytes, read_descri
 from sifu.core.allowed_code import allow_code
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
 from sifu.data.dataset import scale_features
-from sifu.data.table import TableCoding, read_features
+from sifu.data.table import read_features
+from sifu.data.table_coding import TableCoding
 from sifu.errors import InputError
 from sifu.launch.features import map_for
 from sifu.theory.arrays import Array
@@ -80,10 +81,10 @@ class LoadedModel:
     def _inputs(self, path: Path) -> Array:
         """The samples of a file, made into inputs as the clients' were."""
         if path.suffix.lower() != ".npz":
-            words = {name: tuple(listed) for name, listed in self.description["categories"].items()}
-            coding = TableCoding(self.description["label"] or "", self.description["client"] or "", (), words)
-            features: Array = read_features(path, coding, self.description["columns"])
-            return features
+            if self.description["table"] is None:
+                raise InputError(f"{path}: this model was not trained on a table, give an npz file with x")
+            coding = TableCoding.from_mapping(self.description["table"])
+            return read_features(path, coding, self.description["columns"])[0]
         from sifu.data.npz import REAL_KINDS, read_arrays
 
         arrays = read_arrays(path)

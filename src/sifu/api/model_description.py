@@ -16,13 +16,14 @@ from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import AUTHORS_SCALES, SCALES
 from sifu.data.npz import MOST_CLASSES
-from sifu.data.table import TableCoding, feature_names, parse_categories, parse_words
+from sifu.data.table import column_names
+from sifu.data.table_coding import TableCoding
 from sifu.errors import InputError
 from sifu.launch.federation import NPZ, TABLE, takes_rows
 from sifu.store.reader import RunReader
 from sifu.version import __version__
 
-FORMAT = "sifu-model-2"
+FORMAT = "sifu-model-3"
 LARGEST_DESCRIPTION = 1 << 20
 IMAGE_SHAPES: dict[str, tuple[int, ...]] = {
     "digits": (1, 8, 8),
@@ -42,7 +43,8 @@ def description_path(model: Path) -> Path:
 def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
     """What a run's current model is; `content` are the bytes of its safetensors file."""
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
-    table, kind = spec.data.name == TABLE, spec.model.kind
+    kind = spec.model.kind
+    coding = TableCoding.from_spec(spec.data) if spec.data.name == TABLE else None
     features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
     return {
         "format": FORMAT,
@@ -52,17 +54,15 @@ def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
         "dtype": layout.dtype,
         "parameters": {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)},
         "outputs": int(layout.shapes[-1][-1]),
-        "classes": list(parse_words(spec.data.classes, "data.classes")) if table and spec.data.classes else None,
+        "classes": list(coding.class_names) or None if coding else None,
         "features": features,
         "features_digest": str(reader.facts.get("features", "")),
         "data": spec.data.name,
         "input_shape": _input_shape(spec),
         "normalise": spec.data.normalise,
         "normalisation": _normalisation(spec),
-        "label": spec.data.label if table else None,
-        "client": spec.data.client if table else None,
-        "categories": {name: list(words) for name, words in parse_categories(spec.data.categories).items()},
-        "columns": _columns_at_hand(spec) if table else None,
+        "table": coding.to_mapping() if coding else None,
+        "columns": _feature_columns(spec, coding) if coding else None,
         "released": _released(reader),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
@@ -86,7 +86,7 @@ def read_description(path: Path) -> dict[str, Any]:
         content = read_json(read_bytes(path, LARGEST_DESCRIPTION))
         if content["format"] != FORMAT or not _is_whole(content):
             raise ValueError(content["format"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path} does not describe a model of sifu: export it again") from error
     described: dict[str, Any] = content
     return described
@@ -95,15 +95,14 @@ def read_description(path: Path) -> dict[str, Any]:
 def _is_whole(content: dict[str, Any]) -> bool:
     """Whether every field that using a model needs has the form that an export gives it."""
     texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
-    objects = ("parameters", "features", "categories")
+    objects = ("parameters", "features")
     lists = {"classes": str, "columns": str, "input_shape": int}
     outputs, classes, task = content["outputs"], content["classes"], content["task"]
     return (
         all(isinstance(content[key], str) for key in texts)
         and all(isinstance(content[key], dict) for key in objects)
         and all(content[key] is None or _is_list_of(content[key], kind) for key, kind in lists.items())
-        and all(_is_list_of(words, str) for words in content["categories"].values())
-        and all(content[key] is None or isinstance(content[key], str) for key in ("label", "client"))
+        and (content["table"] is None or TableCoding.from_mapping(content["table"]).label != "")
         and content["dtype"] in ("float32", "float64")
         and isinstance(content["features"].get("kind"), str)
         and type(outputs) is int
@@ -165,9 +164,9 @@ def _normalisation(spec: Spec) -> dict[str, Any] | None:
     }
 
 
-def _columns_at_hand(spec: Spec) -> list[str] | None:
+def _feature_columns(spec: Spec, coding: TableCoding) -> list[str] | None:
     """The columns that were features, in their order, if the table is still there."""
     try:
-        return feature_names(Path(spec.data.file).expanduser(), TableCoding(spec.data.label, spec.data.client))
+        return coding.features_of(column_names(Path(spec.data.file).expanduser(), coding))
     except InputError:
         return None

@@ -6,7 +6,7 @@ Everything is checked here, before the first round: a NaN of one client would re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ class ClientData:
     name: str
     x: Array
     y: Array
+    ids: Array | None = field(default=None, kw_only=True)
+    """What identifies each sample in the user's own file, where a column does."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -75,7 +77,8 @@ def from_dataset(
             raise InputError(f"client {name!r} is given {rows.size - np.unique(rows).size} of its rows twice")
         holder[rows] = number
         x = dataset.features("train", dtype=dtype, flat=flat, normalise=normalise, rows=rows)
-        clients.append(ClientData(name, x, _labels(dataset.y_train[rows], dtype)))
+        ids = None if dataset.row_ids is None else dataset.row_ids[rows]
+        clients.append(ClientData(name, x, _labels(dataset.y_train[rows], dtype), ids=ids))
     return check_federation(clients)
 
 
@@ -112,10 +115,10 @@ def from_torch(datasets: Mapping[str, Any], *, dtype: str = "float64") -> tuple[
                 raise InputError(f"sample {row} of client {name!r} is a {type(item).__name__}, not a pair (x, y)")
             xs.append(to_numpy(item[0]))
             ys.append(to_numpy(item[1]))
-            for field, values in (("x", xs), ("y", ys)):
+            for part, values in (("x", xs), ("y", ys)):
                 if values[-1].dtype.kind not in "biuf" or values[-1].shape != values[0].shape:
                     raise InputError(
-                        f"{field} of sample {row} of client {name!r} has type {values[-1].dtype} and shape "
+                        f"{part} of sample {row} of client {name!r} has type {values[-1].dtype} and shape "
                         f"{values[-1].shape}; numbers of shape {values[0].shape} were expected (transforms.ToTensor "
                         "turns images into such)"
                     )
@@ -137,7 +140,7 @@ def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
         if client.name in seen:
             raise InputError(f"two clients have the name {client.name!r}; names must be unique")
         seen.add(client.name)
-        for field, actual, expected in (
+        for what, actual, expected in (
             ("samples of shape", client.x.shape[1:], first.x.shape[1:]),
             ("labels of shape", client.y.shape[1:], first.y.shape[1:]),
             ("samples of type", client.x.dtype, first.x.dtype),
@@ -145,7 +148,7 @@ def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
         ):
             if actual != expected:
                 raise InputError(
-                    f"client {client.name!r} has {field} {actual}, but client {first.name!r} has {expected}; they "
+                    f"client {client.name!r} has {what} {actual}, but client {first.name!r} has {expected}; they "
                     "train one model and must be alike"
                 )
     return tuple(clients)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.randomness import keyed_generator
 from sifu.data.dataset import Dataset
 from sifu.data.table_coding import FAR_OUTSIDE, Place, TableCoding
 from sifu.errors import InputError, SifuWarning
@@ -105,7 +106,8 @@ def held_out_rows(client: Array, identity: Array | None, share: float, seed: int
     for row, owner in enumerate(client):
         name = str(numbers[owner]) if identity is None else str(identity[row])
         numbers[owner] += 1
-        held[row] = keyed_generator(seed, "held out", str(owner), name).random() < share
+        digest = hashlib.sha256(json.dumps(["held out", seed, str(owner), name]).encode()).digest()
+        held[row] = int.from_bytes(digest[:6]) < share * 2**48
     for owner in numbers:
         rows = np.flatnonzero(client == owner)
         if held[rows].all():
@@ -162,8 +164,8 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
         share = np.bincount(y).max() / y.size
         if share > 0.95:
             _warn(
-                f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always says it is as "
-                "accurate; look at the AUC, not at the accuracy"
+                f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always says it is "
+                "as accurate; look at the AUC, not at the accuracy"
             )
 
 
@@ -180,9 +182,7 @@ def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> 
         raise InputError(f"{path} is a folder: name one file")
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
     if not files or len(files) > MOST_FILES:
-        raise InputError(
-            f"{path} has {len(files)} files that end in {', '.join(ENDINGS)}: 1 to {MOST_FILES} are read"
-        )
+        raise InputError(f"{path} has {len(files)} files that end in {', '.join(ENDINGS)}: 1 to {MOST_FILES} are read")
     if len({file.stem for file in files}) != len(files):
         raise InputError(f"{path} has two files for one client: a file's name without its ending is the client's")
     if coding.client:
@@ -281,8 +281,8 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
     for row, (line, fields) in enumerate(rows):
         if len(fields) != len(names):
             raise InputError(
-                f"{Place(str(path), line, row)} has {len(fields)} fields separated by {SEPARATORS[separator]}; there are "
-                f"{len(names)} columns"
+                f"{Place(str(path), line, row)} has {len(fields)} fields separated by {SEPARATORS[separator]}; there "
+                f"are {len(names)} columns"
             )
         for name, field in zip(names, fields, strict=True):
             columns[name].append(field)

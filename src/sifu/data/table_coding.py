@@ -150,7 +150,8 @@ class TableCoding:
         for value, place in zip(values, places, strict=True):
             if is_missing(value) and not any(_text(value) in words for words in self.classes):
                 raise InputError(
-                    f"{place}: column {self.label!r}, the label, is empty ({_text(value)!r}): leave out rows without one"
+                    f"{place}: column {self.label!r}, the label, holds {_text(value)!r}, which stands for a missing "
+                    "value: leave such rows out"
                 )
         if self.classes:
             positions = {word: number for number, words in enumerate(self.classes) for word in words}
@@ -172,7 +173,7 @@ class TableCoding:
             worst = places[int(numbers.argmax())]
             raise InputError(
                 f"{worst}: column {self.label!r} holds {int(numbers.max())}; classes are numbered from 0 to "
-                f"{MOST_WORDS - 1}. For a regression set model.kind = \"ridge\" and ridge.task = \"regression\""
+                f'{MOST_WORDS - 1}. For a regression set model.kind = "ridge" and ridge.task = "regression"'
             )
         return numbers.astype(np.int64) if whole else numbers
 
@@ -329,7 +330,9 @@ def _number(place: Place, column: str, value: Any, commas: bool, words_key: str 
         number = float(text) if _NUMBER.fullmatch(text) else math.nan
     if math.isfinite(number):
         return number
-    raise InputError(f"{place}: column {column!r} holds {_text(value)[:40]!r}, {_why_no_number(_text(value), words_key)}")
+    raise InputError(
+        f"{place}: column {column!r} holds {_text(value)[:40]!r}, {_why_no_number(_text(value), words_key)}"
+    )
 
 
 def _why_no_number(text: str, words_key: str) -> str:
@@ -350,8 +353,8 @@ def _why_no_number(text: str, words_key: str) -> str:
 def _missing_value(place: Place, column: str, value: Any, category: bool) -> str:
     example = f"{column}=" if category else f"{column}=NUMBER"
     return (
-        f"{place}: column {column!r} holds {_text(value)[:40]!r}, which stands for a missing value: say what to use for "
-        f'it with data.missing = "{example}" (an indicator is added), or leave the column out with data.ignore'
+        f"{place}: column {column!r} holds {_text(value)[:40]!r}, which stands for a missing value: say what to use "
+        f'instead with data.missing = "{example}" (an indicator is added), or leave the column out with data.ignore'
     )
 
 

@@ -61,5 +61,6 @@ def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:
     for client in clients:
         x = np.asarray(client.x)
         rows = np.concatenate([phi for _, phi in features.chunks(x)]).astype(spec.model.dtype)
-        mapped.append(FeatureData(client.name, rows, client.y, digest, declared, row_digests(x)))
+        ids = getattr(client, "ids", None)
+        mapped.append(FeatureData(client.name, rows, client.y, digest, declared, row_digests(x), ids=ids))
     return tuple(mapped)

@@ -15,6 +15,7 @@ from sifu.core.randomness import keyed_generator
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
 from sifu.core.waiting import ALL
+from sifu.data.table_coding import parse_classes
 from sifu.errors import InputError
 from sifu.launch.features import map_of, with_features
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
@@ -83,7 +84,7 @@ def clients_from_spec(
     if dataset is not None:
         pass
     elif data.name in OWN_FILES:
-        dataset = _own_dataset(data)
+        dataset = _own_dataset(data, spec.seed)
     else:
         dataset = load(data.name, data_folder or data.folder or None, download, progress)
     given = dataset.client_train
@@ -111,10 +112,11 @@ def clients_from_spec(
     return with_features(spec, clients)
 
 
-def _own_dataset(data: DataSpec) -> Any:
+def _own_dataset(data: DataSpec, seed: int) -> Any:
     """A data set from the user's own files."""
     from sifu.data import load
-    from sifu.data.table import TableCoding, parse_categories, parse_words, read_table
+    from sifu.data.table import read_table
+    from sifu.data.table_coding import TableCoding
 
     if not data.file:
         raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
@@ -124,9 +126,12 @@ def _own_dataset(data: DataSpec) -> Any:
         raise InputError(
             f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
         )
-    classes = parse_words(data.classes, "data.classes") if data.classes else ()
     return read_table(
-        Path(data.file).expanduser(), TableCoding(data.label, data.client, classes, parse_categories(data.categories))
+        Path(data.file).expanduser(),
+        TableCoding.from_spec(data),
+        held_out=data.held_out,
+        test_file=Path(data.test_file).expanduser() if data.test_file else None,
+        seed=seed,
     )
 
 
@@ -149,7 +154,7 @@ def held_out_from_spec(
         return None
     if dataset is None:
         own = data.name in OWN_FILES
-        dataset = _own_dataset(data) if own else load(data.name, data_folder or data.folder or None)
+        dataset = _own_dataset(data, spec.seed) if own else load(data.name, data_folder or data.folder or None)
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)
@@ -175,7 +180,7 @@ def known_outputs(spec: Spec) -> int:
     if spec.model.outputs or spec.model.kind in REAL_OUTPUTS:
         return spec.model.outputs
     if spec.data.name == TABLE and spec.data.classes:
-        return spec.data.classes.count(",") + 1
+        return len(parse_classes(spec.data.classes))
     return CLASSES.get(spec.data.name, 0)
 
 

@@ -38,6 +38,9 @@ def check_data(data: DataSpec) -> None:
     demand(data.samples_per_client >= 0, "data.samples_per_client", data.samples_per_client, "0 or more")
     demand(data.watermark >= 0, "data.watermark", data.watermark, "0 or more")
     demand(data.alpha > 0, "data.alpha", data.alpha, "positive")
+    demand(0 <= data.held_out <= 0.9, "data.held_out", data.held_out, "in 0 to 0.9")
+    both = not (data.held_out > 0 and data.test_file)
+    demand(both, "data.held_out", data.held_out, "0 where data.test_file is given")
 
 
 def check_local(local: LocalSpec) -> None:

@@ -39,11 +39,20 @@ class DataSpec:
         "unit", "unit scales to [0, 1]; standard also centres, by published constants; authors by those of their code"
     )
     folder: str = key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
-    file: str = key("", "the file of npz; of table a .csv or .parquet file, or a folder with one file a client")
+    file: str = key("", "the file of npz; of table a CSV or Parquet file, or a folder with one file per client")
     label: str = key("label", "table: the column of the label")
-    client: str = key("", "table: the column that says whose a row is; empty with one file a client")
-    classes: str = key("", "table: the words of the label in their order, A,B,C; empty where labels are numbers")
-    categories: str = key("", "table: the words of columns of words, COLUMN=A,B; COLUMN=C,D, one feature a word")
+    client: str = key("", "table: the column that says whose a row is; empty with one file per client")
+    id: str = key("", "table: the column that identifies a row (a patient's number); never a feature")
+    classes: str = key(
+        "", "table: the words of the label in their order, A,B,C or NAME=A|B,...; empty where labels are numbers"
+    )
+    categories: str = key("", "table: the words of columns of words, COLUMN=A,B; COLUMN=C,D, one feature per word")
+    scale: str = key("", "table: constants of columns of numbers, COLUMN=MIDDLE,SPREAD; ...: (value - MIDDLE) / SPREAD")
+    missing: str = key("", "table: what stands for a missing value, COLUMN=NUMBER; CATEGORY=; adds an indicator")
+    ignore: str = key("", "table: columns to leave out, A,B")
+    header: str = key("", "table: names of all columns, for CSV files that have no header line")
+    held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id")
+    test_file: str = key("", "table: a file with rows for testing instead")
     watermark: int = key(0, "pixels of every image of a client set to the maximum, at places of the client's own")
     preprocessing: Literal["unknown", "fixed"] = key(
         "unknown", "own data only: fixed declares that no client's data shaped it (no mean or scale of the data)"
