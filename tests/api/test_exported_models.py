@@ -43,7 +43,7 @@ def test_the_description_says_what_the_model_is_and_nothing_of_clients(table_run
     assert description["model"] == "softmax"
     assert description["classes"] == ["no", "yes"]
     assert description["columns"] == ["price", "colour"]
-    assert description["categories"] == {"colour": ["red", "blue"]}
+    assert description["table"]["categories"] == {"colour": ["red", "blue"]}
     assert description["parameters"] == {"weight": [3, 2], "bias": [2]}
     assert "shop-" not in text
     assert str(table_run) not in text

@@ -9,9 +9,10 @@ import pytest
 
 import sifu
 from run_tools import small_spec
+from sifu.core.spec import DataSpec
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding, parse_categories
-from sifu.errors import InputError
+from sifu.errors import InputError, SifuWarning
 
 ROWS = [("north", 0.5, "red", "yes"), ("south", -1.0, "blue", "no"), ("north", 2.0, "blue", "no")]
 CODING = TableCoding("bought", "shop", (("no",), ("yes",)), ("no", "yes"), {"colour": ("red", "blue")})
@@ -137,3 +138,119 @@ def test_a_run_on_a_table_forgets_and_verifies(tmp_path: Path) -> None:
     assert run.verify().problems == []
     with pytest.raises(InputError, match="given"):
         sifu.train(small_spec() | {"data": data | {"partition": "iid"}}, run=tmp_path / "other")
+
+
+def table_file(folder: Path, text: str, name: str = "a.csv", encoding: str = "utf-8") -> Path:
+    (folder / name).write_text(text, encoding=encoding)
+    return folder / name
+
+
+UNUSUAL: dict[str, tuple[str, dict[str, str], list[list[float]]]] = {
+    "semicolons and decimal commas": ("c;x;y\np;1,5;0\nq;-2,25;1\n", {}, [[1.5], [-2.25]]),
+    "tabs": ("c\tx\ty\np\t1\t0\nq\t2\t1\n", {}, [[1.0], [2.0]]),
+    "blank lines and spaces": ("c, x, y\n\np, 1, 0\n\nq, 2, 1\n\n", {}, [[1.0], [2.0]]),
+    "quotes with a comma and a new line": ('c,"x, in\nkg",y\np,1,0\nq,2,1\n', {}, [[1.0], [2.0]]),
+    "a column to leave out": ("c,note,x,y\np,hello,1,0\nq,bye,2,1\n", {"ignore": "note"}, [[1.0], [2.0]]),
+    "an identity": ("id,c,x,y\nP1,p,1,0\nP2,q,2,1\n", {"id": "id"}, [[1.0], [2.0]]),
+    "constants": ("c,x,y\np,60,0\nq,40,1\n", {"scale": "x=50,10"}, [[1.0], [-1.0]]),
+    "a missing number": ("c,x,y\np,?,0\nq,40,1\n", {"scale": "x=50,10", "missing": "x=55"}, [[0.5, 1.0], [-1.0, 0.0]]),
+    "a missing category": (
+        "c,x,y\np,NA,0\nq,b,1\n", {"categories": "x=a,b", "missing": "x="}, [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]],
+    ),
+    "a category of numbers": ("c,x,y\np,1.0,0\nq,2,1\n", {"categories": "x=1,2"}, [[1.0, 0.0], [0.0, 1.0]]),
+    "no header line": ("p,1,0\nq,2,1\n", {"header": "c,x,y"}, [[1.0], [2.0]]),
+    "a header line although the spec names columns": ("c,x,y\np,1,0\nq,2,1\n", {"header": "c,x,y"}, [[1.0], [2.0]]),
+    "an odd name": ('c,"a=b; c",y\np,50,0\nq,70,1\n', {"scale": '"a=b; c"=60,10'}, [[-1.0], [1.0]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_tables_are_read(tmp_path: Path, name: str) -> None:
+    text, keys, expected = UNUSUAL[name]
+    coding = TableCoding.from_spec(DataSpec(name="table", label="y", client="c", **keys))
+    data = read_table(table_file(tmp_path, text), coding)
+    np.testing.assert_allclose(data.x_train, expected)
+    assert data.y_train.tolist() == [0, 1]
+    assert data.client_train is not None
+    assert data.client_train.tolist() == ["p", "q"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_encodings_that_programs_write(tmp_path: Path, encoding: str) -> None:
+    path = table_file(tmp_path, "klinik,größe,y\nMünchen,1,0\nKöln,2,1\n", encoding=encoding)
+    data = read_table(path, TableCoding("y", "klinik"))
+    assert data.client_train is not None
+    assert data.client_train.tolist() == ["München", "Köln"]
+
+
+def test_classes_may_have_several_words(tmp_path: Path) -> None:
+    path = table_file(tmp_path, "c,x,num\np,1,0\nq,2,3\nq,2,1\n")
+    data = read_table(
+        path, TableCoding.from_spec(DataSpec(name="table", label="num", client="c", classes="healthy=0,ill=1|2|3|4"))
+    )
+    assert data.y_train.tolist() == [0, 1, 1]
+    assert data.classes == ("healthy", "ill")
+
+
+REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
+    "a date": ("c,x,y\np,2024-01-31,0\n", {}, "line 2 .row 0.: column 'x'.*date"),
+    "a decimal comma between commas": ('c,x,y\np,"1,5",0\n', {}, "decimal comma"),
+    "a word": ("c,x,y\np,1,0\np,red,0\n", {}, "line 3 .row 1.: column 'x' holds 'red'.*data.categories"),
+    "a missing value": ("c,x,y\np,,0\n", {}, "data.missing"),
+    "a label that is a word": ("c,x,y\np,1,False\n", {}, "column 'y' holds 'False'.*data.classes"),
+    "a missing label": ("c,x,y\np,1,?\n", {}, "column 'y', the label"),
+    "no client": ("c,x,y\n,1,0\n", {}, "line 2 .row 0.: column 'c', the client, is empty"),
+    "no identity": ("c,x,id,y\np,1,,0\n", {"id": "id"}, "data.id"),
+    "a semicolon file without the column": ("a;x;y\np;1;0\n", {}, "semicolons.*no column 'c'"),
+    "a key that names no column": ("c,x,y\np,1,0\n", {"scale": "z=1,2"}, "'z', which data.scale names"),
+    "two roles": ("c,x,y\np,1,0\n", {"ignore": "y"}, "two roles"),
+    "an underscore in a number": ("c,x,y\np,1_000,0\n", {}, "not a number"),
+    "a huge number": ("c,x,y\np,1e999,0\n", {}, "not a finite number"),
+    "binary": ("c,x,y\np,\0,0\n", {}, "zero bytes"),
+    "an unequal row": ("c,x,y\np,1\n", {}, "line 2 .row 0. has 2 fields separated by commas"),
+    "a huge class": ("c,x,y\np,1,1000000000000\n", {}, "regression"),
+    "a spread of zero": ("c,x,y\np,1,0\n", {"scale": "x=1,0"}, "positive spread"),
+    "a filler that is a word": ("c,x,y\np,1,0\n", {"missing": "x=average"}, "data.missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_place_and_the_remedy(tmp_path: Path, name: str) -> None:
+    text, keys, words = REFUSED[name]
+    path = table_file(tmp_path, text)
+    with pytest.raises(InputError, match=words):
+        read_table(path, TableCoding.from_spec(DataSpec(name="table", label="y", client="c", **keys)))
+
+
+def test_rows_kept_for_testing_depend_on_their_own_identity_alone(tmp_path: Path) -> None:
+    rows = [f"P{number},{'pq'[number % 2]},{number},{number % 2}" for number in range(200)]
+    coding = TableCoding("y", "c", identity="id")
+    whole = read_table(table_file(tmp_path, "id,c,x,y\n" + "\n".join(rows)), coding, held_out=0.25, seed=3)
+    fewer = [row for row in reversed(rows) if ",p," in row]
+    part = read_table(table_file(tmp_path, "id,c,x,y\n" + "\n".join(fewer), "b.csv"), coding, held_out=0.25, seed=3)
+    assert 30 <= len(whole.y_test) <= 70
+    assert whole.row_ids is not None
+    assert part.row_ids is not None
+    assert set(part.row_ids) == {name for name in whole.row_ids if int(name[1:]) % 2 == 0}
+    test = read_table(table_file(tmp_path, "id,c,x,y\n" + "\n".join(rows)), coding, test_file=tmp_path / "b.csv")
+    assert len(test.y_test) == 100
+    assert len(test.y_train) == 200
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ([str(1000 + 17 * row) for row in range(40)], "like an identity"),
+        ([str(500 + row % 3) for row in range(40)], "beyond 10.*data.scale"),
+    ],
+)
+def test_what_looks_like_a_mistake_is_a_warning(tmp_path: Path, column: list[str], words: str) -> None:
+    text = "c,x,y\n" + "".join(f"{'pq'[row % 2]},{value},{row % 2}\n" for row, value in enumerate(column))
+    with pytest.warns(SifuWarning, match=words):
+        read_table(table_file(tmp_path, text), TableCoding("y", "c"))
+
+
+def test_one_class_nearly_everywhere_is_a_warning(tmp_path: Path) -> None:
+    text = "c,x,y\n" + "".join(f"p,{row % 2},{int(row == 0)}\n" for row in range(40))
+    with pytest.warns(SifuWarning, match=r"97\.5%"):
+        read_table(table_file(tmp_path, text), TableCoding("y", "c"))

@@ -81,7 +81,7 @@ def gram_up(gram: Floats, errors: Floats) -> Floats:
     `gram` is that of computed differences v_c, to the mean as it was computed, and `errors` bounds ||v_c - (theta_c -
     mean)|| from above. As (a + b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, (1 + t) G + (1 + 1/t) e e' will do.
 
-    >>> gram_up(np.array([[4.0]]), np.array([1e-6]))[0, 0] >= (2.0 + 1e-6) ** 2
+    >>> bool(gram_up(np.array([[4.0]]), np.array([1e-6]))[0, 0] >= (2.0 + 1e-6) ** 2)
     True
     """
     return (1.0 + GRAM_SPREAD) * gram + (1.0 + 1.0 / GRAM_SPREAD) * np.outer(errors, errors)
