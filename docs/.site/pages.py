@@ -15,7 +15,11 @@ ELSEWHERE = {
     ROOT / "README.md": "index.md",
     ROOT / "CONTRIBUTING.md": "contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
-} | {path: f"results/{path.name}" for path in RESULTS.iterdir() if path.suffix in (".md", ".png", ".csv")}
+} | {
+    path: f"results/{path.relative_to(RESULTS).as_posix()}"
+    for path in sorted(RESULTS.rglob("*"))
+    if path.suffix in (".md", ".png", ".csv")
+}
 """Files outside `docs` that are on the site, and where."""
 
 

@@ -262,7 +262,7 @@ def test_in_threads_the_next_task_begins_when_one_is_done_and_none_after_a_stop(
     assert [engine.closed for engine in engines] == [1] * 6
 
 
-def test_the_command_line_runs_plots_and_makes_a_page(bench: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_command_line_runs_plots_and_makes_an_appendix(bench: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "bench-sequential"
     arguments = ("--scale", "smoke", "--datasets", "digits", "--methods", "sifu,scratch,dp", "--preset", "paper")
     answer = bench("run", "sequential", *arguments, "--out", out, "--device", "cpu", "--format", "json")
@@ -271,11 +271,10 @@ def test_the_command_line_runs_plots_and_makes_a_page(bench: Callable[..., Any],
     assert {row["method"] for row in answer.json["summary"]} >= {"SIFU (paper's rules)", "Scratch"}
     assert [Path(path).name for path in answer.json["figures"]] == ["sequential.png", "sequential.svg"]
     assert bench("plot", "sequential", "--out", out).code == 0
-    page = bench("page", out, "--out", tmp_path / "page", "--format", "json").json["page"]
-    text = Path(page).read_text()
-    assert "A smoke run" in text
-    assert "| the paper says | we measured |" in text
-    assert (tmp_path / "page" / "sequential.png").exists()
+    (page,) = bench("appendix", out, "--out", tmp_path / "results", "--format", "json").json["pages"]
+    assert "A smoke run" in Path(page).read_text()
+    assert (tmp_path / "results" / "sequential.png").exists()
+    assert (tmp_path / "results" / "tables" / "sequential.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -292,8 +291,8 @@ def test_the_command_line_runs_plots_and_makes_a_page(bench: Callable[..., Any],
         (("run", "sequential", "--data", "nowhere"), "the data folder nowhere does not exist"),
         (("plot", "sequental"), "did you mean sequential"),
         (("plot", "sequential"), "holds no results"),
-        (("page", "nowhere"), "holds no results"),
-        (("page",), "there are no results here"),
+        (("appendix", "nowhere"), "holds no results"),
+        (("appendix",), "there are no results here"),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(

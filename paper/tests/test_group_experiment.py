@@ -12,7 +12,6 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_rows import made_up_rows, write_results
 
 from sifu.core.spec.group_rule import EVIDENCE
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel, make_model
@@ -20,14 +19,12 @@ from sifu.errors import InputError
 from sifu.theory.participation import Participation
 from sifu_paper.aligned_models import align
 from sifu_paper.group_measurements import TREE_ROUNDS, Training, Yardstick, _between
-from sifu_paper.group_statements import GROUP_STATEMENTS, task_name
 from sifu_paper.group_trials import TEST_CLIENT, TrialClients, trials_of
 from sifu_paper.options import Options, narrowed
-from sifu_paper.page import write_page
-from sifu_paper.plots.group_cases import USUAL_STRETCH, cases_of, first_trainings_of, sequences_of
+from sifu_paper.plots.group_cases import USUAL_STRETCH, Task, cases_of, first_trainings_of, sequences_of
+from sifu_paper.reading import title_of
 from sifu_paper.runner import Bench
 from sifu_paper.settings import load_experiment
-from sifu_paper.statements import verdicts
 from sifu_paper.table import read_table
 
 
@@ -135,70 +132,21 @@ def test_the_end_is_the_mean_of_the_last_looks_and_what_reaches_it_the_first_loo
     assert (between.target, between.rounds, between.client_rounds) == pytest.approx((0.55, 15, 150))
 
 
-def words(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Of every statement that the rows say something of: whether it holds."""
-    named = zip(NAMES, verdicts({"groups": rows}, GROUP_STATEMENTS), strict=True)
-    return {name: verdict.word for name, (_, verdict) in named if verdict.word != "-"}
-
-
 NAMES = (
     "one", "five", "fifth", "first", "first of a fifth", "residual", "residual five", "residual first", "merges",
     "elsewhere", "sequences", "storage",
 )  # fmt: skip
 
 
-def test_statements_hold_where_they_should_and_fail_where_they_must() -> None:
-    rows = made_up_rows("groups")
-    said = words(rows)
-    assert said.pop("one") == "not the same"  # an eighth on FashionMNIST is missed
-    assert said == dict.fromkeys(("five", "first", "elsewhere", "sequences"), "same")
-    for row in rows:
-        if row["method"] == "groups" and row["request"] == 1 and row["leavers"] == 1:
-            row["rounds"] = 10
-    assert words(rows)["one"] == "same"
-    # Negative controls: slow healing, a poor first training, dear sequences.
-    for row in rows:
-        if row["method"] == "groups":
-            row["rounds"] *= 9
-            row["accuracy"] = 0.5
-            row["client_rounds"] = 9000.0
-    assert words(rows) == dict.fromkeys(("one", "five", "first", "elsewhere", "sequences"), "not the same")
-
-
 def with_variant(rows: list[dict[str, Any]], old: str, new: str) -> list[dict[str, Any]]:
     return [row | {"variant": row["variant"].replace(old, new)} for row in rows]
 
 
-def test_statements_on_other_tasks_look_at_their_own_rows() -> None:
-    rows = [row for row in made_up_rows("groups") if "rebuild" not in row["variant"]]
-    main = {name: word for name, word in words(rows).items() if name in ("one", "five", "first")}
-    residual = with_variant(rows, "clients=100", "clients=100 model=resnet_small")
-    said = words(rows + residual)
-    assert {name: said[name] for name in main} == main
-    assert [said[name] for name in ("residual five", "residual first")] == ["same", "same"]
-    few = with_variant(rows, "clients=100", "clients=50")
-    assert words(rows + few)["elsewhere"] == "same"
-    slow = [row | {"rounds": 99} if row["method"] == "groups" else row for row in few]
-    assert words(rows + slow)["elsewhere"] == "not the same"
-
-
-@pytest.mark.parametrize(("rounds", "word"), [(-1, "same"), (0, "not the same"), (1, "not the same")])
-def test_another_merge_must_take_fewer_rounds_than_the_mean(rounds: int, word: str) -> None:
-    rows = made_up_rows("groups")
-    requests = [row for row in rows if row["method"] == "groups" and row["request"] == 1 and row["leavers"] == 5]
-    trees = [
-        row | {"rounds": row["rounds"] + rounds}
-        for row in with_variant(requests, "stretch=1.25", "stretch=1.25 merge=tree")
-    ]
-    assert words(rows + trees)["merges"] == word
-
-
-def test_the_page_has_the_figure_and_the_sentences(tmp_path: Path) -> None:
-    folder = write_results("groups", tmp_path / "bench-groups", made_up_rows("groups", seeds=2))
-    page = write_page([folder], tmp_path / "page").read_text()
-    assert "## Exact forgetting by groups that merge" in page
-    assert "| ten groups, everyone takes part: one leaver" in page
-    assert (tmp_path / "page" / "groups.png").exists()
+def named(task: Task) -> str:
+    """As `EVIDENCE` names a task."""
+    partition = "" if task.partition == "identity" else f" {task.partition.replace('-', ' ', 1)}"
+    count = "" if task.clients == "100" else f", {task.clients} clients"
+    return f"{title_of(task.dataset)}{partition.replace('dirichlet', 'Dirichlet')}{count}"
 
 
 def test_what_advice_says_of_groups_is_what_was_measured() -> None:
@@ -210,7 +158,7 @@ def test_what_advice_says_of_groups_is_what_was_measured() -> None:
         measured = {}
         for case in cases:
             share = Participation.parse(case.task.participation).rate
-            setting = (task_name(case.task), share, case.groups, case.apart, case.stretch)
+            setting = (named(case.task), share, case.groups, case.apart, case.stretch)
             if setting == (tried.task, tried.taking_part, tried.groups, tried.rounds_apart, USUAL_STRETCH):
                 measured[case.leavers] = case
         single, five = measured[1], measured[5]

@@ -9,17 +9,12 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_rows import made_up_rows, write_results
 
-from sifu_paper.letter_settings import letter_settings, nearest, nearest_sentence, settings_rows
-from sifu_paper.page import _all_trained, write_page
+from sifu_paper.letter_settings import letter_settings, settings_rows
 from sifu_paper.plots.courses import Line, labels_of
 from sifu_paper.plots.methods import rounds_message
 from sifu_paper.reading import results_of, without
-from sifu_paper.readings import reading_of
-from sifu_paper.round_statements import LETTER_STATEMENTS
 from sifu_paper.settings import load_experiment
-from sifu_paper.statements import verdicts
 from sifu_paper.summary import set_apart, summarise
 from sifu_paper.table import REQUEST_COLUMNS
 from sifu_paper.trained_to import training_rows
@@ -69,50 +64,6 @@ def letter() -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_nearest_setting_is_found_with_its_control_and_its_honest_counterpart(letter: list[dict[str, Any]]) -> None:
-    setting = nearest(letter_settings({"letter": letter}))
-    assert setting is not None
-    assert (setting.preset, setting.reached) == ("authors_unclipped", ("mnist", "cifar10"))
-    assert setting.saved == pytest.approx(0.5)
-    assert setting.control is not None
-    assert (setting.control.saved, setting.control.left) == (pytest.approx(0.2), pytest.approx(0.3))
-    assert setting.honest is not None
-    assert setting.honest.saved == pytest.approx(0.0)
-    assert nearest_sentence({"letter": letter}) == (
-        'nearest to its "52 % fewer rounds" comes `authors_unclipped` (trained as the '
-        "authors' code trains, without its clipping) with 50 % fewer rounds (MNIST, CIFAR-10); a "
-        "fresh model plus the same noise takes 20 % fewer rounds, which leaves 30 points to the history; by honest "
-        "accounting SIFU takes as many rounds"
-    )
-    assert nearest_sentence({}) == ""
-
-
-def test_a_run_below_the_target_takes_its_data_set_out_of_the_average(letter: list[dict[str, Any]]) -> None:
-    for row in letter:
-        if (row["preset"], row["method"], row["dataset"], row["seed"]) == ("authors_unclipped", "sifu", "mnist", 2):
-            row["reached"] = False
-        if (row["preset"], row["method"], row["dataset"]) == ("authors_unclipped", "noisy_scratch", "cifar10"):
-            row["reached"] = False
-    at = {row["setting"]: row for row in settings_rows({"letter": letter})}
-    unclipped = at["`authors_unclipped`"]
-    assert (unclipped["averaged over"], unclipped["SIFU saves"], unclipped["missed"]) == (
-        "CIFAR-10",
-        "50 %",
-        "1 of 6 runs",
-    )
-    assert unclipped["control saves"] is None  # the control never got there on CIFAR-10
-    assert "1 of 6 runs did not reach the target" in nearest_sentence({"letter": letter})
-
-
-def test_an_average_over_one_data_set_does_not_win(letter: list[dict[str, Any]]) -> None:
-    for row in letter:
-        if (row["preset"], row["method"]) == ("authors", "sifu"):
-            row["rounds"] = 48  # 52 % fewer, on MNIST alone
-    setting = nearest(letter_settings({"letter": letter}))
-    assert setting is not None
-    assert setting.preset == "authors_unclipped"
-
-
 def test_trainings_below_the_target_are_named(letter: list[dict[str, Any]]) -> None:
     lines = {(row["data"], row["trained as"]): row for row in training_rows(LETTER, letter)}
     clipped = lines["CIFAR-10", "`authors`"]
@@ -121,19 +72,6 @@ def test_trainings_below_the_target_are_named(letter: list[dict[str, Any]]) -> N
     assert clipped["test"] == pytest.approx(0.4)
     assert settings_rows({"letter": letter})[-1]["not trained"] == "CIFAR-10 (2 of 3 seeds after 10,000 rounds)"
     assert training_rows(load_experiment("sequential"), letter) == []
-
-
-def test_a_claim_does_not_hold_where_training_never_reaches_the_target(letter: list[dict[str, Any]]) -> None:
-    for row in letter:
-        if (row["preset"], row["method"]) == ("authors", "sifu"):
-            row["rounds"] = 50
-    clipped, unclipped = (verdict for _, verdict in verdicts({"letter": letter}, LETTER_STATEMENTS))
-    assert clipped.measured.startswith("50 % fewer rounds on average")
-    assert (clipped.same, clipped.why) == (
-        False,
-        "training ended below the target on CIFAR-10 (2 of 3 seeds after 10,000 rounds)",
-    )
-    assert unclipped.same
 
 
 def test_trainings_of_a_method_of_its_own_are_named(letter: list[dict[str, Any]]) -> None:
@@ -157,48 +95,6 @@ def test_methods_set_apart_leave_the_seeds_of_the_others(letter: list[dict[str, 
     assert set_apart(load_experiment("sequential"), rows).rows == []
 
 
-def test_runs_that_are_trained_alike_are_named_by_their_rules(letter: list[dict[str, Any]]) -> None:
-    alike = [row for row in letter if row["preset"].startswith("authors_unclipped")]
-    rules, presets = (
-        {"SIFU (paper's rules)", "SIFU (our rules)", "Scratch", "Noisy Scratch", "Fine-Tuning"},
-        {"SIFU (authors)", "SIFU (authors_unclipped)", "SIFU (authors_unclipped_ours)", "Scratch (authors_unclipped)"},
-    )
-    assert {row["method"] for row in summarise(LETTER, alike).rows} == rules
-    assert "Noisy Scratch 0, SIFU (paper's rules) 0, SIFU (our rules) 0" in reading_of(LETTER, alike)
-    results = results_of(LETTER, alike)
-    assert set(labels_of(results.courses).values()) == rules  # what the figure writes
-    assert "50 % fewer rounds (paper's rules), as many rounds (our rules)" in rounds_message(results)
-    assert presets <= {row["method"] for row in summarise(LETTER, letter).rows}
-    assert Line("sifu", "somebody_elses").by_rules == "SIFU (somebody_elses)"
-
-
-def test_the_page_has_the_settings_the_trainings_and_both_tables(
-    letter: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sifu_paper.page.figure_bytes", lambda *_: b"")
-    sequential = write_results("sequential", tmp_path / "sequential", made_up_rows("sequential", seeds=1))
-    text = write_page([sequential, write_results("letter", tmp_path / "letter", letter)], tmp_path / "page").read_text()
-    section = text.split("## The paper to the letter\n", 1)[1].split("\n## ", 1)[0]
-    order = (
-        "Settings held against the paper's 52 %",
-        "How far the trainings came",
-        "| MNIST | SIFU",
-        "The other methods",
-    )
-    places = [section.index(part) for part in order]
-    assert places == sorted(places)
-    assert "| `paper` |" in section  # the settings of `sequential` stand beside those of `letter`
-    assert "comes `" in text[: text.index("\n## ")]
-    assert "Every run is trained as" not in section  # there are two ways, and the rows name them
-    alike = [row for row in letter if row["preset"].startswith("authors_unclipped")]
-    assert _all_trained(alike) == (
-        "Every run is trained as the authors' code trains, without its clipping (`authors_unclipped`)."
-    )
-    reading = reading_of(LETTER, letter)
-    assert "by the paper's rules (`authors_unclipped`) 50 % fewer rounds on average" in reading
-    assert "by ours (`authors_unclipped_ours`) as many rounds on average" in reading
-
-
 def test_trainings_of_different_limits_are_not_counted_together(letter: list[dict[str, Any]]) -> None:
     shorter = [row | {"seed": row["seed"] + 3} for row in training("authors", "cifar10", [0.3, 0.35], 2_500)]
     lines = [line for line in training_rows(LETTER, letter + shorter) if line["trained as"] == "`authors`"]
@@ -209,3 +105,46 @@ def test_trainings_of_different_limits_are_not_counted_together(letter: list[dic
     ]
     setting = next(line for line in settings_rows({"letter": letter + shorter}) if line["setting"] == "`authors`")
     assert setting["not trained"] == "CIFAR-10 (2 of 3 seeds after 10,000 rounds, 2 of 2 seeds after 2,500 rounds)"
+
+
+def test_a_setting_has_its_control_and_its_honest_counterpart(letter: list[dict[str, Any]]) -> None:
+    (setting,) = (item for item in letter_settings({"letter": letter}) if item.preset == "authors_unclipped")
+    assert setting.reached == ("mnist", "cifar10")
+    assert setting.saved == pytest.approx(0.5)
+    assert setting.control is not None
+    assert (setting.control.saved, setting.control.left) == (pytest.approx(0.2), pytest.approx(0.3))
+    assert setting.honest is not None
+    assert setting.honest.saved == pytest.approx(0.0)
+
+
+def test_a_run_below_the_target_takes_its_data_set_out_of_the_average(letter: list[dict[str, Any]]) -> None:
+    for row in letter:
+        if (row["preset"], row["method"], row["dataset"], row["seed"]) == ("authors_unclipped", "sifu", "mnist", 2):
+            row["reached"] = False
+        if (row["preset"], row["method"], row["dataset"]) == ("authors_unclipped", "noisy_scratch", "cifar10"):
+            row["reached"] = False
+    unclipped = {row["setting"]: row for row in settings_rows({"letter": letter})}["`authors_unclipped`"]
+    averaged = (unclipped["averaged over"], unclipped["SIFU saves"], unclipped["missed"])
+    assert averaged == ("CIFAR-10", "50 %", "1 of 6 runs")
+    assert unclipped["control saves"] is None  # the control never got there on CIFAR-10
+
+
+def test_an_average_over_one_data_set_does_not_stand_first(letter: list[dict[str, Any]]) -> None:
+    for row in letter:
+        if (row["preset"], row["method"]) == ("authors", "sifu"):
+            row["rounds"] = 48  # 52 % fewer, on MNIST alone
+    assert settings_rows({"letter": letter})[0]["setting"] == "`authors_unclipped`"
+
+
+def test_runs_that_are_trained_alike_are_named_by_their_rules(letter: list[dict[str, Any]]) -> None:
+    alike = [row for row in letter if row["preset"].startswith("authors_unclipped")]
+    rules, presets = (
+        {"SIFU (paper's rules)", "SIFU (our rules)", "Scratch", "Noisy Scratch", "Fine-Tuning"},
+        {"SIFU (authors)", "SIFU (authors_unclipped)", "SIFU (authors_unclipped_ours)", "Scratch (authors_unclipped)"},
+    )
+    assert {row["method"] for row in summarise(LETTER, alike).rows} == rules
+    results = results_of(LETTER, alike)
+    assert set(labels_of(results.courses).values()) == rules  # what the figure writes
+    assert "50 % fewer rounds (paper's rules), as many rounds (our rules)" in rounds_message(results)
+    assert presets <= {row["method"] for row in summarise(LETTER, letter).rows}
+    assert Line("sifu", "another").by_rules == "SIFU (another)"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(
     name="sifu-bench",
-    help="The paper's experiments: list, run, plot, and a page of results.",
+    help="The paper's experiments: list, run, plot, and an appendix of results.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -166,24 +166,26 @@ def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOpt
     tell(format, {"experiment": name, "figures": figures}, *(f"Wrote {path}" for path in figures))
 
 
-@bench.command("page")
-def results_page(
+@bench.command("appendix")
+def results_appendix(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DIR...]", help="Result folders, or that of a page.", show_default="every bench-*"),
+        typer.Argument(
+            metavar="[DIR...]", help="Result folders, or that of an appendix.", show_default="every bench-*"
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the page.", metavar="DIR")] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of the appendix.", metavar="DIR")] = Path("results"),
     format: FormatOption = Format.text,
 ) -> None:
-    """One page of results: figures, tables, what the paper says and what was measured."""
+    """The appendix of results: a page for each experiment with its figure and tables, which are CSV files, too."""
     from sifu.research.command_line import tell
-    from sifu_paper.page import write_page
+    from sifu_paper.appendix import write_appendix
 
     chosen = folders or sorted(path for path in Path().glob("bench-*") if path.is_dir())
     if not chosen:
         raise InputError("there are no results here: make some with sifu-bench run NAME, or name their folders")
-    page = write_page(chosen, out)
-    tell(format, {"page": str(page), "results": [str(folder) for folder in chosen]}, f"Wrote {page}")
+    pages = [str(page) for page in write_appendix(chosen, out)]
+    tell(format, {"pages": pages, "results": [str(folder) for folder in chosen]}, *(f"Wrote {page}" for page in pages))
 
 
 def _plot(folder: Path) -> list[Path]:

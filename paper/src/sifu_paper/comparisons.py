@@ -1,16 +1,14 @@
-"""Methods against Scratch, data set by data set, as statements and sentences need them."""
+"""Methods against Scratch, data set by data set, over all seeds."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 
-from sifu_paper.plots.courses import Course, Line, scratch_beside
-from sifu_paper.plots.speed import SpeedUp, fewer_words, speed_up, times
+from sifu_paper.plots.courses import Line, scratch_beside
+from sifu_paper.plots.speed import SpeedUp, speed_up
 from sifu_paper.reading import courses_of, datasets_of, honest_preset, letter_preset, title_of
 from sifu_paper.table import Row
-
-CONVEX = ("mnist", "digits")
 
 
 def paper_line(method: str, rows: Sequence[Row]) -> Line:
@@ -46,17 +44,6 @@ def mean_fewer(speeds: Mapping[str, SpeedUp]) -> float | None:
     return statistics.fmean(shares) if shares else None
 
 
-def fewer_by_dataset(speeds: Mapping[str, SpeedUp]) -> str:
-    """Each data set with the rounds saved and the speed-up behind it, or with the runs that missed the target."""
-    return "; ".join(f"{title_of(name)} {_saved(speed)}" for name, speed in speeds.items())
-
-
-def _saved(speed: SpeedUp) -> str:
-    if speed.complete and speed.fewer is not None and speed.median is not None:
-        return f"{fewer_words(speed.fewer)}, {speed.text()}"
-    return speed.text()
-
-
 def titles(names: Sequence[str] | Mapping[str, object]) -> str:
     """Data sets in words."""
     return ", ".join(map(title_of, names))
@@ -77,16 +64,6 @@ def reached_gaps(rows: Sequence[Row], line: Line) -> tuple[list[float], int]:
     return gaps, len(runs)
 
 
-def spread_words(values: Sequence[float], unit: str = "x") -> str:
-    """Least to largest.
-
-    >>> spread_words([1.0, 3.5]), spread_words([2.0])
-    ('1x to 3.5x', '2x')
-    """
-    low, high = times(min(values)), times(max(values))
-    return f"{low}{unit}" if low == high else f"{low}{unit} to {high}{unit}"
-
-
 def signed(points: float) -> str:
     """A difference in whole points, with its sign.
 
@@ -95,8 +72,3 @@ def signed(points: float) -> str:
     """
     whole = round(points)
     return f"{whole:+d}" if whole else "0"
-
-
-def by_line_of(courses: Sequence[Course], line: Line) -> list[Course]:
-    """The runs of one line."""
-    return [course for course in courses if course.line == line]

@@ -12,7 +12,7 @@ from typing import Any
 
 from sifu_paper.comparisons import by_dataset, complete, mean_fewer, titles
 from sifu_paper.plots.courses import Line
-from sifu_paper.plots.speed import SpeedUp, fewer_words
+from sifu_paper.plots.speed import SpeedUp
 from sifu_paper.reading import honest_presets, population_presets, trained_like
 from sifu_paper.table import Row
 from sifu_paper.trained_to import below_target
@@ -23,14 +23,6 @@ HELD_AGAINST = ("sequential", "letter")
 """Experiments that ask for the same three requests."""
 ENOUGH = 2
 """Data sets from which on an average is taken for a setting's; with fewer it may be that of the easiest one."""
-
-PRESET_MEANINGS = {
-    "authors": "trained as the authors' code trains, every local step clipped to 0.5, and counted by the paper's rules",
-    "authors_unclipped": "the same without clipping",
-    "authors_ours": "trained as `authors`, counted by our rules",
-    "authors_unclipped_ours": "trained as `authors_unclipped`, counted by our rules",
-}
-"""What the presets beside `paper` and `ours` mean, in the order in which a page names them."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +74,6 @@ def letter_settings(tables: Mapping[str, Sequence[Row]]) -> list[LetterSetting]:
     return [setting for setting in settings if setting.runs or setting.untrained]
 
 
-def nearest(settings: Sequence[LetterSetting]) -> LetterSetting | None:
-    """The one that comes nearest to the paper's 52 %, of those with an average over enough data sets if there are."""
-    measured = [setting for setting in settings if setting.saved is not None]
-    return min(measured, key=lambda setting: setting.rank, default=None)
-
-
 def _setting(rows: Sequence[Row], preset: str) -> LetterSetting:
     speeds = by_dataset(rows, Line("sifu", preset))
     sure = complete(speeds)
@@ -111,39 +97,6 @@ def _compared(name: str, sifu: Mapping[str, SpeedUp], other: Mapping[str, SpeedU
     own = mean_fewer({dataset: sifu[dataset] for dataset in both})
     saved = mean_fewer({dataset: other[dataset] for dataset in both})
     return None if own is None or saved is None else Compared(name, saved, own, tuple(both))
-
-
-def nearest_sentence(tables: Mapping[str, Sequence[Row]]) -> str:
-    """Which setting comes nearest, and what is left of it after the control and after honest accounting."""
-    setting = nearest(letter_settings(tables))
-    if setting is None or setting.saved is None:
-        return ""
-    text = f'nearest to its "52 % fewer rounds" comes `{setting.preset}` '
-    words = trained_words(setting.preset)
-    text += f"({words}) " if words else ""
-    text += f"with {fewer_words(setting.saved)} "
-    text += f"({titles(setting.reached)}"
-    text += f"; {setting.missed} of {setting.runs} runs did not reach the target)" if setting.missed else ")"
-    if setting.control is not None:
-        control = setting.control
-        text += (
-            f"; a fresh model plus the same noise takes {fewer_words(control.saved)}, which leaves "
-            f"{100 * control.left:.0f} points{_where(control, setting)} to the history"
-        )
-    if setting.honest is not None:
-        honest = setting.honest
-        text += f"; by honest accounting SIFU takes {fewer_words(honest.saved)}{_where(honest, setting)}"
-    return text
-
-
-def trained_words(training: str) -> str:
-    """What a way of training is, in words; empty for the paper's settings as this project read them.
-
-    >>> trained_words("authors_unclipped")
-    "trained as the authors' code trains, without its clipping"
-    """
-    words = {"authors": "with its clipping", "authors_unclipped": "without its clipping"}.get(training)
-    return f"trained as the authors' code trains, {words}" if words else ""
 
 
 def _where(compared: Compared, setting: LetterSetting) -> str:

@@ -7,19 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sifu_paper.group_statements import by_rule
 from sifu_paper.plots.courses import Course, Line, labels_of, scratch_beside
+from sifu_paper.plots.group_cases import cases_by_rule
 from sifu_paper.plots.overview import Standing
 from sifu_paper.plots.speed import SpeedUp, same_seeds, speed_up, speed_up_of
 from sifu_paper.reading import courses_of, datasets_of, honest_preset, letter_preset, title_of, trained_like
 from sifu_paper.table import Row
-from sifu_paper.verdict import Tables
 
 LARGE = 1000
 """From so many clients on, SIFU on a convex task has a line of its own."""
 
 
-def standings(tables: Tables) -> list[Standing]:
+def standings(tables: Mapping[str, Sequence[Row]]) -> list[Standing]:
     """Methods of the paper's experiment, and the exact ones and large federations from their own."""
     result = _of_requests(tables.get("sequential") or tables.get("watermark") or ())
     if not any(standing.label.startswith("Closed form") for standing in result):
@@ -99,7 +98,7 @@ def _closed_form(rows: Sequence[Row]) -> list[Standing]:
 
 
 def _groups(rows: Sequence[Row]) -> list[Standing]:
-    cases = by_rule(rows)
+    cases = [case for case in cases_by_rule(rows) if case.main]
     if not cases:
         return []
     speeds: dict[str, SpeedUp] = {}

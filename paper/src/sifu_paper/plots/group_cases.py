@@ -16,6 +16,10 @@ USUAL_STRETCH = GroupsSpec().stretch
 """How far a merge is moved on where a spec does not say."""
 
 
+MAIN_DATASETS = ("cifar10", "fashion_mnist")
+MAIN_PARTITIONS = ("iid", "dirichlet-0.3")
+
+
 @dataclass(frozen=True)
 class Task:
     """What is trained on what by how many."""
@@ -66,6 +70,13 @@ class Case:
     merge: str
     """How models were merged: by their mean, or in another way that was tried beside it."""
     requests: tuple[Request, ...]
+
+    @property
+    def main(self) -> bool:
+        """Whether it is of one of the four tasks that every setting was tried on: everyone takes part, ten groups."""
+        task = self.task
+        usual = task.participation == "all" and task.clients == "100" and not task.model
+        return usual and task.dataset in MAIN_DATASETS and task.partition in MAIN_PARTITIONS
 
     @property
     def speed(self) -> SpeedUp:
@@ -165,6 +176,13 @@ def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None
     stretch = USUAL_STRETCH if any(case.stretch == USUAL_STRETCH for case in own) else 1.0
     own = [case for case in own if case.stretch == stretch]
     return min(own, key=lambda case: abs(case.apart - rounds_apart(case.length, rate)), default=None)
+
+
+def cases_by_rule(rows: Sequence[Row], leavers: int = 1) -> list[Case]:
+    """Groups as the rule makes them, on every task."""
+    cases = cases_of(rows)
+    tasks = {case.task: None for case in cases}
+    return [case for task in tasks if (case := case_by_rule(cases, task, leavers))]
 
 
 def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:

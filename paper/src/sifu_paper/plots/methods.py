@@ -384,7 +384,7 @@ def rounds_message(results: Results) -> str:
         parts = [
             f"{name} {round(100 * mean)} % ({got_there} of {everywhere})" for name, (mean, got_there) in means.items()
         ]
-        return f"Rounds of Scratch that SIFU saves where it always got there (data sets): {', '.join(parts)}"
+        return f"Share of Scratch's rounds that SIFU saves (data sets on which every run got there): {', '.join(parts)}"
     parts = []
     for name, (mean, got_there) in means.items():
         where = (
