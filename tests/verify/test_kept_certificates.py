@@ -1,0 +1,50 @@
+"""Certificates that were issued once verify for good, and mean something in today's words.
+
+A change that makes one of these fail breaks every certificate of its format out there: give certificates a new format
+for it, read the old one as before, and keep its files here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sifu.api import verify_certificate
+from sifu.core.certificate import FORMAT
+from sifu.core.guarantee import words_of
+from sifu.requests.request_record import auditor_lines, plain_answer
+
+KEPT = Path(__file__).with_name("kept_certificates")
+PATHS = sorted(KEPT.glob("*/*.json"))
+
+
+def body_of(path: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(path.read_bytes())["body"]
+    return body
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name} {path.stem}")
+def test_a_kept_certificate_verifies_and_can_be_read(path: Path) -> None:
+    assert verify_certificate(path).problems == []
+    body = body_of(path)
+    assert words_of(body).guarantee
+    assert plain_answer(body) if body["form"] == "public" else auditor_lines(body)
+
+
+def test_the_format_in_force_is_kept_at_every_level_and_by_every_kind_of_method() -> None:
+    bodies = [body_of(path) for path in PATHS if path.parent.name == FORMAT]
+    assert {body["level"] for body in bodies} == {"exact", "proven", "conditional", "none"}
+    assert {body["protection"] for body in bodies} == {"noise", "training noise", "nothing"}
+    assert {body["start"] for body in bodies} == {"fresh", "merge", "initial", "trained"}
+    assert {body["form"] for body in bodies} == {"public", "auditor"}
+
+
+def test_control_one_digit_more_is_noticed(tmp_path: Path) -> None:
+    text = (KEPT / FORMAT / "sifu-proven.public.json").read_text(encoding="utf-8")
+    changed = tmp_path / "changed.json"
+    changed.write_text(text.replace('"delta": 0.01', '"delta": 0.011'), encoding="utf-8")
+    assert changed.read_text(encoding="utf-8") != text
+    assert verify_certificate(changed).problems != []
