@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import sifu
 from sifu.api.run import Run
 from sifu.core.spec import Spec
+from sifu.errors import NotCertifiableError
 from sifu.launch.federation import clients_from_spec
 
 
@@ -67,13 +69,19 @@ def own_clients(spec: dict[str, Any]) -> list[Any]:
 
 
 def random_run(seed: int, folder: Path) -> Run:
-    """A run of `random_spec` with two to four requests of one or two clients each."""
+    """A run of `random_spec` with two to four requests, of one or two clients each or of a client's records."""
     spec = random_spec(dice := random.Random(seed), seed)
     own = spec["model"]["kind"] == "logistic" or dice.random() < 0.3
     run = sifu.train(spec, run=folder, clients=own_clients(spec) if own else None)
-    left = [client.name for client in run.engine().clients]
+    left, rows = [client.name for client in run.engine().clients], {c.name: c.samples for c in run.engine().clients}
     dice.shuffle(left)
     for _ in range(dice.randint(2, 4)):
+        terms = random_terms(dice, strict=spec["keep"]["gram_clients"] == 0)
+        if rows[left[-1]] > 1 and dice.random() < 0.4:  # it stays, and may well be the next to ask
+            rows[left[-1]] -= 1
+            with suppress(NotCertifiableError):  # without it the client's loss may be too steep
+                run.forget(left[-1:], min_level="none", records=[rows[left[-1]]], **terms)
+                continue
         who = [left.pop() for _ in range(min(dice.randint(1, 2), len(left) - 1))]
-        run.forget(who, min_level="none", **random_terms(dice, strict=spec["keep"]["gram_clients"] == 0))
+        run.forget(who, min_level="none", **terms)
     return run

@@ -151,6 +151,44 @@ def test_the_rate_that_a_client_set_is_not_exact_after_one_of_its_records_went(t
     assert fine(run)
 
 
+def test_a_reply_that_was_refused_under_an_earlier_name_counts(tmp_path: Path) -> None:
+    """c3 was refused in every round for one sample; without it the client takes part, and asks to be forgotten."""
+    clients = table_clients()
+    x = clients[3].x.copy()
+    x[0] *= 1e4
+    clients[3] = ClientData("c3", x, clients[3].y)
+    spec = SPEC | {"server": {"update_bound": 5.0, "rejected": "reply"}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
+    run.forget(["c3"], records=[0], method="fine_tuning", min_level="none")
+    names = {name for (name,) in query(run.folder, "SELECT client FROM rejections WHERE left_out")}
+    assert names == {"c3"}
+    run.forget(["c3"], "whole", method="sifu", sigma=1e-9, min_level="none")
+    ((source,),) = query(run.folder, "SELECT source_node FROM requests WHERE request = 'whole'")
+    assert source >= 5
+    assert not took_part(run.folder, source, ["c3", "c3~2"])
+    body = run.certificate("whole").body
+    assert (body["untouched"], body["level"] == "exact") == (False, False)
+    assert fine(run)
+
+
+def test_a_restoration_erases_what_a_client_did_under_earlier_names(tmp_path: Path) -> None:
+    clients = table_clients()
+    run = sifu.train(SPEC, run=tmp_path / "run", clients=clients)
+    run.forget(["c3"], records=[0], method="fine_tuning", min_level="none")
+    anchor = run.backup(tmp_path / "backup")
+    run.forget(["c3"], "whole", method="scratch")
+    certificate = tmp_path / "run" / "certificates" / "whole.public.json"
+    sifu.restore(tmp_path / "backup", tmp_path / "back", anchor, certificates=[certificate])
+    ((tip,),) = query(tmp_path / "back", "SELECT value FROM run WHERE key = 'tip'")
+    left = {node for (node,) in query(tmp_path / "back", "SELECT node FROM models")} - {int(tip)}
+    assert left
+    assert not any(took_part(tmp_path / "back", node, ["c3"]) for node in left)
+    again = sifu.open_run(tmp_path / "back", clients=clients)
+    again.forget()
+    assert query(again.folder, "SELECT clients FROM subjects WHERE request = 'whole'") == [("[3,5]",)]
+    assert fine(again)
+
+
 def test_status_shows_what_a_client_did_under_all_of_its_names(tmp_path: Path) -> None:
     run = sifu.train(SPEC, run=tmp_path / "run", clients=table_clients())
     before = {client.name: client.psi for client in run.status().clients}
