@@ -62,7 +62,7 @@ def summary(findings: Findings) -> list[str]:
     ]
 
 
-def control_is_caught(control: Control, seed: int, most_runs: int = 20) -> bool:
+def control_is_caught(control: Control, seed: int, most_runs: int = 60) -> bool:
     """Journeys of a cheat until it is caught."""
     findings = control.findings()
     for number in range(seed, seed + most_runs):
