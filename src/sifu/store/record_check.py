@@ -32,7 +32,7 @@ Check = Callable[[RunReader], Iterable[str]]
 def check_record(reader: RunReader) -> None:
     """Refuse a run whose ledger or tables were changed; nothing may be added to them."""
     refuse_problems(
-        reader, (check_schema, check_ledger, check_last_signature, check_events, check_sealed, check_tables, check_keys)
+        reader, (check_schema, check_ledger, check_sealed, check_last_signature, check_events, check_tables, check_keys)
     )
 
 

@@ -87,7 +87,7 @@ def check_sealed(reader: RunReader) -> Iterator[str]:
         part = stored.pop(event.seq, None)
         if part is None:
             if SEALED in payload and event.seq not in erased:
-                yield f"ledger: the sealed part of event {event.seq} ({event.kind[:40]}) is missing"
+                yield f"ledger: the sealed part of event {event.seq} ({event.kind[:40]}) is missing (no such seq)"
             continue
         salt, content = part
         if event.seq in erased:
@@ -96,11 +96,14 @@ def check_sealed(reader: RunReader) -> Iterator[str]:
                 "find out where it comes from"
             )
         if len(salt) != NONCE_BYTES or seal_commitment(salt, content.encode()) != payload.get(SEALED):
-            yield f"ledger: the sealed part of event {event.seq} ({event.kind[:40]}) is not the one it commits to"
+            yield (
+                f"ledger: salt and content of the sealed part of event {event.seq} ({event.kind[:40]}) are not what it "
+                "commits to"
+            )
         elif not set(read_json(content)) <= set(SEALED_KEYS) or canonical_json(read_json(content)) != content.encode():
             yield f"ledger: the sealed part of event {event.seq} holds other things than figures of its kind"
     for seq in sorted(stored):
-        yield f"ledger: there is a sealed part of event {seq}, which does not exist"
+        yield f"ledger: there is a sealed part with seq {seq}, an event that does not exist"
 
 
 def erased_notes(reader: RunReader) -> list[str]:

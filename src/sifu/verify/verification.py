@@ -97,11 +97,11 @@ def verify_run(
         for name, check in (
             ("database", check_database),
             ("ledger", check_ledger),
+            ("ledger", check_sealed),
             ("signatures", check_checkpoints),
             ("signatures", check_covered),
             ("events", check_events),
             ("events", check_recorded_nodes),
-            ("ledger", check_sealed),
             ("clock", check_not_ahead),
             ("tables", check_tables),
             ("tables", check_clients),
