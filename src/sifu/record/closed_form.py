@@ -116,7 +116,7 @@ class RecordedSolve(RecordedTraining):
     def _solve(self) -> None:
         engine, stored = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
         whole = next((row for row in stored if row.is_sum), None)
-        gathered = _Gathered()
+        gathered, seed = _Gathered(), self.writer.salt_seed()
         statistics = self._sum(stored, whole, gathered)
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
         left_out = refused | gathered.absent
@@ -132,7 +132,7 @@ class RecordedSolve(RecordedTraining):
         if whole is not None and self._is_sum(whole, taken.tolist(), statistics):
             digest = whole.digest
         else:
-            row = write_statistics(self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True)
+            row = write_statistics(self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True, seed=seed)
             digest = row["digest"]
             gathered.rows.append(row)
             if whole is not None:
@@ -233,7 +233,7 @@ class RecordedSolve(RecordedTraining):
 
     def _parts(self, clients: list[int], own: dict[int, StatisticsRow], gathered: _Gathered) -> Iterator[Statistics]:
         """Statistics of clients one by one, from disk where they are kept, or asked for and written."""
-        engine = cast("StatisticsEngine", self.engine)
+        engine, seed = cast("StatisticsEngine", self.engine), self.writer.salt_seed()
         for client in clients:
             if client in own:
                 yield read_statistics(self.writer.folder, own[client], engine.fixed)
@@ -254,7 +254,7 @@ class RecordedSolve(RecordedTraining):
                 self._refuse(sent, gathered)
                 continue
             if keeps:
-                row = write_statistics(self.writer.folder, self._next, [client], sent, is_sum=False)
+                row = write_statistics(self.writer.folder, self._next, [client], sent, is_sum=False, seed=seed)
                 gathered.rows.append(row)
             yield sent
 

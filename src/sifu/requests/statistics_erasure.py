@@ -42,4 +42,4 @@ def write_sum_without(writer: RunWriter, view: RunView, gone: Collection[int], n
     for row in rows:
         if not row.is_sum and row.clients[0] in set(whole.clients) & set(gone):
             left = left - read_statistics(writer.folder, row, fixed)
-    return [write_statistics(writer.folder, node, stays, left, is_sum=True)]
+    return [write_statistics(writer.folder, node, stays, left, is_sum=True, seed=writer.salt_seed())]

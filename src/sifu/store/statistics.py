@@ -53,11 +53,11 @@ def statistics_path(folder: Path, file: str) -> Path:
 
 
 def write_statistics(
-    folder: Path, node: int, clients: Sequence[int], statistics: Statistics, *, is_sum: bool
+    folder: Path, node: int, clients: Sequence[int], statistics: Statistics, *, is_sum: bool, seed: int | None
 ) -> dict[str, Any]:
-    """Write a file before the event that names it; returns its row."""
+    """Write a file before the event that names it; returns its row. `seed` is that of its salt, if it has one."""
     file = f"{node}.{'sum' if is_sum else clients[0]}.statistics"
-    content = statistics.canonical() + files.new_salt(None, "")
+    content = statistics.canonical() + files.new_salt(seed, f"statistics:{file}")
     files.write_atomically(statistics_path(folder, file), content)
     return {
         "file": file,

@@ -75,6 +75,8 @@ class RunWriter(RunReader):
         self._signer: Signer | None = None
         self._witnesses = WitnessPost()
         self._recorded = False
+        self._new_spec: Mapping[str, Any] | None = None
+        """The spec of a run that is being made, whose table of values is still empty."""
         self.copies_removed: tuple[str, ...] = ()
         """Unfinished copies of a run that were taken away when this one was opened."""
 
@@ -143,6 +145,7 @@ class RunWriter(RunReader):
     ) -> None:
         """Record the first event in a database that is still empty."""
         salted = list(add_salts(self.folder, dict(enumerate(sample_digests))).values())
+        self._new_spec = values["spec"]
         code = values["spec"].get("features", {}).get("module", "")
         consent = {"allowed_code": code} if code in allowed_code() else {}
         with transaction(self.connection):
@@ -403,7 +406,9 @@ class RunWriter(RunReader):
         if stored:  # recorded again to be kept: its bytes never change
             content = files.read_content(path, f"the model file {path.name}", stored[0][0])
         else:
-            content = files.model_bytes(layout, model.vector, files.new_salt(self._seed(), f"model:{model.node}").hex())
+            content = files.model_bytes(
+                layout, model.vector, files.new_salt(self.salt_seed(), f"model:{model.node}").hex()
+            )
             files.write_atomically(path, content)
         return {
             "node": model.node,
@@ -414,14 +419,13 @@ class RunWriter(RunReader):
             "psi_max": model.psi_max,
         }
 
-    def _seed(self) -> int | None:
+    def salt_seed(self) -> int | None:
         """What salts of files are drawn from; None: the operating system."""
-        rows = self.query("SELECT value FROM run WHERE key = 'spec'")  # none yet for the initial model
-        spec = json.loads(rows[0][0]) if rows else None
-        return int(spec["seed"]) if spec and spec["privacy"]["noise"] == "seeded" else None
+        spec = self._new_spec or self.spec
+        return int(spec["seed"]) if spec["privacy"]["noise"] == "seeded" else None
 
     def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:
-        updates = updates.salted(self._seed())
+        updates = updates.salted(self.salt_seed())
         content = updates.content()
         files.write_atomically(updates_path(self.folder, updates.file), content)
         return {
