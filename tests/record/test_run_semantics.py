@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import sifu
-from run_tools import copy_run, files_of, query, scalars, small_spec, state
+from run_tools import copy_run, files_of, query, scalars, small_spec, state, vectors
 from sifu.errors import InputError
 from sifu.record.run_view import RunView
 from sifu.theory.rollback import is_covered
@@ -171,11 +171,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Pat
     ]
     assert recorded[0] == recorded[1]
     assert recorded[0]["participation"] != recorded[2]["participation"]
-    # Events group rounds by time, so only what they hold can be compared: every kept model, byte for byte.
-    models = [
-        {path: digest for path, digest in files_of(tmp_path / name).items() if path.endswith(".safetensors")}
-        for name in "abc"
-    ]
+    # Events group rounds by time, so only what they hold can be compared: every kept model, bit for bit.
+    models = [vectors(tmp_path / name) for name in "abc"]
     assert models[0] == models[1] != models[2]
 
 
