@@ -168,8 +168,8 @@ def scalars(folder: Path) -> dict[str, Any]:
         },
         "requests": query(
             folder,
-            "SELECT request, status, clients, method, epsilon, delta, sigma, unit, scope, max_rounds, target, "
-            "request_order, multiplier, noise_std, source_node, wanted_node, noise_node, final_node, level "
+            "SELECT request, status, terms, method, request_order, multiplier, noise_std, source_node, wanted_node, "
+            "noise_node, final_node, level "
             "FROM requests ORDER BY request",
         ),
         "subjects": query(folder, "SELECT * FROM subjects ORDER BY subject"),
