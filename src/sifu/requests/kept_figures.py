@@ -61,7 +61,7 @@ KEPT_FIGURES = (
 COUNTS = (
     KeptFigure("samples", "how many samples each client had, in tables and payloads", "weights follow from it"),
     KeptFigure("rounds", "how many rounds training took", "the history is made of them"),
-    KeptFigure("requests.records", "row numbers of forgotten records", "they leave the rows out of data read again"),
+    KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
 )
 """Of every run: numbers of things, never their content."""
 RANDOM = (
