@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +20,10 @@ from sifu.core.layout import ModelLayout
 from sifu.core.spec import commented_toml
 from sifu.engines.flower.client import FunctionClient, add_profile, client_app
 from sifu.engines.flower.own import FreshModels, own_blueprint
-from sifu.engines.flower.strategy import TrackedFedAvg
-from sifu.engines.flower.wire import arrays_of
 from sifu.errors import InputError
 from sifu.record.rehearsal import REHEARSED
 from sifu.server.flower_app import Settings, serve_on_flower
 from sifu.theory.facts import CLAIMED
-from sifu.theory.sensitivity import client_increments
 
 TARGETS = [np.array([1.0, 2.0]), np.array([3.0, -1.0]), np.array([0.0, 4.0]), np.array([2.0, 2.0])]
 
@@ -114,57 +109,6 @@ def test_own_models_must_say_what_is_assumed() -> None:
             lambda branch: {"w": np.zeros(2, dtype=int)}, small_spec(local={"rate": 0.1}), [], identity=CLAIMED,
             preprocessing="",
         )  # fmt: skip
-
-
-def test_the_strategy_records_the_same_psi_as_the_engine(tmp_path: Path) -> None:
-    grid = MemoryGrid()
-    for number, target in enumerate(TARGETS):
-        grid.add(100 + number, usual_app(target, 10 * (number + 1)))
-    strategy = TrackedFedAvg(tmp_path / "psi", fraction_evaluate=0.0, min_available_nodes=4, min_train_nodes=4)
-    result = strategy.start(grid, ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=3)
-    model, psi = np.zeros(2), np.zeros(4)
-    samples = np.array([10, 20, 30, 40])
-    for _ in range(3):
-        local = np.stack([model + 0.5 * (target - model) for target in TARGETS])
-        mean = samples / 100.0 @ local
-        psi += client_increments(samples, np.linalg.norm(local - mean, axis=1), 100, 1.0, 1.0)
-        model = mean
-    tracked = strategy.psi()
-    np.testing.assert_allclose([tracked[100 + k] for k in range(4)], psi, rtol=1e-9)
-    np.testing.assert_allclose(arrays_of(result.arrays)["w"], model, atol=1e-12)
-    lines = (tmp_path / "psi" / "rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
-    assert list((tmp_path / "psi").glob("*.safetensors"))
-    with pytest.raises(InputError, match="a folder of its own"):
-        TrackedFedAvg(tmp_path / "psi")
-
-
-def test_the_strategy_weighs_as_flower_does(tmp_path: Path) -> None:
-    """FedAvg can be told another key to weigh by; Psi of other weights would be of another training."""
-
-    def weighed(target: np.ndarray, weight: float) -> Callable[[Message, Context], Message]:
-        app = usual_app(target, 10)
-
-        def answer(message: Message, context: Context) -> Message:
-            reply = app(message, context)
-            reply.content["metrics"]["weight"] = weight
-            return reply
-
-        return answer
-
-    def train(folder: Path, weights: list[float]) -> dict[int, float]:
-        grid = MemoryGrid()
-        for number, weight in enumerate(weights):
-            grid.add(100 + number, weighed(TARGETS[number], weight))
-        strategy = TrackedFedAvg(
-            folder, weighted_by_key="weight", fraction_evaluate=0.0, min_available_nodes=2, min_train_nodes=2
-        )
-        strategy.start(grid, ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1)
-        return strategy.psi()
-
-    assert train(tmp_path / "a", [1, 9])[101] > train(tmp_path / "b", [9, 1])[101]
-    with pytest.raises(InputError, match=r"weight must be whole numbers to be tracked, found 0\.5"):
-        train(tmp_path / "c", [0.5, 1])
 
 
 def test_the_ready_app_is_a_flower_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
