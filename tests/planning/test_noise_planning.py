@@ -23,7 +23,6 @@ from sifu.planning.prediction import Prediction
 from sifu.record.everyones_psi import track_everyone
 from sifu.record.run_view import RunView
 from sifu.theory.rollback import is_allowed
-from sifu.theory.tracking import summarise_round
 
 SPEC = small_spec(
     data={"clients": 40, "samples_per_client": 10}, local={"steps": 10}, stop={"target": 0.93, "max_rounds": 300}
@@ -122,37 +121,6 @@ def test_influence_where_losses_contract(tmp_path: Path) -> None:
     assert not view.path.constant_when_absent
     everyone = np.arange(len(view.clients))
     np.testing.assert_allclose(influence(view, view.path.tip), track_everyone(view).total(everyone), rtol=1e-9)
-
-
-def test_forward_forgetting_is_weighed_where_losses_contract(trained: Path, tmp_path: Path) -> None:
-    assert sifu.open_run(trained).plan(["client-001"]).forward is None
-    spec = SPEC | {"local": {"steps": 10, "weight_decay": 0.05}, "stop": {"target": 0.9, "max_rounds": 300}}
-    run = sifu.train(spec, run=tmp_path / "run")
-    plan = run.plan(["client-001"], epsilon=2.0)
-    forward, view = plan.forward, RunView(run.reader())
-    assert forward is not None
-    tracker = track_everyone(view)
-    psi = [float(tracker.total(np.array([1]))[0])]
-    # The truth: rounds without the client, each with its own scalars, by the code that follows Psi in training.
-    stays = np.delete(np.arange(40), 1)
-    for _ in range(forward.rounds):
-        _, scalars = summarise_round(
-            stays,
-            np.array([view.clients[k].samples for k in stays]),
-            np.full(39, 0.1),
-            0.1,
-            0.0,
-            factors=view.regularities.factors[stays],
-            averagedness=view.regularities.averagedness[stays],
-            server_rate=view.facts.server_rate,
-            population_samples=None,
-        )
-        tracker.update(scalars)
-        psi.append(float(tracker.total(np.array([1]))[0]))
-    assert psi == sorted(psi, reverse=True)
-    assert forward.contraction < 1.0
-    assert forward.noise_std == pytest.approx(plan.multiplier * psi[-1], rel=1e-6)
-    assert forward.predicted_rounds > forward.rounds
 
 
 def test_the_most_expensive_client_has_the_largest_psi(trained: Path) -> None:

@@ -22,7 +22,6 @@ from sifu.core.protection import attacker_rate
 from sifu.core.wording import attacker_words, forgotten_words
 from sifu.errors import InputError
 from sifu.planning.budgets import LOOK_AHEAD, BudgetLine, Outlook
-from sifu.planning.forward_forgetting import ForwardForgetting
 from sifu.planning.plan import NoiseOption, Plan
 
 MOST_OPTIONS = 16
@@ -69,7 +68,6 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "units": [asdict(unit) | {"psi_now": finite_or_text(unit.psi_now)} for unit in plan.units],
         "budgets": [budget_values(budget) for budget in plan.budgets],
         "outlook": asdict(plan.outlook) if plan.outlook else None,
-        "forward": asdict(plan.forward) if plan.forward else None,
         "notes": list(plan.notes),
         **ways_values(plan),
     }
@@ -177,8 +175,6 @@ def print_sequence(plan: Plan) -> None:
         out.print(budgets_table(plan.budgets))
     if plan.outlook:
         out.print(outlook_text(plan.outlook))
-    if plan.forward:
-        out.print(forward_text(plan.forward, plan.predicted_rounds))
 
 
 def budgets_table(lines: Sequence[BudgetLine]) -> Table:
@@ -198,17 +194,6 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
 def outlook_text(outlook: Outlook) -> str:
     """How far the history still goes, in a sentence or two."""
     return _fixed_noise_text(outlook) + _auto_text(outlook)
-
-
-def forward_text(forward: ForwardForgetting, predicted: int | None) -> str:
-    """What training on first would give, and that it is not done."""
-    faster = predicted is not None and forward.predicted_rounds < predicted
-    return (
-        f"Forward forgetting (L = {forward.contraction:.4g} a round): {forward.rounds} rounds without them, not "
-        f"released, then noise {number(forward.noise_std)}: perhaps {forward.predicted_rounds} rounds in all, "
-        + ("fewer than this plan; " if faster else "no fewer than this plan; ")
-        + "sifu does not carry it out."
-    )
 
 
 def _auto_text(outlook: Outlook) -> str:

@@ -19,14 +19,13 @@ from sifu.methods.noised import noised_model, planned_charges
 from sifu.methods.plans import plan_from
 from sifu.planning.budgets import budget_lines, outlook
 from sifu.planning.forecast import Forecast
-from sifu.planning.forward_forgetting import weigh_forward
 from sifu.planning.noise_choice import NoiseChoice, choose_noise, noise_options
 from sifu.planning.plan import Plan
 from sifu.planning.prediction import Prediction, predicted_rounds
 from sifu.planning.units import both_units
 from sifu.record.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.rollback import Choice, choose_node, largest_psi, least_noise
+from sifu.theory.rollback import Choice, choose_node, largest_psi
 
 
 class Sifu(Method):
@@ -65,7 +64,6 @@ class Sifu(Method):
             units=both_units(view, terms, choice.noise_std, earlier),
             budgets=budget_lines(view, earlier, node.depth, node.noise_std),
             outlook=outlook(view, node.depth, node.noise_std, terms, clients),
-            forward=weigh_forward(view, forecast, clients, least_noise(exposures, view.path.tip, order)),
         )
 
     def bytes_kept(self, view: RunView) -> int:

@@ -9,7 +9,6 @@ from sifu.core.premises import Premise
 from sifu.core.protection import Protection, delta_of_budget, delta_of_charges
 from sifu.core.request_terms import RequestTerms
 from sifu.planning.budgets import BudgetLine, Outlook
-from sifu.planning.forward_forgetting import ForwardForgetting
 from sifu.planning.units import UnitView
 from sifu.planning.ways import AutoChoice, Way
 from sifu.theory.composition import TrainingNoise
@@ -51,9 +50,9 @@ class Plan:
     `untouched` says that nobody who must be hidden ever touched the source, `training_noise` what noise in training
     promises where the method rests on it. `predicted_interval` holds the rounds to the target in most cases, `units` a
     request of several clients in both units, `budgets` those of everyone forgotten earlier, `outlook` what is to come.
-    `forward` is what training on first would give where L < 1: advice, not what the plan does. `expected_rounds` is the
-    prediction unrounded, and where no target was reached the rounds to come back to where training ended. Where the
-    method was left to `auto`, `ways` has every way side by side and `auto` says which was taken and why.
+    `expected_rounds` is the prediction unrounded, and where no target was reached the rounds to come back to where
+    training ended. Where the method was left to `auto`, `ways` has every way side by side and `auto` says which was
+    taken and why.
     """
 
     terms: RequestTerms
@@ -82,7 +81,6 @@ class Plan:
     units: tuple[UnitView, ...] = ()
     budgets: tuple[BudgetLine, ...] = ()
     outlook: Outlook | None = None
-    forward: ForwardForgetting | None = None
     expected_rounds: float | None = None
     rebuild_client_rounds: int = 0
     ways: tuple[Way, ...] = ()
