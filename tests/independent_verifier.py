@@ -217,6 +217,7 @@ class Verifier:
         self.solvers: dict[
             int, tuple[int, set[str]]
         ] = {}  # of each: how many clients then, the names of those left out
+        self.at_solve: dict[int, tuple[list[int], list[int]]] = {}  # models there were, clients forgotten
         self.groups = {
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }
@@ -268,7 +269,7 @@ class Verifier:
             if event["kind"] == "purged":
                 self.purges.append(moment | {"known": sorted(i for (i,) in replayed["subjects"])})
             said, recorded = payload.get("run", {}), payload.get("rows", {})
-            fixed = {"facts", "spec", "asked", "layout", "versions", "run"} & said.keys()
+            fixed = {"facts", "spec", "asked", "layout", "tuned_layout", "versions", "run"} & said.keys()
             self.check(event["seq"] == 1 or not fixed, f"{at}: changes {sorted(fixed)}")
             moves = recorded and event["kind"] != "group rounds"
             self.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if moves else None)
@@ -307,10 +308,14 @@ class Verifier:
                 there = replayed["statistics"].pop((file,), None)
                 self.check(there, f"{at}: drops statistics {file}, which are not there")
             for row in payload.get("statistics", []):
-                put("statistics", row | {"clients": canonical(row["clients"])})
+                put("statistics", row | {name: canonical(row[name]) for name in ("clients", "trunks")})
             if "solve" in payload:
                 self.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
                 self.solves[recorded["last"]] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
+                self.at_solve[recorded["last"]] = (sorted(moment["models"]), moment["gone"])
+                trunks = payload["solve"].get("trunks", [])
+                same_networks = all(row["trunks"] == trunks for row in payload.get("statistics", []))
+                self.check(same_networks, f"{at}: statistics are through other networks than the head")
                 left = {name for row in asking for name in json.loads(row["clients"])}
                 left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
                 self.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
@@ -581,7 +586,8 @@ class Verifier:
                 self.check(not here, f"{at}: clients took part, but it is no round")
                 continue
             if row["kind"] == "round":
-                self.agree(f"{at}: parent", row["parent"], node - 1)
+                earlier = [n for n, other in self.nodes.items() if n < node and other["kind"] != "group"]
+                self.agree(f"{at}: parent", row["parent"], max(earlier, default=None))
                 place = [parent["branch"], parent["position"] + 1]
                 self.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
             regular = [(p["samples"], *self.regular[c]) for c, p in here.items()]
@@ -614,6 +620,10 @@ class Verifier:
         for name in files & listed.keys():
             data, row = (self.folder / "models" / name).read_bytes(), listed[name]
             self.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
+            if row["node"] in self.groups and "tuned_layout" in self.run:  # section 5b
+                layout = json.loads(self.run["tuned_layout"])
+                tensors_of(data, {"float64": "<f8", "float32": "<f4"}[layout["dtype"]])
+                continue
             tensors = tensors_of(data, number)
             vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(self.run["layout"])["names"]])
         for node, vector in vectors.items():  # beyond the document: do the models look like what is said of them?
@@ -754,7 +764,14 @@ class Verifier:
         bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
         heading = f"sifu statistics 1 {bits} {norms}\n".encode()
         words, whole = {}, None
+        tuned, places = self.spec["features"].get("tune", "none"), self.block_places(k)
+        self.check(len({row["trunks"] for row in listed.values()}) <= 1, "statistics are through different networks")
         for file, row in listed.items():
+            trunks = json.loads(row["trunks"])
+            self.check(tuned != "none" or not trunks, f"statistics/{file}: there are no networks of groups")
+            for trunk in trunks:
+                there = trunk in self.groups and (self.folder / "models" / f"{trunk}.safetensors").exists()
+                self.check(there, f"statistics/{file}: the network of node {trunk} is not there")
             data, clients = (self.folder / "statistics" / file).read_bytes(), json.loads(row["clients"])
             self.agree(f"statistics/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
             self.check(data.startswith(heading), f"statistics/{file}: it is written otherwise than the spec says")
@@ -763,6 +780,14 @@ class Verifier:
             self.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
             samples = [sum(self.clients[c]["samples"] for c in clients), int(numbers[-2])]
             self.agree(f"statistics/{file}: samples", [row["samples"]] * 2, samples)
+            if tuned == "blocks":
+                there = {self.groups[trunk]["grp"] for trunk in trunks if trunk in self.groups}
+                square, height = np.zeros((k + 1, k + 1), dtype=np.int64), (k + 1) * (k + 2) // 2
+                square[np.tril_indices(k + 1)] = numbers[:height]
+                struck = sorted(place for group, own in places.items() if group not in there for place in own)
+                held = square[struck].any() or square[:, struck].any()
+                held = held or numbers[height:-2].reshape(k + 1, outputs)[struck].any()
+                self.check(not held, f"statistics/{file}: a block without a network is not zero")
             if file.endswith(".sum.statistics"):
                 self.check(whole is None, "there are two sums")
                 whole = (row, clients, numbers)
@@ -804,19 +829,68 @@ class Verifier:
         residual = np.linalg.norm(cross - gram @ head - chosen * head) / np.linalg.norm(cross)
         self.check(residual <= 1e-9, f"the current head leaves a residual of {residual}")
 
+    def block_places(self, k: int) -> dict[int, range]:
+        """Section 5b: where in the features the block of each group lies."""
+        features, count = self.spec["features"], self.spec["groups"]["count"]
+        if features.get("tune", "none") != "blocks":
+            return {}
+        block = features["block"]
+        if not 0 < block < k - count * block:
+            block = k // (count + 1)
+        first = k - count * block
+        return {group: range(first + group * block, first + (group + 1) * block) for group in range(count)}
+
+    def check_networks(self) -> None:
+        """Section 5b: every head stands on all networks that groups had finished and that were there."""
+        if self.spec["features"].get("tune", "none") == "none":
+            self.check(not any("trunks" in solve for solve in self.solves.values()), "a solve names networks of groups")
+            return
+        for node, solve in self.solves.items():
+            models, gone = self.at_solve[node]
+            there = [self.groups[n] for n in models if n in self.groups]
+            latest = {row["grp"]: row for row in there}
+            wanted = [row for _, row in sorted(latest.items()) if row["rounds"] == self.spec["groups"]["rounds"]]
+            self.agree(f"networks of solve {node}", solve.get("trunks"), [row["node"] for row in wanted])
+            held = set(gone) & {client for row in wanted for client in row["members"]}
+            self.check(not held, f"solve {node} stands on a network that held a forgotten client")
+
     def check_statistics_of_request(self, request: Row) -> None:
-        """Section 5a: what held a forgotten client went, and the sum of the others took the old one's place."""
+        """Sections 5a and 5b: what held a forgotten client went, and what is left of the others took its place."""
         moment, at = self.rolled[request["request"]], f"request {request['request']}"
         own = {c for i, clients in self.subjects.items() if self.owner[i] is request for c in clients}
         stored = {file: json.loads(row["clients"]) for (file,), row in moment["statistics"].items()}
-        gone = sorted(file for file, clients in stored.items() if own & set(clients))
+        trunks = {file: json.loads(row["trunks"]) for (file,), row in moment["statistics"].items()}
+        erased = {n for n in moment["payload"].get("dropped_models", []) if n in self.groups}
+        gone = sorted(file for file, clients in stored.items() if own & set(clients) or erased & set(trunks[file]))
         self.agree(f"{at}: statistics erased", moment["payload"].get("dropped_statistics", []), gone)
+        if self.spec["features"].get("tune", "none") != "none":
+            self.check_struck_statistics(request, own, stored, trunks, erased)
+            return
         sums = [clients for file, clients in stored.items() if file.endswith(".sum.statistics")]
         single = {clients[0] for file, clients in stored.items() if not file.endswith(".sum.statistics")}
         leaving = set(sums[0]) & own if sums else set()
         stays = [sorted(set(sums[0]) - own)] if leaving and leaving <= single else []
         written = [row["clients"] for row in moment["payload"].get("statistics", [])]
         self.agree(f"{at}: sum that stays", written, [stay for stay in stays if stay])
+
+    def check_struck_statistics(
+        self, request: Row, own: set[int], stored: dict[str, list], trunks: dict[str, list], erased: set[int]
+    ) -> None:
+        """Section 5b: of blocks everyone's statistics are left without the struck ones, of a merge nothing is."""
+        single = {clients[0] for file, clients in stored.items() if not file.endswith(".sum.statistics")}
+        wanted = []
+        for file, clients in stored.items():
+            left, is_sum = [n for n in trunks[file] if n not in erased], file.endswith(".sum.statistics")
+            leaving = set(clients) & own
+            changed = leaving or left != trunks[file]
+            possible = leaving <= single if is_sum else not leaving
+            if changed and possible and set(clients) - own:
+                wanted.append([is_sum, sorted(set(clients) - own), left])
+        if self.spec["features"]["tune"] == "merge" and any(erased & set(nodes) for nodes in trunks.values()):
+            wanted = []
+        written = self.rolled[request["request"]]["payload"].get("statistics", [])
+        stated = [[row["file"].endswith(".sum.statistics"), row["clients"], row["trunks"]] for row in written]
+        self.agree(f"request {request['request']}: statistics left", sorted(stated), sorted(wanted))
 
     def check_updates_of_request(self, request: Row, active: list[int], hidden: dict[int, dict]) -> None:
         """What had to go and what had to stay, when a request was carried out."""
@@ -994,7 +1068,8 @@ class Verifier:
         held = {n for i, h in hidden.items() for n in h if strict and self.owner[i] is request and h[n] > 0}
         hit = {n for n, row in self.groups.items() if set(forgotten) & set(row["members"])}
         groups = self.spec.get("groups", {"count": 0})
-        fresh = {0} if groups["count"] and groups.get("stretch", 1.0) != 1.0 else set()
+        tuned = self.spec["features"].get("tune", "none") != "none"
+        fresh = {0} if groups["count"] and groups.get("stretch", 1.0) != 1.0 and not tuned else set()
         erased = [n for n in at_hand if n in hit or (n not in self.groups and n not in fresh
                   and (source is None or n > source or n in held))]  # fmt: skip
         remaining = [n for n in at_hand if n not in erased]
@@ -1235,7 +1310,8 @@ def verify(folder: Path) -> list[str]:
         return [f"the folder cannot be read: {error!r}"]
     for step in (verifier.check_ledger, verifier.check_nodes, verifier.check_rejections, verifier.check_files,
                  verifier.check_groups, verifier.check_records, verifier.check_salts,
-                 verifier.check_updates, verifier.check_statistics, verifier.check_requests, verifier.check_purges,
+                 verifier.check_updates, verifier.check_statistics, verifier.check_networks,
+                 verifier.check_requests, verifier.check_purges,
                  verifier.check_restored, verifier.check_timestamps):  # fmt: skip
         try:
             step()

@@ -183,6 +183,15 @@ def closed_form(folder: Path) -> Path:
     return folder
 
 
+def tuned(folder: Path) -> Path:
+    """Groups that tune a network: a client leaves, its group's network is tuned again, one joins, another leaves."""
+    run = sifu.train(TUNED, run=folder)
+    run.forget(["client-001"], "struck")
+    run.rebuild()
+    run.forget(["client-003"], "struck-again", retention="strict")
+    return folder
+
+
 def with_many_requests(folder: Path) -> Path:
     """The run that other tests tamper with, too."""
     build_run_with_requests(folder)
@@ -204,6 +213,16 @@ def masked(folder: Path) -> Path:
     return federation.run_folder
 
 
+TUNED: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 6, "samples_per_client": 8},
+    "model": {"kind": "ridge"},
+    "ridge": {"regularisation": 0.01},
+    "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 3},
+    "groups": {"count": 3, "rounds": 2, "rebuild": "later"},
+    "local": {"rate": 0.05, "steps": 1},
+    "privacy": {"noise": "seeded"},
+}
+"""A federation whose groups tune a small public network."""
 RUNS: dict[str, Callable[[Path], Path]] = {
     "many requests": with_many_requests,
     "sampled": sampled,
@@ -212,6 +231,7 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "groups": grouped,
     "moved groups": moved_groups,
     "closed form": closed_form,
+    "tuned networks": tuned,
     "records": with_records,
     "approved": approved,
     "witnessed": witnessed,

@@ -13,6 +13,7 @@ import pytest
 from faulty_runs import state_on_disk
 
 import sifu
+from mutated_runs import TUNED
 from run_tools import connect, copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
 from sifu.store.files import model_path
@@ -70,6 +71,23 @@ CLOSED_FORM: dict[str, Any] = {
 def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> None:
     """A solve, a client that joins, subtractions, solves again."""
     result = matrix(tmp_path, **CLOSED_FORM, every=every)
+    assert sum(result["faults"].values()) >= 4
+
+
+TUNED_NETWORKS: dict[str, Any] = {
+    "spec": TUNED,
+    "requests": [
+        {"id": "first", "clients": ["client-000"], "terms": {}},
+        {"id": "second", "clients": ["client-003"], "terms": {"retention": "strict"}},
+    ],
+    "rebuild": True,
+}
+
+
+@pytest.mark.parametrize("every", [197, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_crash_matrix_of_networks_that_groups_tune(tmp_path: Path, every: int) -> None:
+    """Rounds apart, statistics, struck blocks, a network tuned again and everyone's statistics through it."""
+    result = matrix(tmp_path, **TUNED_NETWORKS, every=every)
     assert sum(result["faults"].values()) >= 4
 
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.api.model_description import description_path, read_bytes, read_description
+from sifu.api.model_description import description_path, networks_path, read_bytes, read_description
 from sifu.core.allowed_code import allow_code
+from sifu.core.closed_form import Trunk
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, Spec
+from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.dataset import scale_features
 from sifu.data.table import read_features
 from sifu.data.table_coding import TableCoding
 from sifu.errors import InputError
-from sifu.launch.features import map_for
+from sifu.launch.features import map_for, tuned_map
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Targets
 
@@ -40,6 +42,8 @@ class LoadedModel:
 
     parameters: dict[str, Array]
     description: dict[str, Any]
+    networks: dict[str, Array] = field(default_factory=dict)
+    """What groups tuned of the network that features go through, GROUP/NAME."""
 
     @property
     def kind(self) -> str:
@@ -131,7 +135,11 @@ class LoadedModel:
         described = self.description["features"]
         if described.get("kind") == "none" and self.kind != RIDGE:
             return None
-        mapping = map_for(Spec.from_mapping({"features": described}).features, shape)
+        # What is tuned needs groups and a head, which the description says in its own place.
+        public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
+        mapping, tuned = map_for(public, shape), self.description.get("networks")
+        if tuned is not None:
+            mapping = self._tuned(replace(public, tune=described["tune"]), mapping, tuned)
         if mapping.digest() != self.description["features_digest"]:
             raise InputError(
                 f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on "
@@ -139,6 +147,20 @@ class LoadedModel:
                 "module with the same weights"
             )
         return mapping
+
+    def _tuned(self, features: FeaturesSpec, public: FeatureMap, tuned: dict[str, Any]) -> FeatureMap:
+        """The map through the networks that groups tuned."""
+        mapping = tuned_map(
+            features, public, int(self.description["outputs"]), int(tuned["groups"]), float(tuned["stretch"])
+        )
+        names = [name for name, _ in mapping.network.named_parameters()]
+        trunks = [
+            Trunk(
+                int(group), int(samples), np.concatenate([self.networks[f"{group}/{name}"].ravel() for name in names])
+            )
+            for group, samples in tuned["samples"].items()
+        ]
+        return mapping.with_trunks(trunks)
 
     def _network(self, samples: Array) -> Array:
         import torch
@@ -186,7 +208,24 @@ def load_model(path: str | Path, *, module: str | None = None) -> LoadedModel:
         )
     if module is not None and features.get("kind") == "module":
         allow_code(module)  # naming it is the consent
-    return LoadedModel(_parameters(model, content, description), description)
+    return LoadedModel(_parameters(model, content, description), description, _networks(model, description))
+
+
+def _networks(model: Path, description: dict[str, Any]) -> dict[str, Array]:
+    """What groups tuned, from the file beside the model; nothing where no network was tuned."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    tuned = description.get("networks")
+    if tuned is None:
+        return {}
+    content = read_bytes(networks_path(model), LARGEST_MODEL)
+    if hashlib.sha256(content).hexdigest() != tuned["sha256"]:
+        raise InputError(f"{networks_path(model)} is not the file that belongs to {model.name}: export it again")
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise InputError(f"{networks_path(model)} is not a safetensors file") from error
 
 
 def _parameters(model: Path, content: bytes, description: dict[str, Any]) -> dict[str, Array]:

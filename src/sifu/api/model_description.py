@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sifu.core.ledger import read_json
 from sifu.core.spec import RIDGE, Spec
 from sifu.data.dataset import AUTHORS_SCALES, SCALES
@@ -21,6 +23,7 @@ from sifu.data.table_coding import TableCoding
 from sifu.errors import InputError
 from sifu.launch.federation import NPZ, TABLE, takes_rows
 from sifu.store.reader import RunReader
+from sifu.store.table_rows import GroupModelRow
 from sifu.version import __version__
 
 FORMAT = "sifu-model-3"
@@ -40,8 +43,31 @@ def description_path(model: Path) -> Path:
     return model.with_name(f"{model.name}.json")
 
 
-def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
-    """What a run's current model is; `content` are the bytes of its safetensors file."""
+def networks_path(model: Path) -> Path:
+    """Where the networks lie that groups tuned and that the features of a model file go through."""
+    return model.with_name(f"{model.name}.networks")
+
+
+def networks_of_head(reader: RunReader) -> list[GroupModelRow]:
+    """The groups' networks that the current head stands on; none where no network is tuned."""
+    whole = next((row for row in reader.statistics().values() if row.is_sum), None)
+    groups = reader.group_models()
+    return [groups[node] for node in whole.trunks] if whole else []
+
+
+def networks_bytes(reader: RunReader) -> bytes:
+    """What each group tuned of the network, as safetensors: GROUP/NAME. What nobody tunes is in the public network."""
+    from safetensors.numpy import save
+
+    arrays = {}
+    for row in networks_of_head(reader):
+        for name, values in reader.group_layout.unflatten(reader.load_model(row.node)).items():
+            arrays[f"{row.grp}/{name}"] = np.ascontiguousarray(values)
+    return save(arrays)
+
+
+def describe(reader: RunReader, content: bytes, networks: bytes | None = None) -> dict[str, Any]:
+    """What a run's current model is; `content` are the bytes of its safetensors file, `networks` those beside it."""
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
     kind = spec.model.kind
     coding = TableCoding.from_spec(spec.data) if spec.data.name == TABLE else None
@@ -57,6 +83,7 @@ def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
         "classes": list(coding.class_names) or None if coding else None,
         "features": features,
         "features_digest": str(reader.facts.get("features", "")),
+        "networks": _networks(reader, spec, networks),
         "data": spec.data.name,
         "input_shape": _input_shape(spec),
         "normalise": spec.data.normalise,
@@ -68,6 +95,18 @@ def describe(reader: RunReader, content: bytes) -> dict[str, Any]:
     }
 
 
+def _networks(reader: RunReader, spec: Spec, content: bytes | None) -> dict[str, Any] | None:
+    """Of networks that groups tuned: how many groups there are, who has one, and the digest of their file."""
+    if not spec.is_tuned:
+        return None
+    return {
+        "groups": spec.groups.count,
+        "stretch": spec.groups.stretch,
+        "samples": {str(row.grp): row.samples for row in networks_of_head(reader)},
+        "sha256": None if content is None else hashlib.sha256(content).hexdigest(),
+    }
+
+
 def _released(reader: RunReader) -> dict[str, Any]:
     """The last event of the ledger when the model was exported: it is from before every later request."""
     seq, head = reader.last_event()
@@ -75,9 +114,9 @@ def _released(reader: RunReader) -> dict[str, Any]:
     return {"run": reader.value("run"), "event": seq, "head": head, "time": str(time)}
 
 
-def description_bytes(reader: RunReader, content: bytes) -> bytes:
+def description_bytes(reader: RunReader, content: bytes, networks: bytes | None = None) -> bytes:
     """The description as the file beside the model holds it."""
-    return json.dumps(describe(reader, content), indent=1).encode() + b"\n"
+    return json.dumps(describe(reader, content, networks), indent=1).encode() + b"\n"
 
 
 def read_description(path: Path) -> dict[str, Any]:

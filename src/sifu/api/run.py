@@ -9,7 +9,13 @@ from typing import Any
 
 from sifu.api.backups import back_up
 from sifu.api.key_rotation import rotate_key, vouch
-from sifu.api.model_description import describe, description_bytes, description_path
+from sifu.api.model_description import (
+    describe,
+    description_bytes,
+    description_path,
+    networks_bytes,
+    networks_path,
+)
 from sifu.api.onnx_graph import ONNX_ENDING, onnx_bytes
 from sifu.api.run_requests import RunRequests
 from sifu.api.status import RunStatus, status_of
@@ -179,7 +185,8 @@ class Run(RunRequests):
     def export(self, path: str | Path) -> Path:
         """Write the current released model as safetensors, and beside it, with .json added, what it is.
 
-        A path that ends in .onnx becomes an ONNX file, which holds the same description.
+        A path that ends in .onnx becomes an ONNX file, which holds the same description. Where groups tune the network,
+        what they tuned lies beside the model, with .networks added.
         """
         target = Path(path)
         if target.is_dir():
@@ -198,11 +205,14 @@ class Run(RunRequests):
                 raise InputError(f"there is no folder {target.parent} to write {target.name} into")
             with blaming_damage(reader):
                 content = reader.model_content(reader.tip)
+                networks = networks_bytes(reader) if self.spec.is_tuned else None
             if target.suffix.lower() == ONNX_ENDING:
                 write_atomically(target, onnx_bytes(describe(reader, content), content))
             else:
                 write_atomically(target, content)
-                write_atomically(description_path(target), description_bytes(reader, content))
+                if networks is not None:
+                    write_atomically(networks_path(target), networks)
+                write_atomically(description_path(target), description_bytes(reader, content, networks))
             note_export(self.folder, reader.tip, target)
         return target
 

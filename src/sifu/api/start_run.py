@@ -14,7 +14,7 @@ from sifu.api.engine_check import check_as_specified
 from sifu.api.run import Run
 from sifu.api.run_folder import Arrange, shown_digests
 from sifu.choices import Device, Precision
-from sifu.core.closed_form import solved_once
+from sifu.core.closed_form import TunedEngine, solved_once
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
 from sifu.core.spec import RIDGE, Spec
@@ -161,6 +161,7 @@ def create_run(
         versions(),
         engine.initial_model(0),
         sample_digests,
+        engine.tuning.layout if isinstance(engine, TunedEngine) else None,
     )
 
 

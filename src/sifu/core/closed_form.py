@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
-from sifu.core.engine import Position, Rejection
-from sifu.core.layout import ModelLayout
+from sifu.core.engine import Engine, Position, Rejection
+from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RidgeSpec
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets
+from sifu.theory.closed_form.blocks import Blocks
 from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 
@@ -25,6 +26,23 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
     (features, outputs), ridge = layout.shapes[0], spec.ridge
     target_norm = targets_of(ridge, outputs).norm
     return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, spec.features.norm, target_norm)
+
+
+def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
+    """Where the blocks of groups lie in the features of a run whose groups tune a network.
+
+    A block is as wide as the spec says, or as the network's output where that is not wider.
+
+    >>> spec = Spec.from_mapping({"features": {"block": 4}, "groups": {"count": 2, "rounds": 1}})
+    >>> head = [ModelLayout(("weight", "bias"), ((features, 3), (3,))) for features in (18, 9)]
+    >>> recorded_blocks(spec, head[0]), recorded_blocks(spec, head[1])
+    (Blocks(frozen=10, block=4, count=2), Blocks(frozen=3, block=3, count=2))
+    """
+    features, count, block = layout.shapes[0][0], spec.groups.count, spec.features.block
+    frozen = features - count * block
+    if 0 < block < frozen:
+        return Blocks(frozen, block, count)
+    return Blocks(features // (count + 1), features // (count + 1), count)
 
 
 def head_layout(fixed: FixedPoint) -> ModelLayout:
@@ -115,4 +133,27 @@ class MaskedStatisticsEngine(Protocol):
 
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
         """The sum over those of `clients` that answer; a sum in which anybody's part is missing is never returned."""
+        ...
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A network that a group tuned: which group, its members' samples, and what it tuned as a flat vector."""
+
+    group: int
+    samples: int
+    vector: Vector
+
+
+@runtime_checkable
+class TunedEngine(Protocol):
+    """A `StatisticsEngine` whose features go through networks that groups tune (docs/theory.md, section 15.5)."""
+
+    @property
+    def tuning(self) -> Engine:
+        """Runs the rounds in which groups tune the network apart."""
+        ...
+
+    def use_trunks(self, trunks: Sequence[Trunk]) -> None:
+        """Compute features through these networks from now on; those of groups that are not among them are zero."""
         ...

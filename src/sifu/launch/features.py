@@ -17,6 +17,7 @@ from sifu.theory.arrays import Array
 
 if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
+    from sifu.data.feature_maps.tuned import TunedFeatures
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,25 @@ def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     else:
         mapping = specified_map(features, shape)
     return CachedFeatures(mapping, Path(features.cache)) if features.cache else mapping
+
+
+def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:
+    """The map of a section `[features]` whose `count` groups tune the network of `public`, before any group has."""
+    from sifu.data.feature_maps.networks import NetworkFeatures
+    from sifu.data.feature_maps.tuned import TunedFeatures
+
+    assert isinstance(public, NetworkFeatures)
+    assert features.tune != "none"
+    return TunedFeatures(
+        public,
+        outputs,
+        tune=features.tune,
+        count=count,
+        block=features.block,
+        trainable=features.trainable,
+        seed=features.seed,
+        stretch=stretch,
+    )
 
 
 def with_features(spec: Spec, clients: Sequence[Any]) -> tuple[Any, ...]:

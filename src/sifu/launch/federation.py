@@ -17,7 +17,7 @@ from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, RIDGE, DataSpec, Spec
 from sifu.core.waiting import ALL
 from sifu.data.table_coding import parse_classes
 from sifu.errors import InputError
-from sifu.launch.features import map_of, with_features
+from sifu.launch.features import map_of, tuned_map, with_features
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import largest_certified_rate
@@ -202,17 +202,40 @@ def closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
     targets = targets_of(ridge, outputs)
     features = map_of(spec, clients)
     assert features is not None  # a closed-form head always has a map
-    engine = ClosedFormFederation(
-        clients,
-        features,
-        targets,
-        fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits),
-        None if ridge.regularisation == "auto" else ridge.regularisation,
-        preprocessing=preprocessing_of(spec),
-        declared=features.is_declared,
-        from_labels=from_labels,
-    )
+    if spec.is_tuned:
+        features = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
+    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    relative = None if ridge.regularisation == "auto" else ridge.regularisation
+    facts: dict[str, Any] = {
+        "preprocessing": preprocessing_of(spec),
+        "declared": features.is_declared,
+        "from_labels": from_labels,
+    }
+    if spec.is_tuned:
+        from sifu.engines.sim.tuned import TunedFederation
+
+        tuned: Any = features
+        local = local_training(spec, float(spec.local.rate))
+        engine: Engine = TunedFederation(clients, tuned, targets, fixed, relative, local, spec.seed, **facts)
+    else:
+        engine = ClosedFormFederation(clients, features, targets, fixed, relative, **facts)
     return engine, solved_once(spec, "clients")
+
+
+def local_training(spec: Spec, rate: float) -> Any:
+    """What a client of a spec does in a round, at a rate."""
+    from sifu.engines.sim import LocalTraining
+
+    local = spec.local
+    return LocalTraining(
+        rate,
+        local.steps,
+        local.batch or None,
+        local.momentum,
+        local.nesterov,
+        local.weight_decay,
+        local.clip,
+    )
 
 
 def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
@@ -220,7 +243,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
 
     `model` overrides the spec's: a `LinearModel` or `ModuleModel` of a Python user.
     """
-    from sifu.engines.sim import LocalTraining, SimulatedFederation, make_model
+    from sifu.engines.sim import SimulatedFederation, make_model
     from sifu.engines.sim.clients import count_outputs, input_shape
     from sifu.engines.sim.clipping import Clipping
     from sifu.engines.sim.objectives import OBJECTIVES
@@ -252,19 +275,10 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
     clipping = Clipping(server.clip, server.noise, spec.privacy.noise, spec.seed) if server.clip > 0.0 else None
 
     def build(rate: float) -> SimulatedFederation:
-        local = spec.local
         return SimulatedFederation(
             clients,
             model,
-            LocalTraining(
-                rate,
-                local.steps,
-                local.batch or None,
-                local.momentum,
-                local.nesterov,
-                local.weight_decay,
-                local.clip,
-            ),
+            local_training(spec, rate),
             server_rate=spec.server.rate,
             participation=Participation.parse(spec.server.participation),
             dtype=spec.model.dtype,

@@ -3,6 +3,7 @@ section 14).
 
 Whole numbers have no rounding, so the sum is bit for bit that of a federation that never had the client, and the head
 is a function of it: exact, without noise, in no round where every client's statistics are kept and in one otherwise.
+Where groups tune the network under the head, the networks that held the client go, too (section 15.5).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, closed_form_premises, record_premises
+from sifu.core.premises import Premise, closed_form_premises, record_premises, tuning_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.scratch import Scratch
+from sifu.planning.group_healing import rebuild_client_rounds
 from sifu.planning.plan import Plan
+from sifu.record.groups import REBUILT, is_hit, members_now, models_at_hand, trunks_at_hand
 from sifu.record.run_view import RunView
 from sifu.theory.rollback import Exposure
 
@@ -27,17 +30,54 @@ class ClosedForm(Scratch):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """A fresh head from the sum over those who stay; nothing is charged to anyone."""
+        hit = self._networks_hit(view, terms)
+        rounds = self._rounds(view, len(hit))
         return replace(
             super().plan(view, terms),
-            predicted_rounds=self._rounds(view),
+            predicted_rounds=rounds,
             scratch_rounds=1,
-            notes=(self._note(view, 0 if terms.records else len(terms.clients)), *self._cache_note(view)),
+            rebuild_client_rounds=self._rebuilt(view, terms, hit),
+            notes=(
+                *self._network_notes(view, hit),
+                self._note(view, 0 if terms.records else len(terms.clients), rounds),
+                *self._cache_note(view),
+            ),
         )
 
-    def _rounds(self, view: RunView) -> int:
-        """Rounds of communication: none where everyone's statistics are at hand."""
-        own = {row.clients[0] for row in view.reader.statistics().values() if not row.is_sum}
+    def _networks_hit(self, view: RunView, terms: RequestTerms) -> list[int]:
+        """The groups whose network held somebody who is leaving now."""
+        if not view.spec.is_tuned:
+            return []
+        leaving = set(view.indices(terms.clients))
+        return [row.grp for row in trunks_at_hand(view.reader) if is_hit(row, leaving)]
+
+    def _rebuilt(self, view: RunView, terms: RequestTerms, hit: Sequence[int]) -> int:
+        """Client-rounds of tuning the hit groups' networks again; none where the spec does not want them back."""
+        if not hit or view.spec.groups.rebuild == "never":
+            return 0
+        leaving, members = set(view.indices(terms.clients)), members_now(view)
+        return rebuild_client_rounds(view, [len(set(members[group]) - leaving) for group in hit])
+
+    def _rounds(self, view: RunView, networks_hit: int) -> int:
+        """Rounds of communication: none where everyone's statistics are at hand and can be struck."""
+        trunks = tuple(row.node for row in trunks_at_hand(view.reader)) if view.spec.is_tuned else ()
+        if networks_hit and view.spec.features.tune == "merge":
+            return 1
+        own = {row.clients[0] for row in view.reader.statistics().values() if not row.is_sum and row.trunks == trunks}
         return 0 if set(view.active.tolist()) <= own else 1
+
+    def _network_notes(self, view: RunView, hit: Sequence[int]) -> tuple[str, ...]:
+        if not view.spec.is_tuned:
+            return ()
+        left = len(trunks_at_hand(view.reader)) - len(hit)
+        done = "struck out of everyone's statistics" if view.spec.features.tune == "blocks" else "left out of the merge"
+        said = [f"the networks that {left} of {view.spec.groups.count} groups tuned never held anyone forgotten"]
+        if hit:
+            named = ", ".join(map(str, hit))
+            said.append(f"the network of group {named} is erased and {done}; {REBUILT[view.spec.groups.rebuild]}")
+        if not left:
+            said.append("every group held somebody who is forgotten: the public network's own features are left")
+        return tuple(said)
 
     def _cache_note(self, view: RunView) -> tuple[str, ...]:
         folder = view.spec.features.cache
@@ -45,9 +85,9 @@ class ClosedForm(Scratch):
             return ()
         return (f"{folder} (features.cache) keeps features of whoever leaves: no request erases it, so delete it, too",)
 
-    def _note(self, view: RunView, leaving: int) -> str:
+    def _note(self, view: RunView, leaving: int, rounds: int) -> str:
         size, staying = self.bytes_kept(view), len(view.clients) - len(view.forgotten) - leaving
-        if self._rounds(view) == 0:
+        if rounds == 0:
             return (
                 f"the statistics of the {staying} clients that stay are kept, {size / 1e6:.1f} MB on disk; "
                 'keep.statistics = "sum" keeps one file, and asks everyone who stays again'
@@ -63,8 +103,11 @@ class ClosedForm(Scratch):
         terms: RequestTerms,
     ) -> tuple[Premise, ...]:
         """What came before the sum, and that clients sent what they had."""
-        return (*record_premises(view.record_history), *closed_form_premises(view.facts))
+        tuned = tuning_premises(view.spec, depends=view.groups_depend_on(clients)) if view.spec.is_tuned else ()
+        return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:
-        """The kept statistics."""
-        return sum(row.bytes for row in view.reader.statistics().values())
+        """The kept statistics, and the networks that groups tuned."""
+        on_disk = view.reader.models()
+        networks = [on_disk[row.node].bytes for row in models_at_hand(view.reader).values()]
+        return sum(row.bytes for row in view.reader.statistics().values()) + sum(networks)

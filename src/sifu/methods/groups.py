@@ -22,16 +22,19 @@ from sifu.methods.plans import plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.group_healing import predict_healing, rebuild_client_rounds
 from sifu.planning.plan import Plan, PlannedCharge
-from sifu.record.groups import are_apart, has_groups, is_hit, members_now, merged_model, models_at_hand, parts_without
+from sifu.record.groups import (
+    REBUILT,
+    are_apart,
+    has_groups,
+    is_hit,
+    members_now,
+    merged_model,
+    models_at_hand,
+    parts_without,
+)
 from sifu.record.run_view import RunView
 from sifu.theory.groups import expected_groups_left
 from sifu.theory.rollback import Exposure
-
-REBUILT = {
-    "now": "built again right after the request, if anybody stays in it",
-    "later": "built again when sifu rebuild is called, if anybody stays in it",
-    "never": "not built again",
-}
 
 
 class Groups(Method):

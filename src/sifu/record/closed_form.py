@@ -4,6 +4,9 @@ Where every client's statistics are kept, nobody is asked whose statistics are a
 those who came and minus those who went, exact in whole numbers, so a forget costs the same whatever the number of
 clients. Where only the sum is kept, everyone is asked again as soon as somebody left; where statistics are masked, also
 when somebody came. Whoever does not answer is absent from the head, and is in the next one that it answers for.
+
+Where groups tune the network, statistics are those of features through the networks at hand (docs/theory.md, section
+15.5). Those of other networks are of no use: a rebuilt group's comes with one round of statistics of everyone.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -21,10 +25,12 @@ from sifu.core.closed_form import MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import Position, Rejection
 from sifu.core.streaming import StreamedRound
 from sifu.errors import InputError, NobodyAnsweredError, RoundRejectedError
+from sifu.record.groups import trunks_at_hand, use_trunks
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import Progress, ProgressCallback
 from sifu.record.training import RecordedTraining
 from sifu.store.statistics import StatisticsRow, read_statistics, write_statistics
+from sifu.store.table_rows import GroupModelRow
 from sifu.theory.closed_form import Statistics, fit_head, total
 from sifu.theory.closed_form.statistics import words_at
 
@@ -57,10 +63,11 @@ class RecordedSolve(RecordedTraining):
         Once recorded, such a client would be in the way of every later solve. Returns statistics to be `held`.
         """
         engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics]()
+        use_trunks(self.engine, self.writer, self._trunk_rows)
         new = range(len(self.view.clients), len(self.engine.clients))
         if isinstance(engine, MaskedStatisticsEngine) or not new:
             return held
-        whole = next((row for row in self.writer.statistics().values() if row.is_sum), None)
+        whole = next((row for row in self.writer.statistics().values() if row.is_sum and self._is_through(row)), None)
         result = None if whole is None else read_statistics(self.writer.folder, whole, engine.fixed)
         size = 8 * words_at(engine.fixed)
         for client, sent in engine.collect(new, self._position):
@@ -111,10 +118,28 @@ class RecordedSolve(RecordedTraining):
 
     def _is_theirs(self) -> bool:
         """Whether the current model is the head of exactly the active clients, less those refused."""
-        return self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
+        theirs = self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
+        return theirs and not self.lacks_networks()
+
+    @cached_property
+    def _trunk_rows(self) -> tuple[GroupModelRow, ...]:
+        """The networks of groups that features go through now."""
+        return trunks_at_hand(self.writer) if self.view.spec.is_tuned else ()
+
+    def _is_through(self, row: StatisticsRow) -> bool:
+        """Whether statistics are of features through the networks at hand, all of them and no other."""
+        return row.trunks == tuple(trunk.node for trunk in self._trunk_rows)
+
+    def lacks_networks(self) -> bool:
+        """Whether the current head stands on other networks than those that are at hand."""
+        rows = self.writer.statistics().values()
+        return self.view.spec.is_tuned and not any(row.is_sum and self._is_through(row) for row in rows)
 
     def _solve(self) -> None:
-        engine, stored = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
+        engine, everything = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
+        use_trunks(self.engine, self.writer, self._trunk_rows)
+        trunks = tuple(trunk.node for trunk in self._trunk_rows)
+        stored = [row for row in everything if self._is_through(row)]
         whole = next((row for row in stored if row.is_sum), None)
         gathered, seed = _Gathered(), self.writer.salt_seed()
         statistics = self._sum(stored, whole, gathered)
@@ -125,18 +150,21 @@ class RecordedSolve(RecordedTraining):
             raise NobodyAnsweredError(
                 "no client sent its statistics: nothing was changed; see that the nodes are connected and start again"
             )
-        if gathered.absent and not refused and set(taken.tolist()) == self._taken():
+        if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
             return  # whoever was missing is missing still
         head = fit_head(statistics, engine.relative_penalty)
         vector = head.weights.ravel()
         if whole is not None and self._is_sum(whole, taken.tolist(), statistics):
             digest = whole.digest
         else:
-            row = write_statistics(self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True, seed=seed)
+            row = write_statistics(
+                self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True, seed=seed, trunks=trunks
+            )
             digest = row["digest"]
             gathered.rows.append(row)
             if whole is not None:
                 self._pending.dropped_statistics.append(whole.file)
+        self._pending.dropped_statistics += sorted(row.file for row in everything if not self._is_through(row))
         self._pending.statistics = gathered.rows
         self._pending.solve = {
             "sum": digest,
@@ -145,6 +173,8 @@ class RecordedSolve(RecordedTraining):
             "asked": gathered.clients_asked,
             "bytes_sent": 8 * words_at(engine.fixed) * gathered.clients_asked,
         }
+        if self.view.spec.is_tuned:
+            self._pending.solve["trunks"] = list(trunks)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
         evaluation = self.engine.evaluate(vector, taken)
@@ -254,7 +284,10 @@ class RecordedSolve(RecordedTraining):
                 self._refuse(sent, gathered)
                 continue
             if keeps:
-                row = write_statistics(self.writer.folder, self._next, [client], sent, is_sum=False, seed=seed)
+                trunks = [trunk.node for trunk in self._trunk_rows]
+                row = write_statistics(
+                    self.writer.folder, self._next, [client], sent, is_sum=False, seed=seed, trunks=trunks
+                )
                 gathered.rows.append(row)
             yield sent
 

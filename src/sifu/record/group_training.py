@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sifu.core.closed_form import TunedEngine
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.spec import StopSpec
@@ -65,7 +66,8 @@ class GroupTraining:
 
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
         refuse_small_groups(view)
-        self.engine, self.writer, self.view = engine, writer, view
+        self.engine = engine = engine.tuning if isinstance(engine, TunedEngine) else engine
+        self.writer, self.view = writer, view
         self._rounds = view.spec.groups.rounds
         self._fresh = engine.initial_model(0)
         self._refusals: list[dict[str, Any]] = []
@@ -171,7 +173,7 @@ class GroupTraining:
             model = work.fetch_model()
             group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
             nodes.append(NodeRow(group_node, norm(model.astype(np.float64) - fresh)))
-            models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI))
+            models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI, layout=self.writer.group_layout))
             members = sorted(work.members)
             samples = sum(self.view.clients[client].samples for client in members)
             rows.append(

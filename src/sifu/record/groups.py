@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sifu.core.closed_form import Trunk, TunedEngine
+from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.errors import InputError
 from sifu.record.run_view import RunView
@@ -20,6 +22,13 @@ from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
 from sifu.theory.groups import members_by_group, merge, move_on
 from sifu.theory.history import PathNode
 from sifu.theory.regularity import RoundRegularity
+
+REBUILT = {
+    "now": "built again right after the request, if anybody stays in it",
+    "later": "built again when sifu rebuild is called, if anybody stays in it",
+    "never": "not built again",
+}
+"""What becomes of a group whose model was erased, by `groups.rebuild`."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,30 @@ def has_groups(view: RunView) -> bool:
 
 
 def are_apart(view: RunView) -> bool:
-    """Whether the groups of the first training were not merged yet."""
+    """Whether the groups of the first training were not merged yet, or tune a network that no head stands on yet."""
+    if view.spec.is_tuned:
+        solved = any(row.node.kind == "round" for row in view.reader.nodes_by_number().values())
+        return not solved and bool(groups_to_build(view))
     return has_groups(view) and not view.reader.merges()
+
+
+def trunks_at_hand(reader: RunReader) -> tuple[GroupModelRow, ...]:
+    """The networks that groups have finished tuning and that are on disk, in the order of the groups."""
+    return parts_without(models_at_hand(reader), int(reader.spec["groups"]["rounds"]), ())
+
+
+def use_trunks(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
+    """Let features go through these networks of groups, where the engine is one of heads on tuned networks."""
+    if isinstance(engine, TunedEngine):
+        engine.use_trunks([Trunk(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
+
+
+def use_trunks_of_head(engine: Engine, reader: RunReader) -> None:
+    """Let features go through the networks that the current head was solved on, as far as they are at hand."""
+    if isinstance(engine, TunedEngine):
+        whole = next((row for row in reader.statistics().values() if row.is_sum), None)
+        wanted = whole.trunks if whole else ()
+        use_trunks(engine, reader, [row for row in trunks_at_hand(reader) if row.node in wanted])
 
 
 def members_now(view: RunView) -> list[list[int]]:
@@ -115,8 +146,8 @@ FRESH_NODE = 0
 
 def nodes_always_kept(reader: RunReader) -> frozenset[int]:
     """Models that no request erases: the fresh one, where merges are moved on from it."""
-    groups = reader.spec["groups"]
-    return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 else ())
+    groups, tuned = reader.spec["groups"], reader.spec["features"].get("tune", "none") != "none"
+    return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 and not tuned else ())
 
 
 def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:

@@ -25,7 +25,7 @@ from sifu.methods.ways import left_alone, plan_request
 from sifu.record.closed_form import RecordedSolve
 from sifu.record.evaluations import ACTIVE
 from sifu.record.group_training import GroupTraining, record_first_merge
-from sifu.record.groups import are_apart, groups_to_build, has_groups
+from sifu.record.groups import are_apart, groups_to_build, has_groups, use_trunks_of_head
 from sifu.record.interrupts import uninterrupted
 from sifu.record.progress import ProgressCallback
 from sifu.record.run_view import RunView
@@ -97,7 +97,7 @@ class Worker:
         solve = RecordedSolve(self.engine, self.writer, view)
         there = set(cast("StatisticsEngine", self.engine).reachable(sorted(solve.missing())))
         self._tried &= there
-        if there <= self._tried:
+        if there <= self._tried and not solve.lacks_networks():
             return False
         self._tried |= there
         solve.run("joining", self.progress)
@@ -116,7 +116,8 @@ class Worker:
         """Let the groups of the first training finish their rounds apart, and merge them; False if a letter came."""
         while are_apart(view := RunView(self.writer)):
             if GroupTraining(self.engine, self.writer, view).run("groups apart", self.progress, self.inbox.waiting):
-                record_first_merge(self.writer, RunView(self.writer))
+                if not view.spec.is_tuned:  # networks that groups tune stay apart; a head joins them
+                    record_first_merge(self.writer, RunView(self.writer))
                 continue
             self.inbox.take_in()
             if until_letter:
@@ -136,6 +137,7 @@ class Worker:
                 if until_letter:
                     break
             view = RunView(self.writer)
+        self._complete_head()
         return count
 
     def heal(self, until_letter: bool = False) -> int:
@@ -213,6 +215,7 @@ class Worker:
         alone = left_alone(view, row.terms)
         if alone:
             log.warning("request %s: %s", row.request, alone)
+        use_trunks_of_head(self.engine, self.writer)
         start = method.starting_model(view, plan, self.engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start).record()
         self._join_again()

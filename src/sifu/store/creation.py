@@ -22,7 +22,7 @@ from sifu.store.head_file import HEAD_FILE
 from sifu.store.history_rows import clients_digest
 from sifu.store.keys import KEY_FILE
 from sifu.store.lock import LOCK_FILE
-from sifu.store.reader import GROUP_KEY
+from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
 from sifu.store.sample_salts import SALTS_FILE
 from sifu.store.statistics import STATISTICS
 from sifu.store.timestamps import TIMESTAMPS
@@ -79,6 +79,7 @@ def first_values(
     facts: TrainingFacts,
     versions: Mapping[str, str],
     public_key: str,
+    tuned_layout: ModelLayout | None = None,
 ) -> dict[str, Any]:
     """What the first event says of the run."""
     recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
@@ -86,11 +87,7 @@ def first_values(
         "run": secrets.token_hex(8),
         "asked": dict(given_spec),
         "spec": dict(spec),
-        "layout": {
-            "names": list(layout.names),
-            "shapes": [list(shape) for shape in layout.shapes],
-            "dtype": layout.dtype,
-        },
+        "layout": _described(layout),
         "facts": recorded_facts,
         "versions": dict(versions),
         "public_key": public_key,
@@ -101,7 +98,17 @@ def first_values(
     }
     if spec["groups"]["count"]:
         values[GROUP_KEY] = _group_key(spec).hex()
+    if tuned_layout is not None:
+        values[TUNED_LAYOUT] = _described(tuned_layout)
     return values
+
+
+def _described(layout: ModelLayout) -> dict[str, Any]:
+    return {
+        "names": list(layout.names),
+        "shapes": [list(shape) for shape in layout.shapes],
+        "dtype": layout.dtype,
+    }
 
 
 def _group_key(spec: Mapping[str, Any]) -> bytes:

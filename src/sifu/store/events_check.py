@@ -17,14 +17,14 @@ from sifu.core.ledger import Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.certificate_path import FORMS
 from sifu.store.history_rows import NodeRow
-from sifu.store.reader import GROUP_KEY, JOINED, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, TUNED_LAYOUT, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.statistics import STATISTICS_NAME
 from sifu.store.updates import FILE_NAME
 
 _CREATED_WITH = (
     "run", "asked", "spec", "layout", "facts", "versions", "public_key", "client_count", "clients_digest", "tip",
-    "phase", GROUP_KEY,
+    "phase", GROUP_KEY, TUNED_LAYOUT,
 )  # fmt: skip
 EFFECTS = (
     "rows",

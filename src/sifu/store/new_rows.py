@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sifu.core.layout import Vector
+from sifu.core.layout import ModelLayout, Vector
 from sifu.store.history_rows import NodeRow, ParticipationRows
 from sifu.store.projection import KEYS, Change
 from sifu.theory.facts import ClientProfile
@@ -33,6 +33,8 @@ class NewModel:
     vector: Vector
     kept: bool
     psi_max: float = 0.0
+    layout: ModelLayout | None = None
+    """Where it is not that of the run: a trunk that a group tunes has its own."""
 
 
 def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, ClientProfile]]) -> None:

@@ -62,7 +62,8 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("statistics", (file,), None)
     for row in payload.get("statistics", []):
         values = {key: row[key] for key in ("node", "samples", "bytes", "digest")}
-        yield Change("statistics", (row["file"],), values | {"clients": canonical_json(row["clients"]).decode()})
+        listed = {key: canonical_json(row[key]).decode() for key in ("clients", "trunks")}
+        yield Change("statistics", (row["file"],), values | listed)
     for row in payload.get("group_models", []):
         values = {key: row[key] for key in ("grp", "rounds", "samples")}
         yield Change("group_models", (row["node"],), values | {"members": canonical_json(row["members"]).decode()})

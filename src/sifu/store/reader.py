@@ -34,6 +34,8 @@ from sifu.theory.facts import ClientProfile
 JOINED = "client joined"
 GROUP_KEY = "group_key"
 """The key of the run table that holds the key of the hash that puts clients into groups."""
+TUNED_LAYOUT = "tuned_layout"
+"""The key that holds names and shapes of what groups tune, where they tune a network."""
 Row = TypeVar(
     "Row",
     ModelRow,
@@ -98,7 +100,16 @@ class RunReader(HistoryReader):
     @property
     def layout(self) -> ModelLayout:
         """Names, shapes and type of the model's parameters."""
-        content = json.loads(self.value("layout"))
+        return self._layout("layout")
+
+    @property
+    def group_layout(self) -> ModelLayout:
+        """Those of the models of groups: the model's own, or those of a network that groups tune."""
+        tuned = self.spec["features"].get("tune", "none") != "none"
+        return self._layout(TUNED_LAYOUT if tuned else "layout")
+
+    def _layout(self, name: str) -> ModelLayout:
+        content = json.loads(self.value(name))
         shapes = tuple(tuple(shape) for shape in content["shapes"])
         return ModelLayout(tuple(content["names"]), shapes, content["dtype"])
 
@@ -136,7 +147,8 @@ class RunReader(HistoryReader):
         row = self.models().get(node)
         if row is None:
             raise RunDamagedError(f"the model of node {node} was not kept")
-        return files.read_model(files.model_path(self.folder, node), self.layout, row.digest)
+        layout = self.group_layout if node in self.group_models() else self.layout
+        return files.read_model(files.model_path(self.folder, node), layout, row.digest)
 
     def model_content(self, node: int) -> bytes:
         """The file of a node's model, byte for byte and checked against its recorded digest."""
@@ -167,10 +179,13 @@ class RunReader(HistoryReader):
 
     def statistics(self) -> dict[str, StatisticsRow]:
         """The files of clients' statistics that exist, by name."""
-        rows = self.query("SELECT file, node, clients, samples, bytes, digest FROM statistics ORDER BY node, file")
+        columns = "file, node, clients, samples, bytes, digest, trunks"
+        rows = self.query(f"SELECT {columns} FROM statistics ORDER BY node, file")
         return {
-            str(file): StatisticsRow(file, node, tuple(json.loads(clients)), samples, size, digest)
-            for file, node, clients, samples, size, digest in rows
+            str(file): StatisticsRow(
+                file, node, tuple(json.loads(clients)), samples, size, digest, tuple(json.loads(trunks))
+            )
+            for file, node, clients, samples, size, digest, trunks in rows
         }
 
     def requests(self) -> list[RequestRow]:

@@ -38,6 +38,8 @@ class StatisticsRow:
     samples: int
     bytes: int
     digest: str
+    trunks: tuple[int, ...] = ()
+    """The nodes of the groups' networks that features went through, where groups tune one."""
 
     @property
     def is_sum(self) -> bool:
@@ -53,7 +55,14 @@ def statistics_path(folder: Path, file: str) -> Path:
 
 
 def write_statistics(
-    folder: Path, node: int, clients: Sequence[int], statistics: Statistics, *, is_sum: bool, seed: int | None
+    folder: Path,
+    node: int,
+    clients: Sequence[int],
+    statistics: Statistics,
+    *,
+    is_sum: bool,
+    seed: int | None,
+    trunks: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Write a file before the event that names it; returns its row. `seed` is that of its salt, if it has one."""
     file = f"{node}.{'sum' if is_sum else clients[0]}.statistics"
@@ -66,6 +75,7 @@ def write_statistics(
         "samples": statistics.samples,
         "bytes": len(content),
         "digest": hashlib.sha256(content).hexdigest(),
+        "trunks": list(trunks),
     }
 
 

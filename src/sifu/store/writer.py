@@ -92,10 +92,12 @@ class RunWriter(RunReader):
         versions: Mapping[str, str],
         initial_model: Vector,
         sample_digests: Sequence[str] = (),
+        tuned_layout: ModelLayout | None = None,
     ) -> RunWriter:
         """A new run in an empty or absent folder, with its initial model and its operator's key.
 
-        `sample_digests` are those of each client's samples where they are at hand (`store.sample_salts`).
+        `sample_digests` are those of each client's samples where they are at hand (`store.sample_salts`);
+        `tuned_layout` is that of the models of groups, where they tune a network.
         """
         witness_targets()
         timestamp_authority()
@@ -118,7 +120,7 @@ class RunWriter(RunReader):
             staging = folder / STAGING
             private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
-            values = first_values(given_spec, spec, layout, clients, facts, versions, public_key)
+            values = first_values(given_spec, spec, layout, clients, facts, versions, public_key, tuned_layout)
             writer._begin(values, layout, clients, initial_model, sample_digests)
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -406,9 +408,8 @@ class RunWriter(RunReader):
         if stored:  # recorded again to be kept: its bytes never change
             content = files.read_content(path, f"the model file {path.name}", stored[0][0])
         else:
-            content = files.model_bytes(
-                layout, model.vector, files.new_salt(self.salt_seed(), f"model:{model.node}").hex()
-            )
+            salt = files.new_salt(self.salt_seed(), f"model:{model.node}").hex()
+            content = files.model_bytes(model.layout or layout, model.vector, salt)
             files.write_atomically(path, content)
         return {
             "node": model.node,

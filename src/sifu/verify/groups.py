@@ -39,6 +39,8 @@ def check_groups(reader: RunReader) -> Iterator[str]:
             yield from _check_rounds(view, key, event, before)
         elif event.kind in ("merged", "rolled back"):
             yield from _check_merge(view, event, before)
+        elif event.kind == "rounds" and view.spec.is_tuned:
+            yield from _check_networks(view, event, before)
     if not is_locked(reader.folder):  # its writer may erase a model that is about to be read
         yield from _check_models(reader)
 
@@ -137,6 +139,21 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
     members = sorted({client for part in parts for client in part.members})
     if taken_part.clients.tolist() != members or not np.all(np.isinf(taken_part.drifts)):
         yield f"{name}: its participants are not the members of the groups it is made of"
+
+
+def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
+    """A head stands on every network that a group finished and that is there, and on none that held somebody gone."""
+    name = f"groups: the head of event {event.seq}"
+    rows = parts_without(latest_models(_rows(before).values(), before.model_nodes), view.spec.groups.rounds, ())
+    expected, stated = [row.node for row in rows], event.content.get("solve", {}).get("trunks")
+    if stated != expected:
+        yield f"{name} stands on networks of nodes {stated}, the rule says {expected}"
+    held = _forgotten(before) & {client for row in rows for client in row.members}
+    if held:
+        yield f"{name} stands on a network that held {view.clients[min(held)].name}, who was forgotten before"
+    for row in event.content.get("statistics", []):
+        if row["trunks"] != expected:
+            yield f"{name}: {row['file']} is of features through other networks than those of the head"
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:

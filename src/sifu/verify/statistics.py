@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form import recorded_fixed_point
+from sifu.core.closed_form import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import RIDGE
 from sifu.errors import RunDamagedError
 from sifu.record.run_view import RunView
 from sifu.requests.certification import RecordedRequest, solves
-from sifu.requests.statistics_erasure import statistics_to_erase, sum_that_stays
+from sifu.requests.statistics_erasure import statistics_left, statistics_to_erase
 from sifu.store.lock import is_locked
 from sifu.store.projection import Tables
 from sifu.store.reader import RunReader
 from sifu.store.statistics import StatisticsRow, read_statistics
 from sifu.theory.closed_form import FixedPoint, Statistics, total
+from sifu.theory.closed_form.blocks import Blocks, is_struck
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 
 SCORES_AGREE = 1e-6
@@ -39,6 +40,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     fixed = recorded_fixed_point(view.spec, reader.layout)
     yield from _check_solves(reader, view)
     yield from _check_rows(view, rows)
+    blocks = recorded_blocks(view.spec, reader.layout) if view.spec.features.tune == "blocks" else None
     own, whole = {}, None
     for row in rows:
         try:
@@ -47,6 +49,8 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
         except RunDamagedError as error:
             yield f"statistics: {error}"
             return
+        if blocks is not None:
+            yield from _check_struck(reader, blocks, row, statistics)
         if row.is_sum:
             whole = (row, statistics)
         else:
@@ -64,11 +68,29 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
     for row in rows:
         for client in sorted(set(row.clients) & view.forgotten):
             yield f"statistics: {row.file} holds those of {view.clients[client].name}, which was forgotten"
+        if (
+            view.spec.is_tuned
+            and not set(row.trunks) <= view.reader.models().keys() & view.reader.group_models().keys()
+        ):
+            yield f"statistics: {row.file} is of features through a group's network that is not there (any more)"
+        if not view.spec.is_tuned and row.trunks:
+            yield f"statistics: {row.file} is of features through groups' networks, where the spec has none"
     own = [row.clients for row in rows if not row.is_sum]
+    if len({row.trunks for row in rows}) > 1:
+        yield "statistics: files are of features through different networks, so they cannot be added"
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
         yield "statistics: there are two files of one client, or two sums"
     if own and view.spec.keep.statistics != "clients":
         yield "statistics: those of single clients are kept, where the spec says that only their sum is"
+
+
+def _check_struck(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
+    """Nothing is left of the blocks whose networks are erased, or never were."""
+    groups = reader.group_models()
+    there = {groups[node].grp for node in row.trunks if node in groups}
+    for group in sorted(set(range(blocks.count)) - there):
+        if not is_struck(statistics, blocks, group):
+            yield f"statistics: {row.file} holds features through a network of group {group}, which is struck"
 
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
@@ -151,14 +173,26 @@ def check_statistics_erased(recorded: RecordedRequest, tables: Tables, content: 
     name = f"request {recorded.request.request}"
     gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
     stored = [
-        StatisticsRow(file, row["node"], tuple(json.loads(row["clients"])), row["samples"], row["bytes"], row["digest"])
+        StatisticsRow(
+            file,
+            row["node"],
+            tuple(json.loads(row["clients"])),
+            row["samples"],
+            row["bytes"],
+            row["digest"],
+            tuple(json.loads(row["trunks"])),
+        )
         for (file,), row in tables["statistics"].items()
     ]
-    if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone):
+    features = recorded.view.spec.features
+    networks = {node for node in content.get("dropped_models", []) if (node,) in tables["group_models"]}
+    if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
         yield f"{name}: other statistics were erased than those that hold the forgotten clients"
-    stays = sum_that_stays(stored, gone)
-    written = [
-        (row["file"].endswith(".sum.statistics"), tuple(row["clients"])) for row in content.get("statistics", [])
-    ]
-    if written != ([] if stays is None else [(True, stays)]):
-        yield f"{name}: the statistics that were written are not the sum of those who stay"
+    left = statistics_left(stored, gone, networks, features)
+    expected = sorted((row.made_of.is_sum, row.clients, row.trunks) for row in left)
+    written = sorted(
+        (row["file"].endswith(".sum.statistics"), tuple(row["clients"]), tuple(row["trunks"]))
+        for row in content.get("statistics", [])
+    )
+    if written != expected:
+        yield f"{name}: the statistics that were written are not those that are left of those who stay"

@@ -24,7 +24,13 @@ from sifu.core.premises.noised_release import calibration_premise, collect_premi
 from sifu.core.premises.premise import Premise, Status
 from sifu.core.premises.regularity import MeasuredRegularity, regularity_premise
 from sifu.core.premises.training_noise import training_noise_premises
-from sifu.core.premises.without_noise import closed_form_premises, group_premises, grouping_premise, heuristic_premise
+from sifu.core.premises.without_noise import (
+    closed_form_premises,
+    group_premises,
+    grouping_premise,
+    heuristic_premise,
+    tuning_premises,
+)
 
 __all__ = [
     "MeasuredRegularity",
@@ -51,4 +57,5 @@ __all__ = [
     "record_premises",
     "regularity_premise",
     "training_noise_premises",
+    "tuning_premises",
 ]

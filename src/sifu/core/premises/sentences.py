@@ -142,6 +142,12 @@ SENTENCES: dict[str, dict[str, str]] = {
         "moved on": "Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw "
         "a common round. The mean was moved on from the fresh model by a factor of {stretch:g}, fixed before "
         "training, too.",
+        "tuned blocks": "Every group tuned the public network apart for {rounds} rounds, fixed before training, and no "
+        "network was tuned by several groups. Each gives {block} numbers (0: all of its output) of the features, by a "
+        "projection from a seed in the spec.",
+        "tuned merge": "Every group tuned the public network apart for {rounds} rounds, fixed before training, and no "
+        "network was tuned by several groups. Their mean is moved on from the public one by a factor of {stretch:g}, "
+        "fixed before training, too.",
     },
     "schedule": {
         "assumed": "{what} lets one client decide which rounds and answers count; the certificate compares with a "
@@ -161,6 +167,10 @@ SENTENCES: dict[str, dict[str, str]] = {
         "met": "The clients took part in no round, so no noise depends on them.",
         "failed": "The noise of an average depends on who took part: without the client it would have another size, "
         "which the models themselves show. What that tells is not bounded.",
+    },
+    "tuning": {
+        "trusted": "Rates, steps and which layers are tuned were given by the operator; that clients' data did not "
+        "decide them is trusted.",
     },
 }
 

@@ -9,6 +9,7 @@ from sifu.core.premises.before_training import (
     preprocessing_premise,
 )
 from sifu.core.premises.premise import Premise
+from sifu.core.spec import Spec
 from sifu.theory.facts import MASKED_STATISTICS, TrainingFacts
 
 
@@ -43,6 +44,18 @@ def group_premises(count: int, rounds: int, stretch: float, *, depends: bool) ->
             "moved on" if moved else "",
             values={"rounds": rounds} | ({"stretch": stretch} if moved else {}),
         ),
+    )
+
+
+def tuning_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
+    """What a head on networks that groups tuned rests on besides (docs/theory.md, section 15.6), in a fixed order."""
+    features, groups = spec.features, spec.groups
+    blocks = features.tune == "blocks"
+    values = {"block": features.block} if blocks else {"stretch": groups.stretch}
+    return (
+        grouping_premise(groups.count, depends),
+        Premise("rounds apart", "met", f"tuned {features.tune}", values={"rounds": groups.rounds} | values),
+        Premise("tuning", "trusted"),
     )
 
 

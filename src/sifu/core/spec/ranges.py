@@ -117,6 +117,12 @@ def check_features(features: FeaturesSpec, model: ModelSpec, data: DataSpec) -> 
         features.kind,
         f"none for model.kind = {model.kind!r}: features are for linear heads (softmax, ridge...)",
     )
+    if features.tune != "none":
+        network = features.kind in ("pretrained", "module") and model.kind == RIDGE
+        demand(network, "features.tune", features.tune, 'none unless a ridge head stands on "pretrained" or "module"')
+        demand(not features.cache, "features.cache", features.cache, "empty where the network is tuned")
+        demand(0 <= features.block <= 10**5, "features.block", features.block, "in 0 to 100000")
+        demand(bool(features.trainable.strip()), "features.trainable", features.trainable, "all, last or names")
     unit = features.kind not in IMAGE_FEATURES or data.normalise == "unit"
     demand(unit, "data.normalise", data.normalise, f"unit with features.kind = {features.kind!r}")
 
@@ -142,13 +148,26 @@ def check_ridge(ridge: RidgeSpec, model: ModelSpec, server: ServerSpec, keep: Ke
         demand(value == wanted, name, value, f"{wanted} with model.kind = {RIDGE!r}")
 
 
-def check_groups(groups: GroupsSpec, model: ModelSpec, server: ServerSpec, stop: StopSpec) -> None:
+def check_tuning(features: FeaturesSpec, groups: GroupsSpec, local: LocalSpec, ridge: RidgeSpec) -> None:
+    """A network is tuned by groups, for rounds and at a rate that are fixed beforehand."""
+    if features.tune == "none":
+        return
+    demand(groups.count > 0, "groups.count", groups.count, "at least 2 with features.tune: groups tune the network")
+    demand(groups.rounds > 0, "groups.rounds", groups.rounds, "at least 1 with features.tune, for example 12")
+    demand(local.rate != "auto", "local.rate", local.rate, "a number with features.tune, for example 0.003")
+    classes = ridge.task == "classification"
+    demand(classes, "ridge.task", ridge.task, "classification with features.tune: groups tune by a loss of classes")
+
+
+def check_groups(
+    groups: GroupsSpec, model: ModelSpec, server: ServerSpec, stop: StopSpec, features: FeaturesSpec
+) -> None:
     """Groups need rounds apart that are fixed beforehand, and a way of training in which each stands by itself."""
     if groups.count == 0 and groups.rounds == 0:
         return
     if groups.count != 0 and not 2 <= groups.count <= MOST_GROUPS:
         raise InputError(f"groups.count must be 0 or in 2 to {MOST_GROUPS}, found {groups.count}")
-    if not 0 <= groups.rounds < stop.max_rounds:
+    if features.tune == "none" and not 0 <= groups.rounds < stop.max_rounds:
         raise InputError(
             f"groups.rounds must be at least 1 (0: by rule) and below stop.max_rounds = {stop.max_rounds}, found "
             f"{groups.rounds}: it is fixed before training, and common rounds follow"
@@ -159,7 +178,10 @@ def check_groups(groups: GroupsSpec, model: ModelSpec, server: ServerSpec, stop:
             f"server.participation = {server.participation} cannot be combined with groups, which would each draw "
             "as many: use all or poisson(RATE)"
         )
-    if model.kind == RIDGE:
-        raise InputError("groups.count must be 0 with model.kind = 'ridge': its heads are solved, not trained")
+    if model.kind == RIDGE and features.tune == "none":
+        raise InputError(
+            "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: "
+            "heads are solved, not trained"
+        )
     if server.noise > 0:
         raise InputError("server.noise (method dp) cannot be combined with groups: its rounds apart are not counted")

@@ -44,6 +44,11 @@ class Spec:
     keep: KeepSpec = field(default_factory=KeepSpec)
 
     @property
+    def is_tuned(self) -> bool:
+        """Whether groups tune the network that a head in closed form stands on (docs/theory.md, section 15.5)."""
+        return self.features.tune != "none"
+
+    @property
     def has_accuracy(self) -> bool:
         """Whether a prediction is right or wrong; one of a real number is only near or far."""
         return not (
@@ -64,7 +69,8 @@ class Spec:
         ranges.check_local(spec.local)
         ranges.check_server(spec.server)
         ranges.check_stop(spec.stop)
-        ranges.check_groups(spec.groups, spec.model, spec.server, spec.stop)
+        ranges.check_groups(spec.groups, spec.model, spec.server, spec.stop, spec.features)
+        ranges.check_tuning(spec.features, spec.groups, spec.local, spec.ridge)
         ranges.check_privacy(spec.privacy)
         factor = spec.regularity.factor
         ranges.demand(0 < factor <= 1e6, "regularity.factor", factor, "in (0, 1e6]")

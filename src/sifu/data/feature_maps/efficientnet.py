@@ -70,6 +70,9 @@ class Block(nn.Module):
 class EfficientNetLite0(nn.Module):
     """The trunk: colour images (n, 3, H, W) of numbers from 0 to 1 to 1,280 means over the last feature maps."""
 
+    last_layers = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
+    """What features.trainable = "last" tunes: the last stages and the widening before the mean."""
+
     def __init__(self) -> None:
         super().__init__()
         self._conv_stem, self._bn0 = SamePadding(3, 32, 3, 2, bias=False), _norm(32)

@@ -1,0 +1,203 @@
+"""Features of a public network and of copies of it that groups tuned apart (docs/theory.md, section 15.5).
+
+`TunedNetwork` is what groups train: the public network, of which only what is tuned are parameters, under a last layer
+that is thrown away. `TunedFeatures` is the map that a head in closed form stands on: the public network's features
+beside a block of each group's network (blocks), or beside those of their merge (merge).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import vector_to_parameters
+
+from sifu.core.closed_form import Trunk
+from sifu.core.layout import Vector
+from sifu.data.feature_maps.base import FeatureMap, Floats
+from sifu.data.feature_maps.networks import NetworkFeatures
+from sifu.errors import InputError
+from sifu.theory.closed_form.blocks import Blocks, projection
+from sifu.theory.groups import merge, move_on
+
+HEAD_GAIN = math.sqrt(10.0)
+"""The last layer learns ten times as fast as the network: its scores are those of weights this much larger."""
+
+
+class TunedNetwork(nn.Module):
+    """A copy of a public network in which only `trainable` are parameters, and a last layer with `outputs` scores.
+
+    Normalisation layers stay in evaluation mode: statistics of a batch would make a sample's features depend on the
+    samples beside it, and running statistics are no parameters that an average of models could hold.
+    """
+
+    def __init__(self, public: nn.Module, width: int, outputs: int, trainable: str) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(public).requires_grad_(True)
+        keep_parameters(self.network, trainable)
+        kind = next(iter(self.network.state_dict().values())).dtype
+        self.scores = nn.Linear(width, outputs, dtype=kind if kind.is_floating_point else torch.float32)
+        nn.init.zeros_(self.scores.weight)
+        nn.init.zeros_(self.scores.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of samples."""
+        scores: Tensor = self.scores(self.network(x).flatten(1))
+        return HEAD_GAIN * scores
+
+    def train(self, mode: bool = True) -> TunedNetwork:
+        """Training mode for all but normalisation layers."""
+        super().train(mode)
+        for part in self.modules():
+            if isinstance(part, _NormBase):
+                part.eval()
+        return self
+
+    def tuned_by(self, vector: Vector) -> nn.Module:
+        """A copy of the network with the parameters of a flat vector, the last layer's at its end left aside."""
+        tuned = copy.deepcopy(self)
+        vector_to_parameters(torch.tensor(vector), tuned.parameters())
+        return tuned.network.eval().requires_grad_(False)
+
+
+def keep_parameters(network: nn.Module, trainable: str) -> None:
+    """Make buffers of all parameters but the trainable ones: `all`, `last`, or names separated by commas.
+
+    `last` are the module's own `last_layers` where it names some, else its last child with a matrix of weights and all
+    that follow it.
+    """
+    if trainable.strip() == "all":
+        return
+    wanted = _last_layers(network) if trainable.strip() == "last" else [part.strip() for part in trainable.split(",")]
+    names = [name for name, _ in network.named_parameters()]
+    for part in wanted:
+        if not any(name == part or name.startswith(f"{part}.") for name in names):
+            raise InputError(
+                f"features.trainable names {part!r}, and the network has no parameters of that name: it has "
+                f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}"
+            )
+    for path, module in list(network.named_modules()):
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            name = f"{path}.{own}" if path else own
+            if not any(name == part or name.startswith(f"{part}.") for part in wanted):
+                del module._parameters[own]
+                module.register_buffer(own, parameter.detach().clone())
+
+
+def _last_layers(network: nn.Module) -> Sequence[str]:
+    named: Sequence[str] = getattr(network, "last_layers", ())
+    if named:
+        return named
+    children = [(name, child) for name, child in network.named_children() if any(True for _ in child.parameters())]
+    for place in range(len(children) - 1, -1, -1):
+        if any(parameter.ndim >= 2 for parameter in children[place][1].parameters()):
+            return [name for name, _ in children[place:]]
+    raise InputError('features.trainable = "last" finds no layer with a matrix of weights: name the layers to tune')
+
+
+class Projected(nn.Module):
+    """A network's output, flat, times P; as it is where there is none."""
+
+    project: Tensor | None
+
+    def __init__(self, network: nn.Module, project: Tensor | None) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("project", project)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows of features."""
+        rows: Tensor = self.network(x).flatten(1)
+        return rows if self.project is None else rows @ self.project.to(rows.dtype)
+
+
+class TunedFeatures(FeatureMap):
+    """[phi_0(x), P phi_1(x), ..., P phi_S(x)], or [phi_0(x), phi_m(x)] of the merge; zero where there is no network.
+
+    The digest is that of the plan: the public network, the projection and the places, not of what groups made of it.
+    """
+
+    exact = False
+
+    def __init__(
+        self,
+        public: NetworkFeatures,
+        outputs: int,
+        *,
+        tune: Literal["merge", "blocks"],
+        count: int,
+        block: int,
+        trainable: str,
+        seed: int,
+        stretch: float,
+    ) -> None:
+        width = public.features
+        wide = block if 0 < block < width else width
+        self.blocks = Blocks(width, wide, count) if tune == "blocks" else Blocks(width, width, 1)
+        self.kind, self.features, self.norm = public.kind, self.blocks.features, public.norm
+        self.network = TunedNetwork(public.module, width, outputs, trainable)
+        self._public = replace(public, norm=self.blocks.part_norm(public.norm))
+        self._plan = {
+            "tune": tune,
+            "block": self.blocks.block,
+            "count": count,
+            "trainable": trainable,
+            "seed": seed,
+            "stretch": stretch,
+        }
+        drawn = tune == "blocks" and self.blocks.block < width
+        self._project = torch.tensor(projection(seed, width, self.blocks.block)) if drawn else None
+        self._parts: dict[int, NetworkFeatures] = {}
+
+    @property
+    def fresh(self) -> Vector:
+        """The parameters that are tuned, as the public network has them, and those of a last layer of zeros."""
+        parameters = [parameter.detach().reshape(-1) for parameter in self.network.parameters()]
+        vector: Vector = torch.cat(parameters).numpy().copy()
+        return vector
+
+    def with_trunks(self, trunks: Sequence[Trunk]) -> TunedFeatures:
+        """The same map through these networks of groups."""
+        vectors: Mapping[int, Vector] = {trunk.group: trunk.vector for trunk in trunks}
+        if self._plan["tune"] == "merge" and trunks:
+            in_order = sorted(trunks, key=lambda trunk: trunk.group)
+            mean = merge([trunk.vector.astype(np.float64) for trunk in in_order], [t.samples for t in in_order])
+            moved = move_on(mean, self.fresh.astype(np.float64), float(self._plan["stretch"]))
+            vectors = {0: moved.astype(self.fresh.dtype)}
+        changed = copy.copy(self)
+        changed._parts = {
+            group: replace(self._public, module=Projected(self.network.tuned_by(vector), self._project))
+            for group, vector in vectors.items()
+        }
+        return changed
+
+    def on(self, device: str) -> TunedFeatures:
+        """The same map computed on another device."""
+        moved = copy.copy(self)
+        moved._public = self._public.on(device)
+        moved._parts = {group: part.on(device) for group, part in self._parts.items()}
+        return moved
+
+    def __call__(self, x: NDArray[Any]) -> Floats:
+        """All parts side by side."""
+        rows = np.zeros((len(x), self.features))
+        rows[:, : self.blocks.frozen] = self._public(x)
+        for group, part in self._parts.items():
+            rows[:, self.blocks.columns(group)] = part(x)
+        return rows
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the public network, and the plan."""
+        return self._public.settings() | self._plan
+
+    def constants(self) -> Iterator[bytes]:
+        """The public network's."""
+        return self._public.constants()

@@ -1,0 +1,356 @@
+"""Groups tune a public network apart, a head in closed form joins them: forgetting strikes, subtracts and solves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import independent_verifier
+import sifu
+from forged_runs import rebuild_chain
+from run_tools import copy_run
+from sifu.api import verify_run
+from sifu.core.closed_form import recorded_blocks, recorded_fixed_point
+from sifu.core.spec import Spec
+from sifu.data.federation import ClientData
+from sifu.errors import InputError
+from sifu.launch.federation import engine_from_spec
+from sifu.record.groups import trunks_at_hand, use_trunks
+from sifu.requests import statistics_erasure
+from sifu.store.reader import RunReader
+from sifu.store.statistics import read_statistics
+from sifu.store.writer import RunWriter
+from sifu.theory.closed_form import Statistics, fit_head, total
+from sifu.theory.closed_form.blocks import is_struck, strike
+from sifu.theory.groups import group_of
+
+CLIENTS, GROUPS = 7, 3
+
+
+def spec_of(**sections: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "model": {"kind": "ridge", "outputs": 3},
+        "data": {"preprocessing": "fixed"},
+        "ridge": {"regularisation": 0.01},
+        "features": {"kind": "module", "module": "public_trunk:make", "tune": "blocks", "block": 4},
+        "groups": {"count": GROUPS, "rounds": 2, "rebuild": "later"},
+        "local": {"rate": 0.05, "steps": 2, "momentum": 0.9},
+        "privacy": {"noise": "seeded"},
+    }
+    return {name: spec.get(name, {}) | sections.get(name, {}) for name in spec.keys() | sections.keys()}
+
+
+def clients_of(count: int = CLIENTS) -> list[ClientData]:
+    """Of different sizes, each with a generator of its own."""
+    clients = []
+    for number in range(count):
+        generator = np.random.default_rng(number)
+        rows = 6 + number % 3
+        x = generator.random((rows, 1, 8, 8))
+        clients.append(ClientData(f"client-{number:03d}", x, generator.integers(0, 3, rows)))
+    return clients
+
+
+def without(clients: Sequence[ClientData], names: Sequence[str]) -> list[ClientData]:
+    return [client for client in clients if client.name not in names]
+
+
+def whole_sum(folder: Path) -> Statistics:
+    with RunReader(folder) as reader:
+        fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
+        (row,) = [row for row in reader.statistics().values() if row.is_sum]
+        return read_statistics(folder, row, fixed)
+
+
+def released(folder: Path) -> np.ndarray:
+    with RunReader(folder) as reader:
+        return np.array(reader.load_model(reader.tip))
+
+
+def groups_of(folder: Path, names: Sequence[str]) -> set[int]:
+    with RunReader(folder) as reader:
+        return {group_of(bytes.fromhex(reader.value("group_key")), name, GROUPS) for name in names}
+
+
+def blocks_of(folder: Path) -> Any:
+    with RunReader(folder) as reader:
+        return recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
+
+
+def check(folder: Path) -> None:
+    assert verify_run(folder).problems == []
+    assert independent_verifier.verify(folder) == []
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: blocks, nobody forgotten."""
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    sifu.train(spec_of(), run=folder, clients=clients_of())
+    return folder
+
+
+@pytest.fixture
+def own(trained: Path, tmp_path: Path) -> Path:
+    return copy_run(trained, tmp_path / "own")
+
+
+def open_own(folder: Path, clients: Sequence[ClientData] | None = None) -> sifu.Run:
+    return sifu.open_run(folder, clients=clients_of() if clients is None else clients)
+
+
+@pytest.mark.parametrize("leavers", [["client-003"], ["client-000"], ["client-002", "client-006"]])
+def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
+    own: Path, tmp_path: Path, leavers: list[str]
+) -> None:
+    (outcome,) = open_own(own).forget(leavers, "gone")
+    assert (outcome.level, outcome.cost.rounds, outcome.cost.bytes_sent) == ("exact", 0, 0)
+    check(own)
+    # A federation in which they never were, of fewer clients and with a trunk of its own for every group.
+    never = tmp_path / "never"
+    sifu.train(spec_of(), run=never, clients=without(clients_of(), leavers))
+    hit = groups_of(own, leavers)
+    expected = strike(whole_sum(never), blocks_of(never), hit)
+    assert whole_sum(own) == expected
+    assert np.array_equal(released(own), fit_head(expected, 0.01).weights.ravel())
+    assert np.any(whole_sum(never).gram != expected.gram)  # a hit group has a network in the other world, too
+
+
+def test_mini_batches_are_those_of_the_other_world_for_a_client_that_came_last(tmp_path: Path) -> None:
+    spec, leaver = spec_of(local={"batch": 3}), f"client-{CLIENTS - 1:03d}"
+    sifu.train(spec, run=tmp_path / "run", clients=clients_of()).forget([leaver], "gone")
+    sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), [leaver]))
+    hit = groups_of(tmp_path / "run", [leaver])
+    assert whole_sum(tmp_path / "run") == strike(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
+
+
+def test_a_sequence_ends_with_the_public_network_alone(own: Path, tmp_path: Path) -> None:
+    run, gone, blocks = open_own(own), [], blocks_of(own)
+    for leaver in ("client-000", "client-001", "client-003", "client-004", "client-006"):
+        (outcome,) = run.forget([leaver], f"without-{leaver}")
+        gone.append(leaver)
+        assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
+        hit = groups_of(own, gone)
+        left = whole_sum(own)
+        assert {group for group in range(GROUPS) if is_struck(left, blocks, group)} == hit
+    assert groups_of(own, gone) == set(range(GROUPS))  # else this shows nothing
+    check(own)
+    weights = released(own).reshape(blocks.features + 1, 3)
+    assert not np.any(weights[blocks.frozen : -1])
+    frozen = tmp_path / "frozen"
+    sifu.train(spec_of(), run=frozen, clients=without(clients_of(), gone))
+    assert whole_sum(own) == strike(whole_sum(frozen), blocks, range(GROUPS))
+
+
+def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own: Path) -> None:
+    before = {row.file: row for row in RunReader(own).statistics().values()}
+    open_own(own).forget(["client-003"], "gone", retention="strict")
+    with RunReader(own) as reader:
+        fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
+        hit, blocks = groups_of(own, ["client-003"]), blocks_of(own)
+        rows = reader.statistics()
+        assert not before.keys() & rows.keys()
+        assert all(is_struck(read_statistics(own, row, fixed), blocks, group) for row in rows.values() for group in hit)
+        assert not hit & {row.grp for row in trunks_at_hand(reader)}
+    assert {path.name for path in (own / "statistics").iterdir()} == rows.keys()
+
+
+def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(own: Path, tmp_path: Path) -> None:
+    run = open_own(own)
+    run.forget(["client-003"], "gone")
+    assert run.rebuild() == 1
+    check(own)
+    never = tmp_path / "never"
+    sifu.train(spec_of(), run=never, clients=without(clients_of(), ["client-003"]))
+    # Nothing but the place of its rounds tells a rebuilt network from one that never held the client.
+    assert whole_sum(own) == whole_sum(never)
+    (outcome,) = run.forget(["client-004"], "next")
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
+    check(own)
+
+
+def test_a_client_that_joins_later_sends_statistics_only_and_leaves_by_subtraction(own: Path) -> None:
+    before, everyone = whole_sum(own), clients_of(CLIENTS + 1)
+    with RunReader(own) as reader:
+        networks = trunks_at_hand(reader)
+    open_own(own, everyone).join()
+    joined = whole_sum(own)
+    assert joined.samples == before.samples + len(everyone[-1].y)
+    run = open_own(own, everyone)
+    (outcome,) = run.forget([everyone[-1].name], "gone")
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
+    assert whole_sum(own) == before
+    with RunReader(own) as reader:
+        assert trunks_at_hand(reader) == networks
+    check(own)
+
+
+def test_records_hit_the_group_of_a_founder(own: Path) -> None:
+    (outcome,) = open_own(own).forget(["client-002"], "records", records=[0, 2])
+    assert outcome.level == "exact"
+    with RunReader(own) as reader:
+        assert not groups_of(own, ["client-002"]) & {row.grp for row in trunks_at_hand(reader)}
+    assert whole_sum(own).samples == sum(len(client.y) for client in clients_of()) - 2
+    check(own)
+
+
+def test_only_sums_are_kept_where_the_spec_says_so_and_those_who_stay_send_again(tmp_path: Path) -> None:
+    spec = spec_of(keep={"statistics": "sum"})
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    (outcome,) = run.forget(["client-003"], "gone")
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 1)
+    sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
+    hit = groups_of(tmp_path / "run", ["client-003"])
+    assert whole_sum(tmp_path / "run") == strike(whole_sum(tmp_path / "never"), blocks_of(tmp_path / "never"), hit)
+    check(tmp_path / "run")
+
+
+@pytest.mark.parametrize("stretch", [1.0, 1.25])
+def test_a_merge_without_the_hit_group_takes_one_round_and_both_worlds_are_the_same_bits(
+    tmp_path: Path, stretch: float
+) -> None:
+    spec = spec_of(features={"tune": "merge"}, groups={"stretch": stretch})
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    (outcome,) = run.forget(["client-003"], "gone")
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 1)
+    check(tmp_path / "run")
+    others = without(clients_of(), ["client-003"])
+    sifu.train(spec, run=tmp_path / "never", clients=others)
+    hit = groups_of(tmp_path / "run", ["client-003"])
+    engine: Any = engine_from_spec(Spec.from_mapping(spec), others)[0]
+    with RunReader(tmp_path / "never") as reader:
+        left = [row for row in trunks_at_hand(reader) if row.grp not in hit]
+        use_trunks(engine, reader, left)
+    expected = total(engine.fixed, [engine.sent_by(client) for client in range(len(others))])
+    assert whole_sum(tmp_path / "run") == expected
+    assert whole_sum(tmp_path / "never") != expected  # the hit group's network is in the merge there
+
+
+def test_control_a_hit_block_left_in_is_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics_erasure, "strike", lambda statistics, blocks, groups: statistics)
+    open_own(own).forget(["client-003"], "gone")
+    assert any("is struck" in problem for problem in verify_run(own).problems)
+    assert any("is not zero" in problem for problem in independent_verifier.verify(own))
+
+
+def test_control_the_network_of_a_hit_group_left_in_the_head_is_caught(own: Path) -> None:
+    open_own(own).forget(["client-003"], "gone")
+    with RunReader(own) as reader:
+        gone = reader.group_models().keys() - reader.models().keys()
+        erased = max(node for node in gone if reader.group_models()[node].rounds == 2)
+
+    def edit(kind: str, content: dict[str, Any]) -> None:
+        if kind == "rounds" and "solve" in content and content["solve"]["asked"] == 0:
+            content["solve"]["trunks"] = sorted([*content["solve"]["trunks"], erased])
+
+    rebuild_chain(own, edit)
+    assert any("stands on networks" in problem for problem in verify_run(own).problems)
+    assert any("networks of solve" in problem for problem in independent_verifier.verify(own))
+
+
+def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = statistics_erasure.read_statistics
+
+    def forgetful(folder: Path, row: Any, fixed: Any) -> Statistics:
+        found = real(folder, row, fixed)
+        return Statistics.nobody(fixed) if row.clients == (3,) else found
+
+    monkeypatch.setattr(statistics_erasure, "read_statistics", forgetful)
+    open_own(own).forget(["client-003"], "gone")
+    assert any("sum" in problem or "samples" in problem for problem in verify_run(own).problems)
+    assert independent_verifier.verify(own) != []
+
+
+def test_an_interrupted_request_goes_on_to_the_same_bits(own: Path, trained: Path, tmp_path: Path) -> None:
+    open_own(own).forget(["client-003"], "gone")
+    for events in (1, 2, 3):
+        again = copy_run(trained, tmp_path / f"again-{events}")
+        run, left = open_own(again), [events]
+
+        real = RunWriter.record
+
+        def stopping(self: Any, *arguments: Any, real: Any = real, left: list[int] = left, **named: Any) -> Any:
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return real(self, *arguments, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunWriter, "record", stopping)
+            with pytest.raises(KeyboardInterrupt):
+                run.forget(["client-003"], "gone")
+        open_own(again).forget()
+        assert whole_sum(again) == whole_sum(own)
+        assert np.array_equal(released(again), released(own))
+        check(again)
+
+
+def test_what_is_tuned_is_all_that_is_kept(tmp_path: Path) -> None:
+    sizes = {}
+    for trainable in ("all", "last", "4.bias"):
+        folder = tmp_path / trainable
+        sifu.train(spec_of(features={"trainable": trainable}), run=folder, clients=clients_of())
+        with RunReader(folder) as reader:
+            sizes[trainable] = reader.group_layout.size
+            assert all(reader.models()[row.node].bytes < 4 * sizes[trainable] + 1000 for row in trunks_at_hand(reader))
+        check(folder)
+    scores = 12 * 3 + 3
+    assert sizes == {"all": 4 * 9 + 4 + 8 + 36 * 12 + 12 + scores, "last": 36 * 12 + 12 + scores, "4.bias": 12 + scores}
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"groups": {"count": 0, "rounds": 0}}, "groups.count"),
+        ({"groups": {"rounds": 0}}, "groups.rounds"),
+        ({"local": {"rate": "auto"}}, "local.rate"),
+        ({"features": {"kind": "none", "module": ""}}, "features.tune"),
+        ({"features": {"cache": "kept"}}, "features.cache"),
+        ({"features": {"trainable": "nowhere"}}, "nowhere"),
+        ({"ridge": {"task": "regression"}}, "ridge.task"),
+    ],
+)
+def test_a_spec_that_cannot_be_tuned_is_refused_by_name(tmp_path: Path, sections: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        sifu.train(spec_of(**sections), run=tmp_path / "run", clients=clients_of())
+
+
+def test_the_plan_says_which_networks_go_and_that_nothing_is_sent(own: Path) -> None:
+    plan = open_own(own).plan(["client-003"])
+    (hit,) = groups_of(own, ["client-003"])
+    assert plan.predicted_rounds == 0
+    assert any(f"group {hit} is erased and struck" in note for note in plan.notes)
+    assert json.dumps([premise.name for premise in plan.premises]).count("rounds apart") == 1
+
+
+@pytest.mark.parametrize("tune", ["blocks", "merge"])
+def test_an_exported_model_predicts_as_the_run_does(tmp_path: Path, tune: str) -> None:
+    run = sifu.train(spec_of(features={"tune": tune}), run=tmp_path / "run", clients=clients_of())
+    run.forget(["client-003"], "gone")
+    file = run.export(tmp_path / "model.safetensors")
+    model = sifu.load_model(file, module="public_trunk:make")
+    others = without(clients_of(), ["client-003"])
+    right = sum(int(np.sum(model.predict(client.x) == client.y)) for client in others)
+    assert right / sum(len(client.y) for client in others) == pytest.approx(run.status().accuracy)
+    assert {name.split("/")[0] for name in model.networks} == {str(g) for g in range(GROUPS)} - {
+        str(g) for g in groups_of(tmp_path / "run", ["client-003"])
+    }
+    beside = file.with_name("model.safetensors.networks")
+    beside.write_bytes(beside.read_bytes()[:-4] + b"\1\2\3\4")
+    with pytest.raises(InputError, match="export it again"):
+        sifu.load_model(file, module="public_trunk:make")
+
+
+def test_the_example_of_an_own_network_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    import tuned_network
+
+    assert len(Path(tuned_network.__file__).read_text().splitlines()) <= 40
+    outcome = tuned_network.main(tmp_path / "run")
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
+    assert outcome.accuracy > 0.9
