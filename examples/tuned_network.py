@@ -27,6 +27,7 @@ def public_network() -> nn.Module:
 def main(folder: Path) -> sifu.Outcome:
     """Tune, forget one client, verify."""
     sys.path.insert(0, str(Path(__file__).parent))
+    sifu.allow_code("tuned_network:public_network")
     run = sifu.train(SPEC, run=folder)
     (outcome,) = run.forget(["client-007"])
     assert run.verify().problems == []

@@ -185,6 +185,7 @@ def closed_form(folder: Path) -> Path:
 
 def tuned(folder: Path) -> Path:
     """Groups that tune a network: a client leaves, its group's network is tuned again, one joins, another leaves."""
+    sifu.allow_code(TUNED["features"]["module"])
     run = sifu.train(TUNED, run=folder)
     run.forget(["client-001"], "struck")
     run.rebuild()

@@ -38,6 +38,7 @@ def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = No
     for name in (witnesses.WITNESSES, timestamps.AUTHORITY):
         os.environ.pop(name, None)
     os.environ.update(outside)
+    sifu.allow_code(*job.get("allow", []))
     run = None
     for step in steps_of(job)[begin:end]:
         run = step(folder, run)

@@ -76,6 +76,7 @@ def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> N
 
 TUNED_NETWORKS: dict[str, Any] = {
     "spec": TUNED,
+    "allow": [TUNED["features"]["module"]],
     "requests": [
         {"id": "first", "clients": ["client-000"], "terms": {}},
         {"id": "second", "clients": ["client-003"], "terms": {"retention": "strict"}},

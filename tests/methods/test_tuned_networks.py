@@ -33,6 +33,7 @@ CLIENTS, GROUPS = 7, 3
 
 
 def spec_of(**sections: Any) -> dict[str, Any]:
+    sifu.allow_code("public_trunk:make")
     spec: dict[str, Any] = {
         "model": {"kind": "ridge", "outputs": 3},
         "data": {"preprocessing": "fixed"},
@@ -101,6 +102,7 @@ def own(trained: Path, tmp_path: Path) -> Path:
 
 
 def open_own(folder: Path, clients: Sequence[ClientData] | None = None) -> sifu.Run:
+    sifu.allow_code("public_trunk:make")
     return sifu.open_run(folder, clients=clients_of() if clients is None else clients)
 
 
