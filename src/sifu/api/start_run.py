@@ -149,6 +149,11 @@ def create_run(
     Groups whose number or rounds are left open get those of the rule, which knows how many clients there are.
     """
     resolved = with_groups_by_rule(resolved, len(engine.clients))
+    if resolved.is_tuned and not isinstance(engine, TunedEngine):
+        raise InputError(
+            f"features.tune = {resolved.features.tune!r} needs an engine whose groups tune networks, which the embedded "
+            "one has and Flower's has not: leave features.tune out, or use the embedded engine"
+        )
     check_names([client.name for client in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # refuses what can never be tracked
     return RunWriter.create(
