@@ -49,12 +49,14 @@ def text_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("text_only")
 def test_the_committed_appendix_is_what_its_tables_give(tmp_path: Path) -> None:
     write_appendix([RESULTS], tmp_path)
-    made = [path for kind in ("*.md", f"{TABLES}/*.csv") for path in sorted(tmp_path.glob(kind))]
-    assert len(made) > 40
-    changed = [path.name for path in made if path.read_bytes() != (RESULTS / path.relative_to(tmp_path)).read_bytes()]
+    written = [path for kind in ("*.md", f"{TABLES}/*.csv") for path in sorted(tmp_path.glob(kind))]
+    assert len(written) > 40
+    changed = [
+        path.name for path in written if path.read_bytes() != (RESULTS / path.relative_to(tmp_path)).read_bytes()
+    ]
     assert changed == [], "a table was changed: run sifu-bench appendix paper/results --out paper/results"
     kept = {path.name for path in (RESULTS / TABLES).iterdir()}
-    assert kept == {path.name for path in made if path.parent.name == TABLES}
+    assert kept == {path.name for path in written if path.parent.name == TABLES}
 
 
 def test_every_column_is_defined() -> None:
