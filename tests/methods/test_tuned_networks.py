@@ -355,3 +355,27 @@ def test_the_example_of_an_own_network_runs(tmp_path: Path, monkeypatch: pytest.
     outcome = tuned_network.main(tmp_path / "run")
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     assert outcome.accuracy > 0.9
+
+
+def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten_client(
+    own: Path, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup.zip"
+    open_own(own).backup(backup)
+    open_own(own).forget(["client-003"], "gone")
+    certificate = own / "certificates" / "gone.public.json"
+    restored = tmp_path / "restored"
+    sifu.restore(backup, restored, certificates=[certificate])
+    check(restored)
+    with RunReader(restored) as reader:
+        assert not reader.statistics()  # all of them went through the network that held the client
+        assert not groups_of(restored, ["client-003"]) & {row.grp for row in trunks_at_hand(reader)}
+    (outcome,) = open_own(restored).forget()
+    assert (outcome.level, outcome.cost.rounds) == ("exact", 1)
+    assert whole_sum(restored) == whole_sum(own)
+    check(restored)
+
+
+def test_an_audit_of_tuned_networks_is_refused(own: Path) -> None:
+    with pytest.raises(InputError, match="networks that groups tuned"):
+        sifu.audit_run(open_own(own))

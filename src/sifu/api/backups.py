@@ -175,7 +175,8 @@ def _record_restoration(
         view.indices(names)  # refuses those that are unknown or forgotten
         gone = view.leaving(names)
         dropped = forgetting_models(view, gone, set(writer.models())) if names else ()
-        statistics = statistics_to_erase(writer.statistics().values(), gone)
+        networks = set(dropped) & writer.group_models().keys() if view.spec.is_tuned else ()
+        statistics = statistics_to_erase(writer.statistics().values(), gone, networks)
         touched = [row for row in writer.updates().values() if set(row.clients) & set(gone)]
         staying = [(row, sorted(set(row.clients) - set(gone))) for row in touched]
         content = {

@@ -17,6 +17,7 @@ from sifu.data.sample_digests import sample_digest
 from sifu.errors import InputError
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.launch.recorded_clients import arranged_clients
+from sifu.record.groups import use_trunks_of_head
 from sifu.record.run_view import RunView
 from sifu.store.database import DATABASE
 from sifu.store.known_keys import check_known_key
@@ -92,6 +93,7 @@ class RunFolder:
                 engine, digests = self._build(reader, newcomers=self._newcomers)
                 newcomers = newcomers or remainder_to_join(reader) is not None
                 check_continues(self.folder, reader, engine, newcomers, digests)
+                use_trunks_of_head(engine, reader)
             self._engine, self._sample_digests = engine, digests  # never one that was refused
         return self._engine
 

@@ -32,6 +32,7 @@ from sifu.core.engine import Engine
 from sifu.core.noise import NormalSource, SystemNormals
 from sifu.core.randomness import keyed_generator
 from sifu.core.spec import Spec
+from sifu.errors import InputError
 from sifu.record.coupled_replay import NoisedModel
 from sifu.record.run_view import RunView
 from sifu.store.reader import RunReader
@@ -54,6 +55,11 @@ def audit_run(
     """
     options = options or AuditOptions()
     run = run if isinstance(run, Run) else Run(run)
+    if run.spec.is_tuned:
+        raise InputError(
+            f"{run.folder} has networks that groups tuned: its releases go through different networks, which audits "
+            "cannot compare yet. sifu verify recomputes what was certified"
+        )
     engine = run.engine()
     with closing(run.reader()) as reader, reader.snapshot():
         return _Audit(run, reader, engine, options, clients, data_folder, noised, progress).carry_out()

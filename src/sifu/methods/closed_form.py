@@ -35,7 +35,7 @@ class ClosedForm(Scratch):
         return replace(
             super().plan(view, terms),
             predicted_rounds=rounds,
-            scratch_rounds=1,
+            scratch_rounds=1 + (view.spec.groups.rounds if view.spec.is_tuned else 0),
             rebuild_client_rounds=self._rebuilt(view, terms, hit),
             notes=(
                 *self._network_notes(view, hit),

@@ -51,11 +51,13 @@ def _check_nothing_came_back(event: Event, before: ReplayedTables, numbers: dict
     # A second certificate of the same client brings no second request back: it waits already.
     requests = [received[request,] for request in event.content["requests"] if (request,) in received]
     gone = {numbers[name] for row in requests for name in json.loads(row["terms"])["clients"]}
+    networks = {node for node in event.content.get("dropped_models", []) if (node,) in before.rows["group_models"]}
     for what in ("updates", "statistics"):
         held = {
             file: {int(client) for client in json.loads(row["clients"])} for (file,), row in before.rows[what].items()
         }
-        wanted = sorted(str(file) for file, clients in held.items() if clients & gone)
+        through = {file: set(json.loads(row.get("trunks", "[]"))) for (file,), row in before.rows[what].items()}
+        wanted = sorted(str(file) for file, clients in held.items() if clients & gone or through[file] & networks)
         if sorted(event.content.get(f"dropped_{what}", [])) != wanted:
             yield f"restored: event {event.seq} did not erase the {what} of the clients whose requests it brought back"
     if any({int(client) for client in row["clients"]} & gone for row in event.content.get("updates", [])):
