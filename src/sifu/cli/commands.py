@@ -77,7 +77,8 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     if status.groups:
         finished = [group for group in status.groups if group.finished]
         out.print(
-            f"{len(status.groups)} groups: {len(finished)} have a finished model that a request can merge"
+            f"{len(status.groups)} groups: {len(finished)} have a finished model that a request can "
+            + ("go on with" if status.closed_form else "merge")
             + "".join(
                 f"; group {group.group} has {group.rounds} of its rounds and {group.members} members"
                 for group in status.groups
