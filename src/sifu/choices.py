@@ -76,7 +76,10 @@ class TermsGiven(TypedDict, total=False):
         Release | None, Term("healed waits for the target; now releases the starting model, then heals.")
     ]
     target: Annotated[float | None, Term("Accuracy to stop at, 0 for none; by default the spec's.")]
-    records: Annotated[Sequence[int] | None, Term("Forget only these rows of one client's data.")]
+    records: Annotated[
+        Sequence[int | str] | None,
+        Term("Forget only these records of one client: identities (the column data.id), or row numbers from 0."),
+    ]
 
 
 class TermOnOffer(NamedTuple):

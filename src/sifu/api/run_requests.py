@@ -16,6 +16,8 @@ from sifu.choices import LEVELS, Decided, TermsGiven
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import RIDGE
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
+from sifu.launch.federation import TABLE
+from sifu.launch.recorded_clients import rows_of_identities
 from sifu.methods.ways import plan_request
 from sifu.planning.budgets import most_expensive
 from sifu.planning.plan import Plan
@@ -78,7 +80,7 @@ class RunRequests(RunFolder):
         what is kept, and what it costs those forgotten earlier.
         """
         with self.view() as view:
-            wanted = make_terms(view, clients, terms)
+            wanted = make_terms(view, clients, _with_row_numbers(view, clients, terms))
             plan = plan_request(view, wanted, controls=True)
             if wanted.records and view.spec.model.kind != RIDGE:
                 with suppress(InputError):  # the data may not be at hand for a plan; a request needs them
@@ -186,7 +188,9 @@ class RunRequests(RunFolder):
             take_in(writer)
             view = RunView(writer)
             rows = {row.request: row for row in view.requests}
-            wanted = None if clients is None else make_terms(view, clients, terms)
+            wanted = None
+            if clients is not None:
+                wanted = make_terms(view, clients, _with_row_numbers(view, clients, terms))
             lacking = unapproved(writer)
             if wanted is None and request is not None and request not in rows:
                 raise _no_such_request(request, rows)
@@ -295,9 +299,25 @@ def _records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRe
 
 def _new_terms(view: RunView, clients: Sequence[str], request: str | None, given: TermsGiven) -> RequestTerms:
     """The terms of a request that somebody asks for now."""
-    terms = make_terms(view, clients, given)
+    terms = make_terms(view, clients, _with_row_numbers(view, clients, given))
     _check_not_settled(view, request)
     return terms
+
+
+def _with_row_numbers(view: RunView, clients: Sequence[str], terms: TermsGiven) -> TermsGiven:
+    """The terms with row numbers where records are named by identities, which are looked up in the client's data."""
+    records = terms.get("records")
+    if isinstance(records, str):
+        raise InputError(f"records must be a list of identities or row numbers, found {records!r}")
+    if records is not None and view.spec.data.name == TABLE:
+        records = [str(record) for record in records]  # without data.id a row's number in the file identifies it
+    if records is None or not any(isinstance(record, str) for record in records):
+        return terms
+    if isinstance(clients, str) or len(clients) != 1:
+        raise InputError("records are rows of one client's data: name that client alone")
+    identities = [record for record in records if isinstance(record, str)]
+    rows = [record for record in records if not isinstance(record, str)]
+    return {**terms, "records": sorted({*rows, *rows_of_identities(view.reader, clients[0], identities)})}
 
 
 def _no_such_request(request: str, rows: dict[str, RequestRow]) -> InputError:

@@ -38,9 +38,23 @@ def demo(
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The spec to write.")],
+    table: Annotated[
+        Path | None,
+        typer.Option("--from", help="Propose it for this CSV or Parquet file, or a folder of them.", metavar="TABLE"),
+    ] = None,
+    label: Annotated[str, typer.Option("--label", help="With --from: the column of the label.")] = "",
+    client: Annotated[str, typer.Option("--client", help="With --from: the column that says whose a row is.")] = "",
+    identity: Annotated[str, typer.Option("--id", help="With --from: the column that identifies a row.")] = "",
+    columns: Annotated[
+        str, typer.Option("--columns", help="With --from: names of all columns of a file without a header line.")
+    ] = "",
     format: FormatOption = Format.text,
 ) -> None:
-    """Write a commented spec to start from."""
+    """Write a commented spec to start from.
+
+    With --from it is proposed for a table of yours, by its header and the types of its columns: every column has a
+    role, and what you must know without looking at the clients' data is marked CHECK.
+    """
     from sifu.cli.output import tell
     from sifu.core.spec import Spec, commented_toml
     from sifu.store.files import write_atomically
@@ -49,8 +63,23 @@ def init(
         raise InputError(f"{file} exists: choose another name, or remove it first")
     if not file.parent.is_dir():
         raise InputError(f"there is no folder {file.parent} to write {file.name} into")
-    write_atomically(file, commented_toml(Spec()).encode())
-    tell(format, {"spec": str(file)}, f"Wrote {file}. Next: sifu train {file} --run my-run")
+    if table is None:
+        write_atomically(file, commented_toml(Spec()).encode())
+        tell(format, {"spec": str(file)}, f"Wrote {file}. Next: sifu train {file} --run my-run")
+        return
+    from sifu.data.table_coding import split_names
+    from sifu.data.table_proposal import propose_spec
+
+    header = split_names(columns, "--columns")
+    proposal = propose_spec(table, label=label, client=client, identity=identity, header=header)
+    write_atomically(file, proposal.text.encode())
+    tell(
+        format,
+        {"spec": str(file), "checks": list(proposal.checks)},
+        f"Wrote {file}. Check these lines in it:",
+        *(f"  {check}" for check in proposal.checks),
+        f"Next: sifu advise {file}, or sifu train {file} --run my-run",
+    )
 
 
 def train(
@@ -120,7 +149,7 @@ def join(
     run: RunArgument,
     file: Annotated[
         Path,
-        typer.Option("--file", help="A .npz file with x and y, and client if it holds several.", metavar="NPZ"),
+        typer.Option("--file", help="A file as the run was trained from: CSV, Parquet or .npz.", metavar="FILE"),
     ],
     client: Annotated[str | None, typer.Option("--client", help="Who joins, unless the file says it.")] = None,
     data: DataOption = None,

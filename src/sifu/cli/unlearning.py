@@ -72,7 +72,7 @@ def plan(
     from sifu.cli.plans import draw_picture, show_plan
 
     opened = Run(run)
-    _add_records(terms, clients, records)
+    _add_records(terms, clients, records, run)
     names = client_names(clients) if clients is not None else [opened.most_expensive()]
     planned = opened.plan(names, **terms)
     if picture is not None:
@@ -110,7 +110,7 @@ def request(
     from sifu.launch.federation import FLOWER
 
     opened = Run(run)
-    _add_records(terms, clients, records)
+    _add_records(terms, clients, records, run)
     if signed is not None:
         if clients is not None or id is not None or terms:
             raise InputError("a signed request already contains its terms: leave the other options out")
@@ -163,7 +163,7 @@ def forget(
     from sifu.cli.progress import RoundsProgress
     from sifu.report.metrics import MetricsLog
 
-    _add_records(terms, clients, records)
+    _add_records(terms, clients, records, run)
     of_new_requests = [name for name in terms if name != "min_level"]
     if clients is None and of_new_requests:
         several = len(of_new_requests) > 1
@@ -183,10 +183,12 @@ def forget(
     show_outcomes(run, outcomes, as_json=format is Format.json)
 
 
-def _add_records(terms: TermsGiven, clients: str | None, records: Path | None) -> None:
-    """Put the rows of `--records` beside the other terms."""
+def _add_records(terms: TermsGiven, clients: str | None, records: str | None, run: Path) -> None:
+    """Add what `--records` names to the other terms."""
     if records is None:
         return
     if clients is None:
         raise InputError("--records are rows of one client's data: name it with --client NAME")
-    terms["records"] = read_records(records)
+    from sifu.api import Run
+
+    terms["records"] = read_records(records, by_identity=Run(run).spec.data.name == "table")

@@ -130,12 +130,19 @@ def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
     try:
         if term.kind in (int, float):
             return term.kind(value)
-        if term.kind == Sequence[int]:
-            return [int(row) for row in (value.replace(",", " ").split() if isinstance(value, str) else value)]
+        if term.kind == Sequence[int | str]:
+            return list(map(_record, value.replace(",", " ").split() if isinstance(value, str) else value))
     except (TypeError, ValueError, OverflowError) as error:
-        what = "a list of row numbers" if term.kind == Sequence[int] else "a number"
+        what = "a list of identities or row numbers" if term.kind == Sequence[int | str] else "a number"
         raise InputError(f"{name} is {what}, found {str(value)[:40]!r}") from error
     return str(value)
+
+
+def _record(value: Any) -> int | str:
+    """A record of a client: a row number, or an identity."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(value)
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
 def status_code(error: SifuError) -> int:

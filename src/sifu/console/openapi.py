@@ -14,7 +14,7 @@ PLAIN: dict[Any, dict[str, Any]] = {
     int: WHOLE,
     str: TEXT,
     SigmaChoice: {"oneOf": [{"type": "number"}, {"const": "auto"}]},
-    Sequence[int]: {"type": "array", "items": WHOLE},
+    Sequence[int | str]: {"type": "array", "items": {"oneOf": [WHOLE, TEXT]}},
 }
 
 

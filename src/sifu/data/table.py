@@ -54,14 +54,20 @@ class TableFile:
 
 
 def read_table(
-    path: Path, coding: TableCoding, *, held_out: float = 0.0, test_file: Path | None = None, seed: int = 0
+    path: Path,
+    coding: TableCoding,
+    *,
+    held_out: float = 0.0,
+    test_file: Path | None = None,
+    seed: int = 0,
+    one_client: bool = False,
 ) -> Dataset:
     """The data set in a file with a column for the client, or in a folder with one file per client.
 
     A share `held_out` of each client's rows, drawn by `seed` and each row's identity, is kept for testing; or all rows
-    of `test_file` are.
+    of `test_file` are. With `one_client` a file without a column for the client is one client's.
     """
-    tables = _read_tables(path, coding)
+    tables = _read_tables(path, coding, one_file=one_client)
     features = _feature_columns(tables, coding)
     samples, labels, owners, identities = [], [], [], []
     for table in tables:
@@ -71,8 +77,9 @@ def read_table(
         owners += _owners(table, coding, places)
         identities += _identities(table, coding, places)
     x, y = np.concatenate(samples), _joined(labels)
-    client, identity = np.array(owners), np.array(identities) if coding.identity else None
-    _check_identities(client, identity)
+    client = np.array(owners)
+    identity = np.array(identities) if coding.identity else _numbered(owners)
+    _check_identities(identity)
     warn_of_table(x, y, features, coding)
     kept = np.ones(len(y), dtype=bool)
     x_test, y_test = x[:0], y[:0]
@@ -92,32 +99,35 @@ def read_table(
         y_test,
         classes,
         client_train=client[kept],
-        row_ids=None if identity is None else identity[kept],
+        row_ids=identity[kept],
     )
 
 
-def held_out_rows(client: Array, identity: Array | None, share: float, seed: int) -> Array:
-    """Which rows are kept for testing: each by a draw of its own, so that no other row changes it.
+def held_out_rows(client: Array, identity: Array, share: float, seed: int) -> Array:
+    """Which rows are kept for testing: each by its client and identity, so that no other row changes it.
 
-    A row is known by its identity, or by its number within the client. Each client keeps at least one row to train on.
+    Each client keeps at least one row to train on.
     """
-    numbers: Counter[str] = Counter()
     held = np.zeros(len(client), dtype=bool)
-    for row, owner in enumerate(client):
-        name = str(numbers[owner]) if identity is None else str(identity[row])
-        numbers[owner] += 1
-        digest = hashlib.sha256(json.dumps(["held out", seed, str(owner), name]).encode()).digest()
+    for row, (owner, name) in enumerate(zip(client, identity, strict=True)):
+        digest = hashlib.sha256(json.dumps(["held out", seed, str(owner), str(name)]).encode()).digest()
         held[row] = int.from_bytes(digest[:6]) < share * 2**48
-    for owner in numbers:
+    for owner in np.unique(client):
         rows = np.flatnonzero(client == owner)
         if held[rows].all():
             held[rows[0]] = False
     return held
 
 
+def first_row(path: Path) -> list[str]:
+    """The fields of a CSV file's first line, which should be the names of its columns."""
+    text = _decoded(path)
+    return next((fields for _, fields in _csv_rows(text, _separator(text))), [])
+
+
 def column_names(path: Path, coding: TableCoding) -> list[str]:
     """The columns of a table, in their order."""
-    return list(_read_tables(path, coding)[0].columns)
+    return list(_read_tables(path, coding, one_file=not path.is_dir())[0].columns)
 
 
 def read_features(path: Path, coding: TableCoding, names: Sequence[str] | None = None) -> tuple[Array, list[str]]:
@@ -227,9 +237,19 @@ def _identities(table: TableFile, coding: TableCoding, places: list[Place]) -> l
     return identities
 
 
-def _check_identities(client: Array, identity: Array | None) -> None:
+def _numbered(owners: Sequence[str]) -> Array:
+    """Where no column identifies a row: its number among the rows of its client, counted from 0."""
+    numbers: Counter[str] = Counter()
+    identities = []
+    for owner in owners:
+        identities.append(str(numbers[owner]))
+        numbers[owner] += 1
+    return np.array(identities)
+
+
+def _check_identities(identity: Array) -> None:
     """Two rows of one client under one identity are fine: both are that person's."""
-    if identity is not None and len(identity) > 20 and np.unique(identity).size * 10 < len(identity):
+    if len(identity) > 20 and np.unique(identity).size * 10 < len(identity):
         _warn(
             f"data.id has only {np.unique(identity).size} different values in {len(identity)} rows: a request for one "
             "of them takes many rows out"

@@ -361,7 +361,7 @@ def _missing_value(place: Place, column: str, value: Any, category: bool) -> str
 def _position(place: Place, column: str, value: Any, positions: Mapping[str, int], key: str) -> int:
     """The class or category of a value: by its text, else as a whole number (1.0 is 1) or a truth value."""
     text = _text(value)
-    for word in (text, _whole_number(value), {"true": "1", "false": "0"}.get(text.lower(), text)):
+    for word in (text, whole_number(value), {"true": "1", "false": "0"}.get(text.lower(), text)):
         if word in positions:
             return positions[word]
     raise InputError(
@@ -370,7 +370,12 @@ def _position(place: Place, column: str, value: Any, positions: Mapping[str, int
     )
 
 
-def _whole_number(value: Any) -> str:
+def whole_number(value: Any) -> str:
+    """A value as a text; 1.0 is 1.
+
+    >>> whole_number("1.0"), whole_number(2.5), whole_number(" red ")
+    ('1', '2.5', 'red')
+    """
     text = _text(value)
     if looks_like_a_number(text) and abs(float(text)) < 2**53 and float(text) == int(float(text)):
         return str(int(float(text)))

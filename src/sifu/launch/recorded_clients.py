@@ -18,9 +18,9 @@ from sifu.core.spec import Spec
 from sifu.data.federation import ClientData
 from sifu.errors import InputError
 from sifu.launch.features import FeatureData, with_features
-from sifu.launch.federation import takes_rows
+from sifu.launch.federation import TABLE, clients_from_spec, takes_rows
 from sifu.store.reader import RunReader
-from sifu.store.remainders import Remainder, joined_remainders, remainder_to_join
+from sifu.store.remainders import Remainder, chain_of, joined_remainders, names_now, remainder_to_join
 from sifu.theory.facts import ClientProfile
 
 
@@ -59,16 +59,17 @@ def files_of_joined(reader: RunReader) -> dict[str, str]:
 
 
 def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]:
-    """The clients in a .npz file with x and y: one of this name, or, where it has an array `client`, those it names."""
-    from sifu.data import from_dataset, given_names, load, partition
+    """The clients in a file of the kind that the run was trained from: one of this name, or those that it names."""
+    from sifu.data import from_dataset, given_names, partition
 
-    dataset = load("npz", file)
+    dataset = _joining_data(spec, file)
     given = dataset.client_train
     if (given is None) == (name is None):
+        where = f"column {spec.data.client!r}" if spec.data.client else "array client"
         raise InputError(
-            f"{file} has no array client: say who joins with --client NAME"
+            f"{file} has no {where}: say who joins with --client NAME"
             if given is None
-            else f"{file} names its clients itself, in the array client: leave --client out"
+            else f"{file} names its clients itself, in the {where}: leave --client out"
         )
     if given is None:
         names: tuple[str, ...] = (str(name),)
@@ -78,6 +79,62 @@ def clients_of_file(spec: Spec, file: Path, name: str | None) -> tuple[Any, ...]
         rows = partition("given", dataset.y_train, len(names), None, np.random.default_rng(0), given=given)
     clients = from_dataset(dataset, rows, spec.model.dtype, takes_rows(spec), spec.data.normalise, names=names)
     return with_features(spec, clients)
+
+
+def _joining_data(spec: Spec, file: Path) -> Any:
+    """The data set in a file of newcomers, coded as the run's own."""
+    from sifu.data import load
+    from sifu.data.table import ENDINGS, column_names, read_table
+    from sifu.data.table_coding import TableCoding
+
+    if spec.data.name != TABLE:
+        if file.suffix.lower() in ENDINGS:
+            raise InputError(
+                f"{file} is a table, but this run was not trained from one: give an .npz file with x and y"
+            )
+        return load("npz", file)
+    if file.suffix.lower() not in ENDINGS:
+        raise InputError(f"{file} is not a table: this run was trained from one, give a {', '.join(ENDINGS)} file")
+    coding = TableCoding.from_spec(spec.data)
+    names_clients = coding.client != "" and coding.client in column_names(file, coding)
+    coding = coding if names_clients else replace(coding, client="")
+    dataset = read_table(file, coding, held_out=spec.data.held_out, seed=spec.seed, one_client=not names_clients)
+    return dataset if names_clients else replace(dataset, client_train=None)
+
+
+def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str]) -> list[int]:
+    """The rows of a client, counted from 0 in what it first joined with, that these identities name.
+
+    Its data are read for it, and may lack rows that were forgotten already.
+    """
+    spec, files = Spec.from_mapping(reader.spec), files_of_joined(reader)
+    recorded, client = reader.clients(), names_now(reader).get(client, client)
+    position = next((number for number, profile in enumerate(recorded) if profile.name == client), None)
+    if position is None:
+        raise InputError(f"there is no client {client!r} in this run")
+    first = recorded[chain_of(reader, position)[0]]
+    clients = [] if first.name in files or spec.data.name != TABLE else clients_from_spec(spec)
+    by_name = {item.name: item for item in clients}
+    by_name |= _clients_of_files(reader, files, by_name) if first.name in files else {}
+    source = by_name.get(first.name)
+    ids = getattr(source, "ids", None)
+    if source is None or ids is None:
+        raise InputError(
+            f"records of {first.name!r} are named by identities, but its data have none here: give row numbers, or "
+            "train from a table whose spec names the column of identities (data.id)"
+        )
+    rows = _rows_there(first, len(ids), joined_remainders(reader))
+    chosen = []
+    for identity in identities:
+        named = [int(row) for row, name in zip(rows, ids, strict=True) if str(name) == identity]
+        if not named:
+            raise InputError(
+                f"client {first.name!r} has no record {identity!r} that it trained on"
+                + (f": no row has it in column {spec.data.id!r}" if spec.data.id else ", counted from 0 in its file")
+                + (", or the row is kept for testing (data.held_out)" if spec.data.held_out else "")
+            )
+        chosen += named
+    return sorted(set(chosen))
 
 
 def _clients_of_files(reader: RunReader, files: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
@@ -105,19 +162,27 @@ def _reduced(
         raise InputError(f"the data of client {first.name!r} are missing: hand over every client's")
     source = given[first.name]
     x, y = np.asarray(source.x), np.asarray(source.y)
-    # The source may have lost the rows of the first requests already; each of them left another number of rows.
-    turns = [(), *(item.removed for item in everyone if item.first == remainder.first)]
-    there = next((turn for turn in turns if first.samples - len(turn) == len(x)), None)
-    if there is None:
-        raise InputError(
-            f"client {first.name!r} has {len(x)} samples; it joined with {first.samples}, of which "
-            f"{len(remainder.removed)} are forgotten: hand over all of them, or all but those"
-        )
-    rows = np.setdiff1d(np.arange(first.samples), there)
+    rows = _rows_there(first, len(x), [item for item in everyone if item.first == remainder.first])
     stays = ~np.isin(rows, remainder.removed)
     if isinstance(source, FeatureData) and source.mapped_from is not None:
         mapped_from = source.mapped_from[stays]
-        return replace(source, name=remainder.name, x=x[stays], y=y[stays], mapped_from=mapped_from)
+        return replace(source, name=remainder.name, x=x[stays], y=y[stays], mapped_from=mapped_from, ids=None)
+    if isinstance(source, ClientData):
+        return replace(source, name=remainder.name, x=x[stays], y=y[stays], ids=None)
     if is_dataclass(source) and not isinstance(source, type):
         return replace(source, name=remainder.name, x=x[stays], y=y[stays])
     return ClientData(remainder.name, x[stays], y[stays])
+
+
+def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remainder]) -> Any:
+    """Which of a client's first rows a source with this many samples still has: requests may be carried out there."""
+    # Each request left another number of rows, so the number tells which of them the source has followed.
+    turns = [(), *(item.removed for item in remainders)]
+    gone = next((turn for turn in turns if first.samples - len(turn) == samples), None)
+    if gone is None:
+        forgotten = max((len(item.removed) for item in remainders), default=0)
+        raise InputError(
+            f"client {first.name!r} has {samples} samples; it joined with {first.samples}, of which {forgotten} are "
+            "forgotten: hand over all of them, or all but those"
+        )
+    return np.setdiff1d(np.arange(first.samples), gone)

@@ -1,0 +1,147 @@
+"""A stranger's tables from the first file to a certificate: init, train, forget, join, predict."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import Command
+from sifu.data.table_proposal import propose_spec
+from sifu.errors import InputError
+
+HOSPITALS = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[2].parent / "shared/data")) / "hospitals"
+COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
+
+
+def write_clinics(folder: Path, seed: int = 0) -> Path:
+    """Four clinics, a file each, in the manner of published tables: no header line, question marks."""
+    generator = np.random.default_rng(seed)
+    for number in range(4):
+        rows = []
+        for _ in range(40):
+            age, pressure, kind = generator.integers(30, 80), generator.integers(90, 190), generator.integers(1, 5)
+            ill = int(age / 20 + pressure / 40 + generator.normal() > 6) * generator.integers(1, 5)
+            rows.append(f"{age},{'?' if generator.random() < 0.1 else pressure},{kind},{ill}")
+        (folder / f"clinic-{number}.data").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def edit(spec: Path, **keys: str) -> None:
+    """What an operator does after `sifu init --from`: confirm the lines marked CHECK."""
+    text = spec.read_text()
+    for key, value in keys.items():
+        text = re.sub(rf'(?m)^{key} = "[^"]*"', f'{key} = "{value}"', text)
+    spec.write_text(text)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, cli: Command) -> Path:
+    folder = tmp_path / "clinics"
+    folder.mkdir()
+    write_clinics(folder)
+    spec = tmp_path / "spec.toml"
+    answer = cli("init", spec, "--from", folder, "--columns", "age,trestbps,kind,num", "--label", "num")
+    assert answer.code == 0, answer.err
+    assert "missing: values are missing in trestbps" in answer.out
+    edit(spec, classes="healthy=0,ill=1|2|3|4", preprocessing="fixed")
+    assert cli("train", spec, "--run", tmp_path / "run").code == 0
+    return tmp_path / "run"
+
+
+def test_clinics_and_patients_leave_exactly_and_a_clinic_joins_from_csv(
+    trained: Path, tmp_path: Path, cli: Command
+) -> None:
+    run = sifu.open_run(trained)
+    dataset_rows = [client.samples for client in run.status().clients]
+    assert sum(dataset_rows) < 160  # some rows are kept for testing
+    answer = cli("forget", trained, "--client", "clinic-1")
+    assert answer.code == 0, answer.err
+    rows = [row for row in range(40) if _trains(trained, "clinic-2", row)][:3]
+    answer = cli("forget", trained, "--client", "clinic-2", "--records", ",".join(map(str, rows)))
+    assert answer.code == 0, answer.err
+    assert [outcome.level for outcome in run.status().requests] == ["exact", "exact"]
+    fifth = tmp_path / "fifth.csv"
+    fifth.write_text("".join((tmp_path / "clinics" / "clinic-0.data").read_text().splitlines(True)[:20]))
+    assert cli("join", trained, "--file", fifth, "--client", "clinic-5").code == 0
+    assert sifu.open_run(trained).verify().problems == []
+    refused = cli("forget", trained, "--client", "clinic-3", "--records", "40")
+    assert refused.code == 2
+    assert "no record '40'" in refused.err
+
+
+def _trains(run: Path, client: str, row: int) -> bool:
+    try:
+        sifu.open_run(run).plan([client], records=[row])
+    except InputError:
+        return False
+    return True
+
+
+def test_patients_are_named_by_their_identity(tmp_path: Path, cli: Command) -> None:
+    generator = np.random.default_rng(1)
+    lines = ["patient;hospital;age;ill"]
+    lines += [f"P{n:04};h{n % 3};{str(round(generator.normal(50, 9), 1)).replace('.', ',')};{n % 2}" for n in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(lines), encoding="cp1252")
+    spec = tmp_path / "spec.toml"
+    assert cli("init", spec, "--from", tmp_path / "a.csv", "--label", "ill").code == 0
+    edit(spec, preprocessing="fixed")
+    spec.write_text(spec.read_text().replace("held_out = 0.2", "held_out = 0"))
+    assert cli("train", spec, "--run", tmp_path / "run").code == 0
+    answer = cli("forget", tmp_path / "run", "--client", "h0", "--records", "P0003,P0006")
+    assert answer.code == 0, answer.err
+    reader_rows = sifu.open_run(tmp_path / "run").status().requests[0]
+    assert reader_rows.records == 2
+    (tmp_path / "names.txt").write_text("P0009  # asked on Monday\nP0012\n")
+    again = cli("forget", tmp_path / "run", "--client", "h0", "--records", tmp_path / "names.txt")
+    assert again.code == 0, again.err
+    unknown = cli("forget", tmp_path / "run", "--client", "h1", "--records", "P0003")
+    assert unknown.code == 2
+    assert "no record 'P0003'" in unknown.err
+
+
+def test_a_proposal_takes_no_constant_from_the_rows(tmp_path: Path) -> None:
+    """Two federations with other values have the same spec, but for what is marked CHECK as a list of words."""
+    texts = []
+    for seed in (0, 1):
+        folder = tmp_path / str(seed) / "clinics"
+        folder.mkdir(parents=True)
+        write_clinics(folder, seed)
+        proposal = propose_spec(folder, header=("age", "trestbps", "kind", "num"), label="num")
+        texts.append(proposal.text.replace(str(folder), "FOLDER"))
+    assert texts[0] == texts[1]
+    assert "age=50,20" in texts[0]
+
+
+def test_a_file_without_a_header_line_is_noticed(tmp_path: Path, cli: Command) -> None:
+    write_clinics(tmp_path)
+    answer = cli("init", tmp_path / "spec.toml", "--from", tmp_path / "clinic-0.data")
+    assert answer.code == 2
+    assert "--columns" in answer.err
+
+
+@pytest.mark.skipif(not HOSPITALS.is_dir(), reason="the published files of four hospitals are not here")
+def test_four_hospitals_as_published(tmp_path: Path, cli: Command) -> None:
+    from sklearn.metrics import roc_auc_score
+
+    files = tmp_path / "files"
+    files.mkdir()
+    for source in HOSPITALS.glob("processed.*.data"):  # the copies have a header line, the published files have none
+        lines = source.read_text().splitlines(True)
+        (files / f"{source.stem.partition('.')[2]}.data").write_text("".join(lines[lines[0].startswith("age") :]))
+    spec = tmp_path / "heart.toml"
+    assert cli("init", spec, "--from", files, "--columns", COLUMNS, "--label", "num").code == 0
+    edit(spec, classes="healthy=0,disease=1|2|3|4", preprocessing="fixed")
+    assert cli("train", spec, "--run", tmp_path / "run").code == 0
+    from sifu.launch.federation import held_out_from_spec
+
+    run = sifu.open_run(tmp_path / "run")
+    assert cli("export", run.folder, "--model", tmp_path / "m.safetensors").code == 0
+    held_out = held_out_from_spec(run.spec)
+    assert held_out is not None
+    scores = np.asarray(sifu.load_model(tmp_path / "m.safetensors").scores(held_out[0]))
+    assert roc_auc_score(held_out[1], scores[:, 1] - scores[:, 0]) >= 0.87
