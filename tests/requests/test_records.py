@@ -224,7 +224,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ([], ["c1"], "no record is named"),
         ([-1], ["c1"], "found -1"),
         ([0.5], ["c1"], "found 0.5"),
-        ("12", ["c1"], "list of row numbers"),
+        ("12", ["c1"], "list of identities or row numbers"),
         ([1], ["c1", "c2"], "2 clients are named"),
     ):
         for ask in (run.plan, run.request, run.forget):
