@@ -136,7 +136,7 @@ class _Roles:
 
 
 def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
-    scales = {name: known for name in roles.numbers if (known := _published(name)) is not None}
+    scales = {name: scale for name in roles.numbers if (scale := _published(name)) is not None}
     unscaled = [name for name in roles.numbers if name not in scales]
     ignored = [*roles.dates, *roles.wordy]
     checks = [f"label: column {roles.label!r}" + (f", classes {', '.join(roles.classes)}" if roles.classes else "")]
