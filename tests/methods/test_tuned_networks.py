@@ -15,6 +15,7 @@ import sifu
 from forged_runs import rebuild_chain
 from run_tools import copy_run
 from sifu.api import verify_run
+from sifu.api.start_run import create_run
 from sifu.core.closed_form import recorded_blocks, recorded_fixed_point
 from sifu.core.spec import Spec
 from sifu.data.federation import ClientData
@@ -90,7 +91,7 @@ def check(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: blocks, nobody forgotten."""
+    """Read only: blocks, before any request."""
     folder = tmp_path_factory.mktemp("tuned") / "run"
     sifu.train(spec_of(), run=folder, clients=clients_of())
     return folder
@@ -379,3 +380,12 @@ def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten
 def test_an_audit_of_tuned_networks_is_refused(own: Path) -> None:
     with pytest.raises(InputError, match="networks that groups tuned"):
         sifu.audit_run(open_own(own))
+
+
+def test_an_engine_that_cannot_tune_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    tuned = Spec.from_mapping(spec_of())
+    frozen = Spec.from_mapping(spec_of(features={"tune": "none"}, groups={"count": 0, "rounds": 0}))
+    engine = engine_from_spec(frozen, clients_of())[0]
+    with pytest.raises(InputError, match="needs an engine whose groups tune networks"):
+        create_run(tmp_path / "run", tuned, tuned, engine)
+    assert not (tmp_path / "run").exists()

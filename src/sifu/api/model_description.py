@@ -56,7 +56,7 @@ def networks_of_head(reader: RunReader) -> list[GroupModelRow]:
 
 
 def networks_bytes(reader: RunReader) -> bytes:
-    """What each group tuned of the network, as safetensors: GROUP/NAME. What nobody tunes is in the public network."""
+    """What each group tuned of the network, as safetensors: GROUP/NAME. All else is in the public network."""
     from safetensors.numpy import save
 
     arrays = {}

@@ -45,7 +45,7 @@ class ClosedForm(Scratch):
         )
 
     def _networks_hit(self, view: RunView, terms: RequestTerms) -> list[int]:
-        """The groups whose network held somebody who is leaving now."""
+        """The groups whose network held a client that is leaving now."""
         if not view.spec.is_tuned:
             return []
         leaving = set(view.indices(terms.clients))
@@ -76,7 +76,7 @@ class ClosedForm(Scratch):
             named = ", ".join(map(str, hit))
             said.append(f"the network of group {named} is erased and {done}; {REBUILT[view.spec.groups.rebuild]}")
         if not left:
-            said.append("every group held somebody who is forgotten: the public network's own features are left")
+            said.append("every group held a client that is forgotten: the public network's own features are left")
         return tuple(said)
 
     def _cache_note(self, view: RunView) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """What a request does to the statistics of a closed-form head: the client's own go, and every sum that holds them.
 
-Where groups tune the network, statistics through a network that held the client hold something of it, too, whoever sent
-them. Of blocks that are side by side the network's own is struck out of everyone's statistics; of a merge nothing can
-be kept (docs/theory.md, section 15.5).
+Where groups tune the network, statistics through a network that held the client hold something of it, too, whichever
+client sent them. Of blocks that are side by side the network's own is struck out of everyone's statistics; of a merge
+nothing can be kept (docs/theory.md, section 15.5).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Blocks:
 def projection(seed: int, inputs: int, block: int) -> Floats:
     """P: `inputs` x `block` signs over sqrt(block), from a public seed alone, the same on every machine.
 
-    One P serves every group. A P fitted to data would be a trace of whoever leaves.
+    One P serves every group. A P fitted to data would be a trace of the clients that leave.
 
     >>> projection(0, 3, 4)
     array([[-0.5,  0.5, -0.5, -0.5],
