@@ -142,7 +142,7 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
 
 
 def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """A head stands on every network that a group finished and that is there, and on none that held a forgotten client."""
+    """A head stands on every finished network that is there, and on none that held a forgotten client."""
     name = f"groups: the head of event {event.seq}"
     rows = parts_without(latest_models(_rows(before).values(), before.model_nodes), view.spec.groups.rounds, ())
     expected, stated = [row.node for row in rows], event.content.get("solve", {}).get("trunks")
