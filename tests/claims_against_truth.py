@@ -42,7 +42,7 @@ from sifu.errors import RoundRejectedError, SifuError
 
 LEVELS = ("none", "conditional", "proven", "exact")
 BEFORE_TRAINING = {"preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
-                   "initial model", "noise size"}  # fmt: skip
+                   "initial model", "noise size", "engine", "layout"}  # fmt: skip
 ON_THE_PATH = {"counterfactual", "replies", "schedule", "record"}
 Vector = np.ndarray
 

@@ -1183,13 +1183,14 @@ class Verifier:
         before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
                   facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
                   facts["identity"] not in ("in process", "node keys"), self.rate_depends(request),
-                  self.groups_depend(request))  # fmt: skip
+                  self.groups_depend(request), facts.get("engine", "not known") == "not known")  # fmt: skip
         couples = ("a minimum of", "dropping a masked round in which one client fails")
         rounds = (facts["participation"].startswith("fixed"), self.left_out(request), self.restored_before(request),
                   any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
         if untouched:
             chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
-            return "conditional" if any((*before, chosen, not fresh and any(rounds))) else "exact"
+            bits = request["method"] != "closed_form" and "padded to the largest" in facts.get("engine", "")
+            return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
         seeded = (privacy["noise"] if noise is None else facts["noise_source"]) != "system"
         if noise is not None:
             replayed = any(self.nodes[n]["kind"] == "heuristic" for n in self.path(request["noise_node"]))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sifu
 from forged_runs import rebuild_chain
 from run_tools import small_spec
+from sifu.api import start_run
 from sifu.audit import AuditOptions, audit_run
+from sifu.engines.sim import linear
+from sifu.launch import federation
 
 ATTACKS = AuditOptions(shadows=0, relearn_rounds=1, seed=1)
 RIDGE: dict[str, Any] = {
@@ -98,3 +102,63 @@ def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     report = audit_run(sifu.open_run(tmp_path / "run"), AuditOptions(attacks=False, seed=1))
     assert any("another model comes out" in sentence for sentence in report.contradictions)
+
+
+WIDE = small_spec(
+    data={"clients": 5, "preprocessing": "fixed"},
+    model={"kind": "softmax", "outputs": 3, "dtype": "float32"},
+    local={"rate": 0.05, "steps": 6},
+    stop={"target": 0.0, "max_rounds": 5},
+)
+"""Sums of so many terms that their order shows in the last bits."""
+
+
+def unequal_clients(sizes: tuple[int, ...] = (21, 30, 64, 17, 26)) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    generator = np.random.default_rng(2)
+    return {
+        f"client-{number}": (generator.normal(size=(size, 700)), generator.integers(0, 3, size))
+        for number, size in enumerate(sizes)
+    }
+
+
+@pytest.mark.parametrize("leaver", ["client-2", "client-0"])
+def test_a_release_is_recomputed_by_an_engine_that_never_had_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaver: str
+) -> None:
+    built: list[int] = []
+    make = federation.engine_from_spec
+
+    def watched(spec: Any, clients: Any, *others: Any) -> Any:
+        built.append(len(clients))
+        return make(spec, clients, *others)
+
+    clients = unequal_clients()
+    run = sifu.train(WIDE, run=tmp_path / "run", clients=clients, device="cpu")
+    run.forget([leaver], method="scratch")
+    monkeypatch.setattr(start_run, "engine_from_spec", watched)
+    report = audit_run(sifu.open_run(run.folder, clients=clients, device="cpu"), AuditOptions(attacks=False, seed=1))
+    assert report.contradictions == ()
+    assert [release.same_model for release in report.exact] == [True]
+    assert sorted(built) == [4, 5], "one engine of the run, and one without the client"
+
+
+def test_a_layout_by_the_largest_client_is_a_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the leaver decides how the others are padded, as it once did."""
+    monkeypatch.setattr(linear, "padded_rows", lambda samples, batch=None: np.full_like(samples, samples.max()))
+    clients = unequal_clients()
+    run = sifu.train(WIDE, run=tmp_path / "run", clients=clients, device="cpu")
+    run.forget(["client-2"], method="scratch")
+    report = audit_run(run, AuditOptions(attacks=False, seed=1))
+    assert any("another model comes out" in sentence for sentence in report.contradictions)
+    assert not any(release.same_model for release in report.exact)
+
+
+def test_what_cannot_be_recomputed_is_said(tmp_path: Path) -> None:
+    """Nobody can build an engine without the client where one was handed over."""
+    spec = sifu.Spec.from_mapping(small_spec(local={"rate": 0.05, "steps": 3}))
+    engine, _ = federation.engine_from_spec(spec, federation.clients_from_spec(spec))
+    run = sifu.train(spec, run=tmp_path / "run", engine=engine)
+    run.forget(["client-001"], method="scratch")
+    report = audit_run(sifu.open_run(run.folder, engine=engine), AuditOptions(attacks=False, seed=1))
+    assert [release.without for release in report.exact] == [None]
+    assert any("was not recomputed without the clients" in note for note in report.notes)

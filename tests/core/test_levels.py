@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from sifu.choices import Level
 from sifu.core.premises import MeasuredRegularity, Premise, collect_premises, level_of, preprocessing_premise
-from sifu.theory.facts import AUTHENTICATED, DRAWN_FROM_SEED, FIXED_CONSTANTS, IN_PROCESS, TrainingFacts
+from sifu.theory.facts import (
+    AUTHENTICATED,
+    BY_LARGEST_CLIENT,
+    BY_PARTICIPANTS,
+    DRAWN_FROM_SEED,
+    FIXED_CONSTANTS,
+    IN_PROCESS,
+    TrainingFacts,
+)
 from sifu.theory.participation import Participation
 
 BEST_FACTS = TrainingFacts(
@@ -30,6 +38,7 @@ BEST_FACTS = TrainingFacts(
     noise_source="system",
     identity=IN_PROCESS,
     initial=DRAWN_FROM_SEED,
+    engine=BY_PARTICIPANTS,
 )
 MEASURED = MeasuredRegularity("convex", 3.0, 1.0, 0.1, 0.66)
 BEST: dict[str, Any] = {
@@ -52,6 +61,7 @@ CAPS_AT_CONDITIONAL = {
     "preprocessing from data": {"preprocessing": "mean of all clients' data"},
     "an initial model from anywhere": {"initial": "not known"},
     "clients told apart somehow": {"identity": "not known"},
+    "an engine that is not sifu's own": {"engine": "not known"},
     "a minimum of answers": {"outside": ("a minimum of 3 answers a round",)},
 }
 CAPS_AT_NONE = {
@@ -206,3 +216,12 @@ def test_statements_hold_no_figures_of_clients_data() -> None:
         for figure in ("271.8", "3.1415", "0.00577"):
             assert figure not in premise.statement
     assert "271.828182845" in collect_premises(BEST_FACTS, measured, **BEST)[0].detail
+
+
+def test_a_layout_by_the_largest_client_lowers_exact_and_nothing_else() -> None:
+    """Noise and the bound on rounding hide the last bits; a model without noise shows them."""
+    facts = replace(BEST_FACTS, engine=BY_LARGEST_CLIENT)
+    premises = collect_premises(facts, MEASURED, **BEST)
+    assert level(facts) == "proven"
+    assert level_of(premises, exact=True, fresh=True) == "conditional"
+    assert level_of(collect_premises(BEST_FACTS, MEASURED, **BEST), exact=True, fresh=True) == "exact"

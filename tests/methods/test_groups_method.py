@@ -33,11 +33,11 @@ SPEC = small_spec(
 Clients = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def some_clients(count: int = 12, seed: int = 0, outputs: int = 3) -> Clients:
-    rng = np.random.default_rng(seed)
+def some_clients(count: int = 12, seed: int = 0, outputs: int = 3, more: int = 0) -> Clients:
+    rng, sizes = np.random.default_rng(seed), [8 + k % 3 + more for k in range(count)]
     return {
-        f"client-{k:03d}": (rng.normal(size=(8 + k % 3, 6)), rng.integers(0, outputs, size=8 + k % 3))
-        for k in range(count)
+        f"client-{k:03d}": (rng.normal(size=(size, 6)), rng.integers(0, outputs, size=size))
+        for k, size in enumerate(sizes)
     }
 
 
@@ -95,7 +95,10 @@ def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) 
     """Whatever the leavers' data were, and whether they were there at all: what is left does not depend on it."""
     spec, clients = own_spec(**PASSES[name]), some_clients()
     leaving = ["client-010", "client-011"]
-    other = some_clients(seed=99)
+    # Far more samples than anyone else has, and in the other world another number of them.
+    clients |= {client: some_clients(1, seed, more=more)["client-000"] for seed, (client, more) in
+                enumerate(zip(leaving, (32, 61), strict=True))}  # fmt: skip
+    other = some_clients(seed=99, more=20)
     worlds = [clients, clients | {client: other[client] for client in leaving}]
     models = []
     for number, world in enumerate(worlds):

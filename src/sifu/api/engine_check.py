@@ -15,6 +15,7 @@ from typing import Any
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
+from sifu.launch.engine_kind import facts_of
 from sifu.record.regularities import Regularities
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
@@ -27,7 +28,7 @@ from sifu.store.sample_salts import (
     recorded_digests,
     salted_sample_digest,
 )
-from sifu.theory.facts import UNKNOWN, ClientProfile, TrainingFacts
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, UNKNOWN, ClientProfile, TrainingFacts
 
 MEANING = {
     "local_rate": "local.rate",
@@ -42,6 +43,7 @@ MEANING = {
     "noise": "server.noise",
     "noise_source": "privacy.noise",
     "local_clip": "local.clip",
+    "engine": "an engine whose rounds follow from",
 }
 """What a fact is called in a spec, where it has another name."""
 
@@ -58,7 +60,10 @@ def check_continues(
     `sample_digests` are those of its clients' samples; None where the engine does not show them.
     """
     names = [field.name for field in fields(TrainingFacts) if field.name not in ("outside", "rounding_bounded")]
-    _check_facts(folder, reader.facts, engine.facts, names)
+    facts = facts_of(engine)
+    if reader.facts.get("engine", UNKNOWN) == BY_LARGEST_CLIENT and facts.engine == BY_PARTICIPANTS:
+        names.remove("engine")  # a CPU does better than the GPU that the run was begun on
+    _check_facts(folder, reader.facts, facts, names)
     layout = reader.layout
     if layout != engine.layout:
         raise InputError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sifu.api.engine_check import check_continues, check_remainder
 from sifu.core.engine import Engine
@@ -15,9 +17,11 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.data.sample_digests import sample_digest
 from sifu.errors import InputError
+from sifu.launch.engine_kind import check_repeats
 from sifu.launch.federation import clients_from_spec, engine_from_spec
 from sifu.launch.recorded_clients import arranged_clients
 from sifu.record.groups import use_trunks_of_head
+from sifu.record.other_world import EngineWithout
 from sifu.record.run_view import RunView
 from sifu.store.database import DATABASE
 from sifu.store.known_keys import check_known_key
@@ -28,6 +32,10 @@ from sifu.verify.integrity import blaming_damage
 
 Arrange = Callable[[Any], Any]
 """Puts the clients' data in the order of the record, without the records that were forgotten."""
+Numbers = Sequence[int] | None
+"""Of the clients among all of a run, where some are left out."""
+MakeEngine = Callable[[Spec, Arrange, Numbers], Engine | None]
+"""Makes the engine of a run; None where an engine was handed over and another one is asked for."""
 Digests = tuple[str, ...] | None
 """Of the samples of each client; None where an engine was handed over that does not show them."""
 
@@ -35,7 +43,7 @@ Digests = tuple[str, ...] | None
 class RunFolder:
     """A run folder and, where training is needed, the engine that goes with it."""
 
-    def __init__(self, folder: str | Path, make_engine: Callable[[Spec, Arrange], Engine] | None = None) -> None:
+    def __init__(self, folder: str | Path, make_engine: MakeEngine | None = None) -> None:
         self.folder = Path(folder)
         with RunReader(self.folder) as reader:  # refuses at once what is not a run
             check_known_key(reader)
@@ -94,6 +102,7 @@ class RunFolder:
                 newcomers = newcomers or remainder_to_join(reader) is not None
                 check_continues(self.folder, reader, engine, newcomers, digests)
                 use_trunks_of_head(engine, reader)
+                check_repeats(engine)
             self._engine, self._sample_digests = engine, digests  # never one that was refused
         return self._engine
 
@@ -106,10 +115,26 @@ class RunFolder:
             return tuple(arranged)
 
         if self._make_engine is not None:
-            engine = self._make_engine(spec, arrange)
+            engine = self._make_engine(spec, arrange, None)
+            assert engine is not None
         else:
             engine = engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
         return engine, tuple(sample_digest(client) for client in arranged) if arranged else shown_digests(engine)
+
+    def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
+        """A new engine on the CPU that was never given the data of `clients`; None where one was handed over."""
+        with self.reader() as reader:
+            there = np.setdiff1d(np.arange(len(reader.clients())), np.array(sorted(clients), dtype=np.int64))
+
+            def arrange(data: Any) -> Any:
+                everyone = arranged_clients(reader, data)
+                return tuple(everyone[client] for client in there.tolist())
+
+            if self._make_engine is not None:
+                engine = self._make_engine(self.spec, arrange, there.tolist())
+            else:
+                engine, _ = engine_from_spec(self.spec, arrange(clients_from_spec(self.spec)), None, there.tolist())
+        return None if engine is None else EngineWithout(engine, there)
 
     def _sample_digest_of(self, client: int) -> str | None:
         """The digest of a client's samples as they were read for the engine; None where the engine shows none."""

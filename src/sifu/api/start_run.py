@@ -12,7 +12,7 @@ import numpy as np
 
 from sifu.api.engine_check import check_as_specified
 from sifu.api.run import Run
-from sifu.api.run_folder import Arrange, shown_digests
+from sifu.api.run_folder import Arrange, Numbers, shown_digests
 from sifu.choices import Device, Precision
 from sifu.core.closed_form import TunedEngine, solved_once
 from sifu.core.engine import Engine
@@ -23,13 +23,16 @@ from sifu.data.sample_digests import sample_digest
 from sifu.errors import InputError
 from sifu.launch.data_warnings import warn_of_data
 from sifu.launch.devices import check_choice, on_device
+from sifu.launch.engine_kind import check_repeats, facts_of
 from sifu.launch.features import with_features
 from sifu.launch.federation import PYTHON, clients_from_spec, engine_from_spec
 from sifu.launch.spec_files import load_spec
 from sifu.record.progress import ProgressCallback
 from sifu.record.regularities import Regularities
 from sifu.store.database import DATABASE
+from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
+from sifu.theory.facts import BY_PARTICIPANTS
 from sifu.version import __version__
 
 
@@ -50,13 +53,17 @@ def open_run(
     """
     check_choice(device, precision)
 
-    def make_engine(spec: Spec, arrange: Arrange) -> Engine:
+    def make_engine(spec: Spec, arrange: Arrange, numbers: Numbers) -> Engine | None:
         if engine is not None:
-            return engine
+            return engine if numbers is None else None
         data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
         data = arrange(data)
-        built, _ = engine_from_spec(spec, data, as_model(model))
-        return on_device(built, data, spec, device, precision)
+        built, _ = engine_from_spec(spec, data, as_model(model), numbers)
+        if numbers is not None:
+            return built
+        with RunReader(Path(folder)) as reader:  # `auto` goes on where the run was begun: a GPU has other last bits
+            begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS
+        return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 
     return Run(folder, make_engine)
 
@@ -121,6 +128,7 @@ def train(
         engine = on_device(engine, data, resolved, device, precision)
     else:
         check_as_specified(spec, engine.facts)
+        check_repeats(engine)
         digests = shown_digests(engine) or ()
         if spec.model.kind == RIDGE:
             resolved = solved_once(spec, "clients")
@@ -162,7 +170,7 @@ def create_run(
         resolved.to_mapping(),
         engine.layout,
         engine.clients,
-        engine.facts,
+        facts_of(engine),
         versions(),
         engine.initial_model(0),
         sample_digests,

@@ -105,8 +105,10 @@ class Evidence:
     """||theta|| by node."""
     sources: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
     """(theta, phi) by (subject, source of an edge it is charged for)."""
-    finals: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
-    """(theta, phi) by (subject, final node of its own exact request)."""
+    finals: dict[tuple[int, int], Vector] = field(default_factory=dict)
+    """theta by (subject, final node of its own exact request)."""
+    edges: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
+    """Source and noised model of the noise edges on the way to these."""
     models: dict[int, Vector] = field(default_factory=dict)
     """Models of the nodes that were asked for."""
     noise: dict[int, NoiseDrawn] = field(default_factory=dict)
@@ -138,6 +140,20 @@ def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
     ]
 
 
+def made_of(reader: RunReader, node: int) -> set[int]:
+    """A node and all that it was made of: its history, and the models of groups that were merged on it."""
+    parents = {row.node.node: row.node.parent for row in reader.node_rows()}
+    needed, waiting = set[int](), [node]
+    while waiting:
+        number = waiting.pop()
+        if number not in needed:
+            needed.add(number)
+            parent = parents[number]
+            waiting += [] if parent is None else [parent]
+            waiting += [row.source_node for row in reader.merges() if row.node == number]
+    return needed
+
+
 def gather(
     engine: Engine,
     reader: RunReader,
@@ -155,7 +171,8 @@ def gather(
     requests = {subject.subject: subject.request for subject in watched}
     finals = {(key, row.final_node) for key, row in requests.items() if row is not None and row.level == "exact"}
     noise_parents = {row.node.parent for row in rows if row.node.kind == "noise"}
-    exact_sources: dict[int, Floats] = {}
+    exact_sources: dict[int, Vector] = {}
+    on_the_way = {node for _, final in finals if final is not None for node in made_of(reader, final)}
     seen = 0
     for item in replay_worlds(engine, reader, worlds, noised or recorded_noise(reader)):
         number, exact = item.node.node, item.model.astype(np.float64)
@@ -166,13 +183,16 @@ def gather(
             if (subject, number) in sources:
                 evidence.sources[subject, number] = (item.model, theirs)
             if (subject, number) in finals:
-                evidence.finals[subject, number] = (item.model, theirs)
+                evidence.finals[subject, number] = item.model
         if number in keep_models:
             evidence.models[number] = item.model
         if number in noise_parents:
-            exact_sources[number] = exact
+            exact_sources[number] = item.model
         if item.node.kind == "noise" and item.node.noise_std > 0.0 and item.node.parent in exact_sources:
-            evidence.noise[number] = noise_drawn(item.node, exact - exact_sources[item.node.parent])
+            source = exact_sources[item.node.parent]
+            evidence.noise[number] = noise_drawn(item.node, exact - source.astype(np.float64))
+            if number in on_the_way:
+                evidence.edges[number] = (source, item.model)
         if number in on_disk:
             gap = float(np.linalg.norm(exact - reader.load_model(number).astype(np.float64)))
             evidence.deviations[number] = gap / max(evidence.lengths[number], 1e-300) if gap else 0.0

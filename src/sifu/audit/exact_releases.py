@@ -1,42 +1,39 @@
 """Exact certificates held against the world that never had the client: equality of digests, no statistics about it.
 
-The released model is compared with the one that the same rounds give without the client. Of a head in closed form the
-sum is made again from the data of those who stay: its digest must be the one that was recorded.
+The released model is compared with the one that the same rounds give in an engine that was never given the client's
+data: another federation, with other counts. Of a head in closed form the sum is made again from the data of those who
+stay: its digest must be the one that was recorded. Where no such engine can be built, nothing was recomputed, and the
+audit says so.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from sifu.audit.evidence import Evidence, Watched
-from sifu.core.closed_form import StatisticsEngine
-from sifu.core.engine import Engine, Position, Rejection
+from sifu.audit.evidence import Evidence, Watched, made_of
+from sifu.core.layout import Vector
+from sifu.record.coupled_replay import replay_worlds
+from sifu.record.other_world import EngineWithout
 from sifu.requests.certification import solves
 from sifu.store.files import model_bytes, model_salt
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.store.statistics import StatisticsRow, read_statistics
-from sifu.theory.closed_form import total
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sifu.theory.closed_form import Statistics
+from sifu.store.statistics import read_statistics
+from sifu.theory.history import PathNode
 
 
 @dataclass(frozen=True)
 class ExactAudit:
     """One exact request of one subject, in digests.
 
-    `released` is the model as it was recorded, `without` the one of the world without the clients (None: it could not
-    be replayed, or not compared, since the digest of a released file that was erased has lost its salt).
-    `sum_recorded` and `sum_without` are of a head in closed form: the sum it was solved from, and the sum
-    made again from the data of those who stay, while the file of the sum is there.
+    `released` is the model as it was recorded, `without` the one of the world without the clients (None: it was not
+    recomputed, or not compared, since the digest of a released file that was erased has lost its salt). `sum_recorded`
+    and `sum_without` are of a head in closed form: the sum it was solved from, and the sum made again from the data of
+    those who stay, while the file of the sum is there.
     """
 
     request: str
@@ -54,31 +51,40 @@ class ExactAudit:
     @property
     def same_sum(self) -> bool:
         """Whether the two sums are one; nothing is said where there are none."""
-        return self.sum_recorded == self.sum_without
+        return self.sum_without is None or self.sum_recorded == self.sum_without
 
 
 def exact_audits(
-    engine: Engine, reader: RunReader, watched: Sequence[Watched], evidence: Evidence
+    engine_without: Callable[[Collection[int]], EngineWithout | None],
+    reader: RunReader,
+    watched: Sequence[Watched],
+    evidence: Evidence,
 ) -> Iterator[tuple[ExactAudit, bool]]:
-    """Every exact release of the watched, and whether the replay gives the same model in both worlds."""
+    """Every exact release of the watched, and whether the replay gives the same model in both worlds.
+
+    The other world is computed from the beginning by an engine that `engine_without` made without the clients' data.
+    """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
-    sums: dict[int, str | None] = {}
     for subject in watched:
         request = subject.request
         if request is None or request.level != "exact" or request.final_node is None:
             continue
-        final = request.final_node
-        worlds = evidence.finals.get((subject.subject, final))
-        without = None
-        if worlds is not None and final not in reader.models():
-            without = None if np.array_equal(*worlds) else "another model"
-        elif worlds is not None:
+        final, solve = request.final_node, recorded.get(request.final_node)
+        here, other = evidence.finals.get((subject.subject, final)), engine_without(subject.clients)
+        model = without = sum_without = None
+        if other is not None and other.layout == reader.layout and here is not None:
+            model = _model_without(other, reader, subject, final, evidence)
+        same_worlds = model is not None and here is not None and np.array_equal(here, model)
+        if model is not None and final in reader.models():
             salt = model_salt(reader.model_content(final))
-            without = hashlib.sha256(model_bytes(reader.layout, worlds[1], salt)).hexdigest()
-        solve = recorded.get(final)
+            without = hashlib.sha256(model_bytes(reader.layout, model, salt)).hexdigest()
+        elif model is not None and not same_worlds:
+            without = "another model"
         whole = next((row for row in reader.statistics().values() if solve and row.digest == solve["sum"]), None)
-        if whole is not None and final not in sums:
-            sums[final] = _sum_of_those_who_stay(engine, reader, final, whole)
+        if other is not None and whole is not None:
+            those_who_stay = other.sum_of(reader.everyone().between(final, final).clients)
+            same = those_who_stay == read_statistics(reader.folder, whole, other.fixed)
+            sum_without = whole.digest if same else "other statistics"
         yield (
             ExactAudit(
                 request.request,
@@ -86,21 +92,29 @@ def exact_audits(
                 digests[final],
                 without,
                 None if whole is None else whole.digest,
-                sums.get(final),
+                sum_without,
             ),
-            worlds is not None and np.array_equal(*worlds),
+            same_worlds,
         )
 
 
-def _sum_of_those_who_stay(engine: Engine, reader: RunReader, node: int, whole: StatisticsRow) -> str | None:
-    """The digest of the file of the sum, if the data of everyone who took part in a solve give these statistics."""
-    there = reader.everyone().between(node, node).clients.tolist()
+def _model_without(
+    other: EngineWithout, reader: RunReader, subject: Watched, final: int, evidence: Evidence
+) -> Vector | None:
+    """The model of node `final` in the world without the subject; None if something on the way cannot be made again."""
 
-    def parts() -> Iterator[Statistics]:
-        for _, sent in cast("StatisticsEngine", engine).collect(there, Position(0, 0)):
-            if sent is not None and not isinstance(sent, Rejection):
-                yield sent
+    def noised(node: PathNode, source: Vector) -> Vector | None:
+        """The noise of the edge as it was drawn, on the source of this world."""
+        if node.node not in evidence.edges:
+            return None
+        theirs, made_of_it = evidence.edges[node.node]
+        if np.array_equal(theirs, source):
+            return made_of_it
+        moved = made_of_it.astype(np.float64) + (source.astype(np.float64) - theirs.astype(np.float64))
+        return moved.astype(source.dtype)
 
-    fixed = cast("StatisticsEngine", engine).fixed
-    same = total(fixed, parts()) == read_statistics(reader.folder, whole, fixed)
-    return whole.digest if same else "other statistics"
+    worlds = {subject.subject: subject.clients}
+    for replayed in replay_worlds(other, reader, worlds, noised, made_of(reader, final)):
+        if replayed.node.node == final:
+            return replayed.without[subject.subject]
+    return None

@@ -180,13 +180,18 @@ class _Audit:
 
     def _exact(self, watched: list[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
         """Digests of exact releases in both worlds; a replay on another machine may differ in its last bits."""
-        for release, same_worlds in exact_audits(self.engine, self.reader, watched, evidence):
+        for release, same_worlds in exact_audits(self.run.engine_without, self.reader, watched, evidence):
             who = f"request {release.request}, {', '.join(release.clients[:3])}"
             if not release.same_sum:
                 self._say(True, f"{who}: the sum it was solved from is not that of those who stay")
             if release.without is not None and not same_worlds:
                 self._say(True, f"{who}: its release is called exact, but without the clients another model comes out")
-            elif release.without is not None and not release.same_model:
+            elif release.without is None and not same_worlds:
+                self.notes.append(
+                    f"{who}: its release was not recomputed without the clients, so nothing is said of it: no engine "
+                    "can be built without their data where one was handed over, or what it was made of is gone"
+                )
+            elif not release.same_model:
                 self.notes.append(
                     f"{who}: both worlds give one model here, but not to the bit the released one, as on another "
                     "machine or device"

@@ -1,6 +1,7 @@
 """Where rounds are computed: on the CPU by the embedded engine, or on a GPU as a lane by itself (`engines.sim.lanes`).
 
-Both draw the same participants and batches and agree to rounding, so a run may be continued on the other one.
+Both draw the same participants and batches and agree to rounding. A run begun on a GPU may be continued on the CPU; the
+other way round its certificates would claim bits that a GPU does not keep (docs/theory.md, section 6.6).
 """
 
 from __future__ import annotations

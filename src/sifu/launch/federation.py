@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,10 +238,13 @@ def local_training(spec: Spec, rate: float) -> Any:
     )
 
 
-def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engine, Spec]:
+def engine_from_spec(
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+) -> tuple[Engine, Spec]:
     """The embedded engine, and the spec with `local.rate = "auto"` replaced by the rate that was found.
 
-    `model` overrides the spec's: a `LinearModel` or `ModuleModel` of a Python user.
+    `model` overrides the spec's: a `LinearModel` or `ModuleModel` of a Python user. `numbers` are those that clients
+    are drawn for, where some of a run are left out.
     """
     from sifu.engines.sim import SimulatedFederation, make_model
     from sifu.engines.sim.clients import count_outputs, input_shape
@@ -289,6 +292,7 @@ def engine_from_spec(spec: Spec, clients: Any, model: Any = None) -> tuple[Engin
             features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
             clipping=clipping,
             replies=ReplyRules(server.rejected, server.update_bound),
+            numbers=numbers,
         )
 
     if spec.local.rate != "auto":

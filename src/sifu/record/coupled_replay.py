@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from sifu.core.engine import Engine, Position
+from sifu.core.engine import Position, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.noise import add_noise, noise_source
 from sifu.core.spec import Spec
@@ -23,6 +24,19 @@ from sifu.store.reader import RunReader
 from sifu.theory.groups import merge, move_on
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
+
+
+class RunsRounds(Protocol):
+    """What a replay needs of an engine."""
+
+    def initial_model(self, branch: int) -> Vector:
+        """A fresh model."""
+        ...
+
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
+        """One round among the `active` clients."""
+        ...
+
 
 NoisedModel = Callable[[PathNode, Vector], Vector | None]
 """The model that a noise edge made of its source in the real world; None where that cannot be known any more."""
@@ -57,9 +71,15 @@ def recorded_noise(reader: RunReader) -> NoisedModel:
 
 
 def replay_worlds(
-    engine: Engine, reader: RunReader, worlds: Mapping[int, Collection[int]], noised: NoisedModel
+    engine: RunsRounds,
+    reader: RunReader,
+    worlds: Mapping[int, Collection[int]],
+    noised: NoisedModel,
+    only: Collection[int] | None = None,
 ) -> Iterator[ReplayedNode]:
-    """Every node, the cut ones too, in the order of the record: with everyone, and without the clients of each world.
+    """Every node in the order of the record, the cut ones too: with everyone, and without the clients of each world.
+
+    With `only`, these nodes alone, among them all that they are made of.
 
     Groups that train apart are replayed with their members of each world, and merged with the samples that each world
     has. Left out are what a heuristic made, what follows noise that is not known any more, and whatever comes after
@@ -67,7 +87,7 @@ def replay_worlds(
     phi + (noised - theta).
     """
     took_part = reader.participation()
-    nodes = [row.node for row in reader.node_rows()]
+    nodes = [row.node for row in reader.node_rows() if only is None or row.node.node in only]
     waiting = Counter(node.parent for node in nodes)
     alive: dict[int | None, ReplayedNode] = {}
     groups = ReplayedGroups(engine, reader, worlds)
@@ -94,7 +114,7 @@ def replay_worlds(
 class ReplayedGroups:
     """The models of groups as they are replayed, in every world, and what merges make of them."""
 
-    def __init__(self, engine: Engine, reader: RunReader, worlds: Mapping[int, Collection[int]]) -> None:
+    def __init__(self, engine: RunsRounds, reader: RunReader, worlds: Mapping[int, Collection[int]]) -> None:
         self._engine, self._worlds, self._dtype = engine, worlds, reader.layout.dtype
         self._rows, self._merges = reader.group_models(), reader.merges()
         self._samples = [client.samples for client in reader.clients()]
@@ -153,7 +173,7 @@ class ReplayedGroups:
 
 
 def _replay_node(
-    engine: Engine,
+    engine: RunsRounds,
     node: PathNode,
     before: ReplayedNode | None,
     there: ClientIndices,

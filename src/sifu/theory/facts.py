@@ -19,8 +19,14 @@ DRAWN_FROM_SEED = "drawn from the seed"
 MADE_BY_OPERATOR = "made by the operator's program"
 """Two values of `TrainingFacts.initial`; any other means that nothing is known of it."""
 
+BY_PARTICIPANTS = "the data of its participants"
+BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
+ON_NODES = "what nodes of their own send"
+"""What the last bits of a round follow from, `TrainingFacts.engine` (docs/theory.md, section 6.6)."""
+
 UNKNOWN = "not known"
-"""What an engine that does not say has for preprocessing, identity, initial models and source of noise."""
+"""What an engine that does not say has for preprocessing, identity, initial models and source of noise, and what is
+known of the rounds of an engine that is not sifu's own."""
 NO_NOISE = "none"
 """`TrainingFacts.noise_source` of a training that adds no noise."""
 
@@ -86,7 +92,8 @@ class TrainingFacts:
     where initial models come from. What an engine does not say is not known. `local_clip` bounds the norm of the
     gradient of every local step (0: it does not). `features` is the digest of the public feature map that samples go
     through first ("" where there is none); `features_declared` says that it is not drawn from a seed, so that the
-    operator must declare that no client's data shaped it.
+    operator must declare that no client's data shaped it. `engine` says what a round follows from; it is decided by
+    the engine's class when a run is made, never by what the engine says of itself.
     """
 
     local_rate: float
@@ -110,3 +117,4 @@ class TrainingFacts:
     local_clip: float = 0.0
     features: str = ""
     features_declared: bool = False
+    engine: str = UNKNOWN

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sifu
+from independent_verifier import verify
 from run_tools import small_spec
 from sifu.api.start_run import create_run
 from sifu.core.spec import Spec
@@ -63,6 +64,23 @@ def test_a_run_may_be_continued_on_the_other_device(tmp_path: Path) -> None:
     (again,) = sifu.open_run(tmp_path / "run", device="cuda").forget(["client-004"], "case-2", sigma=0.3)
     assert outcome.level == again.level == "proven"
     assert sifu.open_run(tmp_path / "run").verify().holds
+
+
+@pytest.mark.usefixtures("gpu")
+def test_bits_that_follow_from_the_largest_client_are_not_called_exact(tmp_path: Path) -> None:
+    run = sifu.train(SPEC, run=tmp_path / "gpu", device="cuda")
+    (outcome,) = run.forget(["client-003"], "case", method="scratch")
+    assert outcome.level == "conditional"
+    premises = {premise["name"]: premise["status"] for premise in run.certificate("case").body["premises"]}
+    assert premises["layout"] == "assumed"
+    assert run.verify().problems == []
+    assert verify(tmp_path / "gpu") == []
+    # Nor can a run whose certificates say more be continued there; `auto` stays where the run was begun.
+    sifu.train(SPEC, run=tmp_path / "cpu", device="cpu")
+    with pytest.raises(InputError, match="an engine whose rounds follow from"):
+        sifu.open_run(tmp_path / "cpu", device="cuda").forget(["client-003"], method="scratch")
+    (outcome,) = sifu.open_run(tmp_path / "cpu").forget(["client-003"], method="scratch")
+    assert outcome.level == "exact"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -7,12 +7,15 @@ from typing import Literal
 from sifu.core.premises.premise import Premise, Status
 from sifu.theory.facts import (
     AUTHENTICATED,
+    BY_LARGEST_CLIENT,
+    BY_PARTICIPANTS,
     CLAIMED,
     DECLARED_FIXED,
     DRAWN_FROM_SEED,
     FIXED_CONSTANTS,
     IN_PROCESS,
     MADE_BY_OPERATOR,
+    ON_NODES,
     TrainingFacts,
 )
 
@@ -28,7 +31,17 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
         *features_premise(facts),
         hyper_parameters_premise(rate_source, facts.shape_from_labels),
         *identity_premises(facts),
+        *engine_premises(facts),
     )
+
+
+def engine_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
+    """Whether a round follows from its participants' data alone; said only where it is not so by construction."""
+    if facts.engine == BY_PARTICIPANTS:
+        return ()
+    if facts.engine == BY_LARGEST_CLIENT:
+        return (Premise("layout", "assumed"),)
+    return (Premise("engine", "trusted" if facts.engine == ON_NODES else "assumed"),)
 
 
 def initial_model_premise(facts: TrainingFacts) -> Premise:

@@ -9,10 +9,13 @@ from sifu.core.premises.premise import Premise
 
 FRESH_START = (
     "preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart", "initial model",
-    "noise size",
+    "noise size", "engine", "layout",
 )  # fmt: skip
 """The premises that matter even for a fresh model: what came before training, what it starts from, whether the method
 proves anything at all, and whether a client is who it says it is."""
+
+BITS = ("layout",)
+"""The premises that matter only where no noise hides the last bits: bounds on rounding hold for any layout."""
 
 ON_THE_PATH = ("counterfactual", "replies", "schedule", "record")
 """The premises that matter for a model that was trained before, even if the client has no part in it: without the
@@ -20,9 +23,9 @@ client other rounds might have counted."""
 
 
 def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool) -> list[Premise]:
-    """The premises that a level rests on: all of them, unless no forgotten client has a part in the model."""
+    """The premises that a level rests on: all but those on bits, unless no forgotten client has a part in the model."""
     if not exact:
-        return list(premises)
+        return [premise for premise in premises if premise.name not in BITS]
     names = FRESH_START if fresh else FRESH_START + ON_THE_PATH
     return [premise for premise in premises if premise.name in names]
 

@@ -44,6 +44,12 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
         "client's slots left empty, not with a world where others filled them.",
     },
+    "engine": {
+        "trusted": "Clients train on machines of their own; that what they send follows from the model they are "
+        "handed and from their own data alone is trusted.",
+        "assumed": "The engine is not sifu's own; it is assumed that a round follows from its model, its place and its "
+        "participants' data alone, and that nothing else passes from round to round.",
+    },
     "features": {
         "met": "The features are drawn from a seed in the spec; no client's data shaped them.",
         "trusted": "The features are those of a public network; the operator declares that no client's data shaped it.",
@@ -86,6 +92,11 @@ SENTENCES: dict[str, dict[str, str]] = {
         "trusted": "The operator's own program makes the model; that no client's data shaped the initial one, and "
         "that nothing but its parameters passes from round to round, is trusted.",
         "assumed": "Where the initial model comes from is not known; it is assumed that no client's data shaped it.",
+    },
+    "layout": {
+        "assumed": "On a GPU every client is padded to the largest of all, so without the forgotten clients rounding "
+        "may differ in the last bits; it is assumed that training does not amplify that. On a CPU the bits are the "
+        "same.",
     },
     "method": {
         "failed": "{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sifu.core.premises.before_training import (
+    engine_premises,
     features_premise,
     hyper_parameters_premise,
     identity_premises,
@@ -24,6 +25,7 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
         *features_premise(facts),
         hyper_parameters,
         *identity_premises(facts),
+        *(premise for premise in engine_premises(facts) if premise.status == "assumed"),
         Premise("statistics", "trusted", "masked" if MASKED_STATISTICS in facts.outside else ""),
     )
 
