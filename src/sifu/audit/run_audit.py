@@ -191,7 +191,7 @@ class _Audit:
                     f"{who}: its release was not recomputed without the clients, so nothing is said of it: no engine "
                     "can be built without their data where one was handed over, or what it was made of is gone"
                 )
-            elif not release.same_model:
+            elif release.without is not None and not release.same_model:
                 self.notes.append(
                     f"{who}: both worlds give one model here, but not to the bit the released one, as on another "
                     "machine or device"

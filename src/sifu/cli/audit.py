@@ -199,7 +199,11 @@ def print_report(report: AuditReport) -> None:
     for release in report.exact[:MOST_SUBJECTS]:
         same = "to the bit" if release.same_model else "not to the bit, see the notes"
         summed = ", and so is the sum of those who stay" if release.sum_recorded and release.same_sum else ""
-        told = f"is the model of the world without them, {same}{summed}" if release.without else "was not compared with the world without them"
+        told = (
+            f"is the model of the world without them, {same}{summed}"
+            if release.without
+            else "was not compared with the world without them"
+        )
         out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {told}")
     if report.attacks is not None:
         _print_attacks(report)

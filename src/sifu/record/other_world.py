@@ -40,7 +40,9 @@ class EngineWithout:
         """The sum of the statistics of those of `clients` that are there."""
 
         def parts() -> Iterator[Statistics]:
-            for _, sent in cast("StatisticsEngine", self._engine).collect(self._places(clients), Position(0, 0)):
+            for _, sent in cast("StatisticsEngine", self._engine).collect(
+                self._places(clients).tolist(), Position(0, 0)
+            ):
                 if sent is not None and not isinstance(sent, Rejection):
                     yield sent
 
