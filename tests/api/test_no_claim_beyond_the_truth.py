@@ -152,7 +152,7 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
     assert outcome.level == "conditional"
     assert [
         premise["name"] for premise in run.certificate("refused").body["premises"] if premise["status"] == "assumed"
-    ] == ["replies"]
+    ] == ["replies", "engine"]  # the engine that refuses is not sifu's own
     assert verify_certificate(run.folder / "certificates" / "refused.auditor.json").problems == []
     # Whoever was not refused, but whose rounds others dropped, is no better off; a fresh model is.
     (outcome,) = run.forget(["client-005"], method="scratch", max_rounds=1)

@@ -59,10 +59,8 @@ def check_continues(
 
     `sample_digests` are those of its clients' samples; None where the engine does not show them.
     """
-    names = [field.name for field in fields(TrainingFacts) if field.name not in ("outside", "rounding_bounded")]
-    facts = facts_of(engine)
-    if reader.facts.get("engine", UNKNOWN) == BY_LARGEST_CLIENT and facts.engine == BY_PARTICIPANTS:
-        names.remove("engine")  # a CPU does better than the GPU that the run was begun on
+    others = ("outside", "rounding_bounded", "engine")
+    names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
     _check_facts(folder, reader.facts, facts, names)
     layout = reader.layout
     if layout != engine.layout:
@@ -90,9 +88,12 @@ def check_continues(
     else:
         without = {client for client in before if recorded[client].samples != engine.clients[client].samples}
         _check_samples(folder, reader, sample_digests, without)
+    # A CPU does better than the GPU that a run was begun on.
+    if not (reader.facts.get("engine") == BY_LARGEST_CLIENT and facts.engine == BY_PARTICIPANTS):
+        _check_facts(folder, reader.facts, facts, ["engine"])
     # Other data may have no bound on rounding, and then the data are what to speak of: so this comes last.
     if reader.facts.get("rounding_bounded", UNKNOWN):
-        _check_facts(folder, reader.facts, engine.facts, ["rounding_bounded"])
+        _check_facts(folder, reader.facts, facts, ["rounding_bounded"])
 
 
 def check_remainder(

@@ -85,6 +85,8 @@ def exact_audits(
             those_who_stay = other.sum_of(reader.everyone().between(final, final).clients)
             same = those_who_stay == read_statistics(reader.folder, whole, other.fixed)
             sum_without = whole.digest if same else "other statistics"
+        elif solve is not None and whole is None and final == reader.tip and reader.statistics():
+            sum_without = "other statistics"  # the sum of the current head is kept, and this is not it
         yield (
             ExactAudit(
                 request.request,
