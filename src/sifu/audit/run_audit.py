@@ -189,8 +189,8 @@ class _Audit:
             elif release.without is None and not same_worlds:
                 self.notes.append(
                     f"{who}: its release was not recomputed without the clients, so nothing is said of it: no engine "
-                    "can be built without their data where one was handed over or groups tune a network, or what the release "
-                    "was made of is gone"
+                    "can be built without their data where one was handed over or groups tune a network, or what the "
+                    "release was made of is gone"
                 )
             elif release.without is not None and not release.same_model:
                 self.notes.append(
