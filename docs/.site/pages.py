@@ -15,6 +15,7 @@ ELSEWHERE = {
     ROOT / "README.md": "index.md",
     ROOT / "CONTRIBUTING.md": "contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
+    ROOT / "SECURITY.md": "security-policy.md",
 } | {
     path: f"results/{path.relative_to(RESULTS).as_posix()}"
     for path in sorted(RESULTS.rglob("*"))
@@ -24,7 +25,7 @@ ELSEWHERE = {
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The README is the home page; CONTRIBUTING, CHANGELOG and the results are pages, too."""
+    """The README is the home page; CONTRIBUTING, CHANGELOG, SECURITY and the results are pages, too."""
     for path, uri in ELSEWHERE.items():
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/guide.md", "docs/closed-form.md"]
+PAGES = ["README.md", "docs/your-csv.md", "docs/guide.md", "docs/closed-form.md"]
 EXAMPLES = ["own_model.py", "new_method.py", "frozen_features.py"]
 
 
@@ -84,6 +84,8 @@ def test_every_command_is_documented() -> None:
 def test_every_link_of_the_pages_exists() -> None:
     pages = [
         "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
         "docs/store.md",
         "docs/performance.md",
         "docs/flower.md",
